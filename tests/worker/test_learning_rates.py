@@ -95,6 +95,20 @@ def trained_alone(optimizer, power):
     return model.weight.detach().numpy()
 
 
+def train(loader, model, made, weight=lambda loss: loss):
+    """Train for three epochs, in which a scheduler sees the script's own rates; return the parameters."""
+    schedule, steps = schedule_of(made), 0
+    for _ in range(3):
+        for x, y in loader:
+            made.zero_grad()
+            weight(loss_of(model, x, y)).backward()
+            made.step()
+            steps += 1
+            assert made.param_groups[0]["lr"] == pytest.approx(RATE / steps)
+            schedule.step()
+    return model.weight.detach().numpy()
+
+
 RULES = [
     (torch.optim.SGD, "linear", 1.0),
     (torch.optim.Adam, "auto", 0.5),
@@ -113,17 +127,7 @@ def test_steps_at_shards_have_rates_by_the_size_of_the_batch(optimizer, rule, po
         loader = DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), SCHEDULE, session=session)
         model, made = make(optimizer)
         distribute(made, loader, scale_lr=rule)
-        schedule = schedule_of(made)
-        steps = 0
-        for _ in range(3):
-            for x, y in loader:
-                made.zero_grad()
-                loss_of(model, x, y).backward()
-                made.step()
-                steps += 1
-                assert made.param_groups[0]["lr"] == pytest.approx(RATE / steps)
-                schedule.step()
-        ended = model.weight.detach().numpy()
+        ended = train(loader, model, made)
     assert np.abs(ended - trained_alone(optimizer, power)).max() < 1e-12
 
 
@@ -137,17 +141,7 @@ def test_steps_in_the_script_have_rates_by_the_size_of_the_batch(optimizer, rule
         loader = DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), SCHEDULE, session=session)
         model, made = make(optimizer)
         scale_lr(made, loader, rule)
-        schedule = schedule_of(made)
-        steps = 0
-        for _ in range(3):
-            for x, y in loader:
-                made.zero_grad()
-                weighted(loss_of(model, x, y), ranks=1, session=session).backward()
-                made.step()
-                steps += 1
-                assert made.param_groups[0]["lr"] == pytest.approx(RATE / steps)
-                schedule.step()
-        ended = model.weight.detach().numpy()
+        ended = train(loader, model, made, lambda loss: weighted(loss, ranks=1, session=session))
     assert np.abs(ended - trained_alone(optimizer, power)).max() < 1e-12
 
 
