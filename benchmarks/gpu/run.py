@@ -54,11 +54,12 @@ def _part(name: str) -> Callable[[Setup], dict[str, Any]]:
 PARTS: dict[str, tuple[Callable[[Setup], dict[str, Any]], float]] = {
     "machine": (_machine, 0.04),
     "timing": (_part("timing"), 0.06),
-    "memory": (_part("memory"), 0.13),
-    "parameter_server": (_part("parameter_server"), 0.12),
+    "noise": (_part("noise"), 0.08),
+    "memory": (_part("memory"), 0.11),
+    "parameter_server": (_part("parameter_server"), 0.1),
     "all_reduce": (_part("all_reduce"), 0.1),
-    "curves": (_part("curves"), 0.2),
-    "balancing": (_part("balancing"), 0.22),
+    "curves": (_part("curves"), 0.18),
+    "balancing": (_part("balancing"), 0.2),
     "at_once": (_part("at_once"), 0.13),
 }
 

@@ -52,7 +52,7 @@ def test_all_parts_run(tmp_path):
     assert statuses.pop("memory") == "skipped"
     assert results["memory"]["reason"] == "needs a GPU"
     assert set(statuses.values()) == {"ok"}
-    assert len(statuses) == 7
+    assert len(statuses) == 8
     for by_number in results["at_once"]["result"].values():
         numbers = list(by_number["samples_per_s"])
         assert numbers in (["1", "2"], ["1"])  # a slow machine has time for one
