@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,11 @@ from torch import nn
 
 from batchsize_manager.policies.at_once import Gains
 from batchsize_manager.policies.base import Participant
-from benchmarks.gpu.models import workloads
 from benchmarks.gpu.setup import Setup, typical_seconds
+from benchmarks.gpu.slices import slice_of
 from idl.bounds import Bounds
-from idl.plan import Assignment, JobSpec
 from idl.records import WorkerRecord
-from worker.data.micro_batches import micro_batches_of
-from worker.gradient_norms import OwnNorms
 from worker.torch.memory_watch import is_out_of_memory
-from worker.torch.micro_batches import Accumulation, SlicedBatch, micro_batches
 
 _MODELS = {"resnet32": 32, "resnet50": 8}  # a small and a larger one; samples of a micro-batch
 _MOST, _QUICK_MOST = 16, 2  # micro-batches at once
@@ -41,7 +36,7 @@ def run(setup: Setup) -> dict[str, Any]:
 def _measure(name: str, micro_batch: int, setup: Setup) -> dict[str, Any]:
     """Go through slices of as many micro-batches as are computed at once at most, by each number at once."""
     most = _QUICK_MOST if setup.quick else _MOST
-    slice_ = _slice_of(name, most, micro_batch, setup)
+    slice_ = slice_of(name, most, micro_batch, setup)
     expected = _gradient(slice_, 1)
     seconds: dict[int, float] = {}
     ended = "all were measured"
@@ -72,35 +67,6 @@ def _measure(name: str, micro_batch: int, setup: Setup) -> dict[str, Any]:
         "fastest": max(throughput, key=throughput.__getitem__),
         "chosen": _chosen(slice_, micro_batch, most, max(seconds), setup),
     }
-
-
-def _slice_of(name: str, number: int, micro_batch: int, setup: Setup) -> Callable[[int], nn.Module]:
-    """Return a function that computes a slice with so many micro-batches at once, and returns the model."""
-    workload = workloads(setup.quick)[name]
-    torch.manual_seed(1)
-    model = workload.make().to(setup.device)
-    total = number * micro_batch
-    inputs, classes = workload.batch(total, setup.device)
-    session = SimpleNamespace(
-        most_at_once=number, at_once=1, samples_at_hand=None, sums_exactly=False, norms=OwnNorms()
-    )
-    accumulation = Accumulation(session, list(model.parameters()), model)  # type: ignore[arg-type]
-    spec = JobSpec(total, total, micro_batch=micro_batch)
-    order = np.arange(total)
-
-    def load(part: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return inputs[part.position : part.position + part.count], classes[part.position :][: part.count]
-
-    def compute(at_once: int) -> nn.Module:
-        assignment = Assignment(0, 0, 0, total, total, batch_start=0, at_once=at_once)
-        parts = micro_batches_of(spec, order, assignment)
-        slice_ = SimpleNamespace(assignment=assignment, indices=order, micro_batches=parts)
-        model.zero_grad()
-        for images, labels in micro_batches(SlicedBatch(slice_, load, accumulation)):  # type: ignore[arg-type]
-            nn.functional.cross_entropy(model(images), labels).backward()
-        return model
-
-    return compute
 
 
 def _gradient(slice_: Callable[[int], nn.Module], at_once: int) -> torch.Tensor:

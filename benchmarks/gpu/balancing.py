@@ -47,7 +47,7 @@ def run(setup: Setup) -> dict[str, Any]:
             result.setdefault(str(workers), {})[name] = _train(ends[:workers], name, until, setup)
     finally:
         for end in ends:
-            end.close()
+            end.send(None)  # closing it would not do: later processes have inherited it
         for process in processes:
             process.join(10)
             process.kill()
@@ -109,8 +109,7 @@ def _work(end: Connection, slowness: int, setup: Setup) -> None:
         step = workload.step(setup.device)
         step(*workload.batch(2, setup.device))
         end.send(0.0)
-        while True:
-            count = end.recv()
+        while (count := end.recv()) is not None:
             if not count:
                 end.send(0.0)
                 continue

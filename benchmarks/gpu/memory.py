@@ -30,6 +30,9 @@ class _Session:
         self.weighted_samples = 0
         self.limits: list[int] = []
 
+    def log_fields(self) -> dict[str, object]:
+        return {}
+
     def lower_maximum(self, samples: int) -> None:
         self.limits.append(samples)
         self.assignment = Assignment(0, 0, 0, min(samples, self.assignment.count), _BATCH)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth on CPUs
-_HELD = 2**24  # elements of gradients, at most but for the last, that are kept to take their norms together
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -47,79 +47,66 @@ def squared_norm_of(
         gradients: The tensors.
         diagonals: For each its preconditioner, likewise; None for none.
     """
-    total: torch.Tensor | float = 0.0
-    elsewhere: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    for gradient, diagonal in zip(gradients, diagonals, strict=True):
-        if gradient is not None and gradient.layout is torch.strided:
-            if gradient.is_cpu:
-                total = total + squared_norm(gradient, diagonal)
-            else:
-                elsewhere.append((gradient, diagonal))
-    return total + squared_norm_together(elsewhere) if elsewhere else total
-
-
-@torch.no_grad()
-def squared_norm_together(
-    gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
-) -> torch.Tensor:
-    """Return the squared norm of several dense tensors of one device, by a few kernels for all of them.
-
-    Launching kernels for each tensor takes a GPU longer than the sums themselves.
-
-    Args:
-        gradients: At least one tensor, each with its preconditioner, (elements,), or None.
-    """
-    plain = [gradient for gradient, diagonal in gradients if diagonal is None]
-    scaled = [(gradient.reshape(-1), diagonal) for gradient, diagonal in gradients if diagonal is not None]
-    if scaled:
-        flat, factors = zip(*scaled, strict=True)
-        plain += torch._foreach_mul(flat, factors)
-    plain = [gradient.float() if gradient.dtype in _HALF else gradient for gradient in plain]
-    return torch.stack(torch._foreach_norm(plain)).square().sum()
+    norms = [
+        (gradient, diagonal)
+        for gradient, diagonal in zip(gradients, diagonals, strict=True)
+        if gradient is not None and gradient.layout is torch.strided
+    ]
+    if norms and not norms[0][0].is_cpu:
+        return _together(norms)
+    return sum((float(squared_norm(gradient, diagonal)) for gradient, diagonal in norms), 0.0)
 
 
 class PassNorms:
     """The squared norm of what one backward pass adds to the parameters' `grad`, which sums many passes.
 
-    Off the CPU, gradients are kept until there are many, whose norms are taken together. So a pass takes up
-    to 64 MiB of float32 more, and the memory of the largest gradient.
+    Off the CPU the pass's gradients are kept until its end, and their norm is taken by a few kernels.
 
     Args:
         parameters: The parameters that are trained.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        self._squares: torch.Tensor | float | None = None  # None outside of a pass that is measured
+        self._squares: float | None = None  # None outside of a pass that is measured
         self._diagonals: Sequence[torch.Tensor | None] = ()
         self._kept: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # gradients, with their diagonals
-        self._kept_elements = 0
-        for number, parameter in enumerate(parameters):
-            parameter.register_hook(partial(self.add, number))  # type: ignore[no-untyped-call]
+        self._parameters = parameters
+        self._hooks: list[RemovableHandle] = []
 
     def begin(self, diagonals: Sequence[torch.Tensor | None]) -> None:
         """Measure the passes from now on, with a preconditioner for each parameter, or None."""
-        self._squares, self._diagonals = 0.0, diagonals
-        self._kept, self._kept_elements = [], 0
+        self._squares, self._diagonals, self._kept = 0.0, diagonals, []
+        for number, parameter in enumerate(self._parameters) if not self._hooks else ():
+            self._hooks.append(parameter.register_hook(partial(self.add, number)))  # type: ignore[no-untyped-call]
 
     def take(self) -> torch.Tensor | float:
         """Return the squared norm of what was added since `begin`, and measure no further."""
-        self._add_kept()
         squares, self._squares = self._squares, None
-        return 0.0 if squares is None else squares
+        kept, self._kept = self._kept, []
+        while kept and self._hooks:  # an idle hook costs a GPU's host time in every pass
+            self._hooks.pop().remove()
+        return (squares or 0.0) + (_together(kept) if kept else 0.0)
 
     def add(self, number: int, gradient: torch.Tensor) -> None:
         """Add what a pass adds to the parameter of this number; called by its hook."""
         if self._squares is None or gradient.layout is not torch.strided:
             return
         if gradient.is_cpu:
-            self._squares = self._squares + squared_norm(gradient, self._diagonals[number])
-            return
-        self._kept.append((gradient, self._diagonals[number]))
-        self._kept_elements += gradient.numel()
-        if self._kept_elements >= _HELD:
-            self._add_kept()
+            self._squares += float(squared_norm(gradient, self._diagonals[number]))
+        else:
+            self._kept.append((gradient, self._diagonals[number]))
 
-    def _add_kept(self) -> None:
-        if self._squares is not None and self._kept:
-            self._squares = self._squares + squared_norm_together(self._kept)
-        self._kept, self._kept_elements = [], 0
+
+@torch.no_grad()
+def _together(gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> torch.Tensor:
+    """Return the squared norm of dense tensors off the CPU, each with its preconditioner, or None.
+
+    Launching kernels for each tensor takes a GPU longer than the sums themselves.
+    """
+    plain = [gradient for gradient, diagonal in gradients if diagonal is None]
+    scaled = [(gradient.reshape(-1), diagonal) for gradient, diagonal in gradients if diagonal is not None]
+    if scaled:
+        plain += torch._foreach_mul(*zip(*scaled, strict=True))
+    plain = [gradient.float() if gradient.dtype in _HALF else gradient for gradient in plain]
+    norms = torch._foreach_norm(plain)
+    return torch.stack([norm.to(norms[0].device) for norm in norms]).square().sum()

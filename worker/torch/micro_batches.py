@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # so that this runs without the packages of the services' cli
     from worker.session import Session
 
 
+EVERY_OFF_CPU = 8  # iterations, of which one has norms of micro-batches: launching kernels takes long
 _MARKED = 2**16  # elements of a tensor, at most, whose norm is taken before and after the script scales
 
 
@@ -37,7 +38,8 @@ class Accumulation:
 
     Where one micro-batch is computed at once, its backward pass adds to the sum. Where there are several,
     each has a lane of its own until its result is added, in the order of the cuts: so the sum is the same to
-    the last bit.
+    the last bit. Off the CPU, one that is alone has a lane, too, where the norm of its gradient is taken: a
+    few kernels then serve all parameters, while hooks of each would keep the device waiting.
 
     Args:
         session: The session with the services.
@@ -61,6 +63,8 @@ class Accumulation:
         self._reduce = reduce
         named = model.named_parameters() if model is not None else ()
         names = {id(tensor): name for name, tensor in named}
+        # A GPU or the like, as lanes need it.
+        self._on_one_device = len({p.device for p in parameters}) == 1 and not parameters[0].is_cpu
         self._names = [names.get(id(tensor), f"parameter {i}") for i, tensor in enumerate(parameters)]
         self._moving = running_statistics(model)
         self._sums: ExactSums | None = None
@@ -76,10 +80,10 @@ class Accumulation:
         self._divisor = 0  # samples that the accumulated gradient is divided by
         self._pass_norms = PassNorms(parameters)
         self._preconditioner = preconditioner
+        self._every = EVERY_OFF_CPU if self._on_one_device else 1  # iterations, of which one has norms
         if preconditioner is not None and session.spec is not None and session.spec.micro_batch is not None:
-            preconditioner.every = (
-                2  # there are norms enough, and one of each pass takes twice as long with P
-            )
+            # There are norms enough, and one of each pass takes twice as long with P.
+            preconditioner.every = self._every = max(2, self._every)
         self._diagonals: Sequence[torch.Tensor | None] | None = None  # of the slice; None: no norms are taken
         # One of them, by which it is seen whether the script scales the gradient that is left.
         self._marked = max((p for p in parameters if p.numel() <= _MARKED), key=torch.numel, default=None)
@@ -126,7 +130,8 @@ class Accumulation:
         reduced = self._reduced()
         lane = None
         added_to: list[tuple[torch.Tensor, torch.Tensor]] = []  # one with its gradient, if any has
-        if self._at_once > 1 and not self._reduces:
+        apart = self._at_once > 1 or (self._on_one_device and self._diagonals is not None)
+        if apart and not self._reduces:
             self._settle(self._at_once - 1)
             lane = self._idle.pop() if self._idle else Lane(self._parameters, list(self._moving.values()))
         else:
@@ -265,6 +270,8 @@ class Accumulation:
 
     def _diagonals_of(self, iteration: int) -> Sequence[torch.Tensor | None] | None:
         """Return for each parameter its preconditioner, or None; None if norms are of no use, or not yet."""
+        if iteration % self._every:
+            return None
         if self._preconditioner is not None:
             return self._preconditioner.of(self._parameters, iteration)
         return (None,) * len(self._parameters) if self._session.norms.of_micro_batches else None
