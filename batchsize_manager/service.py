@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import idl
@@ -31,6 +30,7 @@ from batchsize_manager.storage.state_writer import StateWriter
 from idl import check
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
 from idl.translation import read_bounds, read_place, read_report, read_resume, read_spec
+from idl.version import __version__
 from rpc.limited_log import LimitedLog
 from rpc.service import Call, Connection, Discard, Sink
 from rpc.tokens import ALL_JOBS
@@ -339,7 +339,7 @@ class ManagerService:
         call.reply(
             _wire.JobsReply(
                 jobs=[status.summary(managed) for managed in listed],
-                version=version("evenpace"),
+                version=__version__,
                 uptime=time.monotonic() - self._since,
             )
         )

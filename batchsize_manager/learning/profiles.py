@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from batchsize_manager.policies.model_registry import KIND_PREFIX
 from batchsize_manager.policies.step_times import StepTimes, rising
+from idl.version import __version__
 from predictors import Models
 
 _SUFFIX = ".json"
@@ -73,7 +73,7 @@ class Profile:
     steps: tuple[Step, ...]
     micro_batch: int | None = None
     limit: int | None = None
-    evenpace: str = version("evenpace")
+    evenpace: str = __version__
 
     def __post_init__(self) -> None:
         for name in ("device", "script", "evenpace"):
