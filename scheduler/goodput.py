@@ -41,11 +41,11 @@ class Limits:
         """Check the order."""
         if not 1 <= self.initial <= self.largest:
             raise ValueError(
-                f"whole batches from {self.initial} to {self.largest}: must be from 1 or more to no less"
+                f"whole batches from {self.initial} to {self.largest}: must rise from at least 1"
             )
         if not 1 <= self.least_local <= self.most_local:
             raise ValueError(
-                f"local batches from {self.least_local} to {self.most_local}: must be from 1 or more to no less"
+                f"local batches from {self.least_local} to {self.most_local}: must rise from at least 1"
             )
 
     def share(self, total: ArrayLike, replicas: ArrayLike) -> tuple[Any, Any]:
