@@ -1,4 +1,4 @@
-"""The devices that each job of a cluster has: a policy's result, which a simulator or an executor carries out."""
+"""The devices that each job of a cluster has: a policy's result, for a simulator or executor to carry out."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import TypeAlias
 from scheduler.cluster import Cluster
 
 Placement: TypeAlias = tuple[tuple[str, int], ...]
-"""The devices of one job: names of nodes, each once, with a number of devices above 0; empty for a job that waits."""
+"""The devices of one job: nodes by name, each once, with a number above 0; empty for a job that waits."""
 
 
 def devices(placement: Placement) -> int:

@@ -43,7 +43,9 @@ class Cluster:
         """Check that names differ."""
         if len(self.by_name) < len(self.nodes):
             names = [node.name for node in self.nodes]
-            raise ValueError(f"two nodes are called {next(name for name in names if names.count(name) > 1)!r}")
+            raise ValueError(
+                f"two nodes are called {next(name for name in names if names.count(name) > 1)!r}"
+            )
 
     @classmethod
     def of(cls, groups: Iterable[tuple[str, int, int]]) -> "Cluster":
@@ -55,7 +57,9 @@ class Cluster:
         Raises:
             ValueError: A node would have no device, or two groups are of one kind.
         """
-        return cls(tuple(Node(f"{kind}-{i}", kind, size) for kind, number, size in groups for i in range(number)))
+        return cls(
+            tuple(Node(f"{kind}-{i}", kind, size) for kind, number, size in groups for i in range(number))
+        )
 
     @cached_property
     def by_name(self) -> dict[str, Node]:

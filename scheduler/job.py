@@ -20,7 +20,7 @@ class Job:
         most_devices: The most that it can use now.
         devices: The number that its user asked for; None where the scheduler chooses.
         batch: Samples of the whole batch that its user asked for; None where it follows from the goodput.
-        goodputs: What its training gains by devices, by kind; without the kinds of which nothing is known yet.
+        goodputs: What its training gains by devices, by kind; without kinds of which nothing is known yet.
         seconds_left: Seconds until it ends on a number of devices of one kind, packed on as few nodes as
             possible, for policies that are told so (an oracle); None where nobody knows.
     """

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from scheduler.allocation import Allocation
 from scheduler.cluster import Cluster
@@ -27,7 +28,15 @@ class Round:
 
 
 class Policy(ABC):
-    """A rule by which devices are given to jobs. One object serves one cluster, and may remember what it did."""
+    """A rule by which devices are given to jobs. One object serves one cluster, and may remember what it did.
+
+    Attributes:
+        users_choose_devices: Whether a job has the number of devices that its user asks for, or none.
+        users_choose_batch: Whether a job trains with the batch that its user asks for.
+    """
+
+    users_choose_devices: ClassVar[bool] = False
+    users_choose_batch: ClassVar[bool] = False
 
     @abstractmethod
     def allocate(self, at: Round) -> Allocation:
