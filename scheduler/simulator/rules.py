@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rules:
     """The clock of a simulation; the defaults are those of the published ones (Pollux, 5.3).
 

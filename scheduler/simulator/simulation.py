@@ -33,7 +33,7 @@ def simulate(
             for a batch that was not measured, or the policy gives away what the cluster does not have.
     """
     arrivals = sorted(arrivals, key=lambda arrival: arrival.submitted)
-    _check(arrivals, applications, policy, cluster)
+    check_arrivals(arrivals, applications, policy, cluster)
     node = max(node.devices for node in cluster.nodes)
     jobs = [
         SimulatedJob(
@@ -67,9 +67,15 @@ def simulate(
     return [job.life for job in jobs]
 
 
-def _check(
+def check_arrivals(
     arrivals: Sequence[Arrival], applications: Mapping[str, Application], policy: Policy, cluster: Cluster
 ) -> None:
+    """Check that jobs can be simulated.
+
+    Raises:
+        ValueError: Two have one name, a model is unknown, or a job asks for more devices than there are or
+            for a batch that was not measured.
+    """
     names = [arrival.name for arrival in arrivals]
     if len(set(names)) < len(names):
         raise ValueError(f"two jobs are called {next(name for name in names if names.count(name) > 1)!r}")
