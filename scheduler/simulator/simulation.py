@@ -25,7 +25,7 @@ def simulate(
         arrivals: The jobs; of those that come at one time the earlier in this order is the first.
         applications: The models, by name.
         policy: A new one, for this simulation alone.
-        cluster: Nodes of devices like those that were measured.
+        cluster: Nodes of devices like those that were measured, all of one kind.
         rules: Interval and cost of a change.
 
     Raises:
@@ -58,7 +58,7 @@ def simulate(
             present.append(waiting.pop())
         if present:
             before = Allocation({job.life.name: allocation[job.life.name] for job in present})
-            seen = [job.seen(now, node) for job in present]
+            seen = [job.seen(now, cluster.kinds[0], node) for job in present]
             allocation = policy.allocate(Round(now, seen, cluster, before))
             allocation.check(cluster)
             for job in present:
@@ -89,8 +89,8 @@ def check_arrivals(
             raise ValueError(
                 f"job {arrival.name!r} asks for {arrival.devices} devices; the cluster has {cluster.devices}"
             )
-        if policy.users_choose_batch and not model.initial <= arrival.batch <= model.largest:
+        if policy.users_choose_batch and not model.batches.initial <= arrival.batch <= model.batches.largest:
             raise ValueError(
                 f"job {arrival.name!r} asks for batches of {arrival.batch} samples; {model.name} was "
-                f"measured with {model.initial} to {model.largest}"
+                f"measured with {model.batches.initial} to {model.batches.largest}"
             )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
 from evenpace.lab.simulations.config import SimulationConfig
 from evenpace.lab.simulations.published import CONDITIONS, published_mean
@@ -85,7 +86,9 @@ def run(config: SimulationConfig, console: Console, json_path: Path | None = Non
 
 
 def _simulate(policy: str, arrivals: Sequence[Arrival], config: SimulationConfig) -> list[Life]:
-    return simulate(arrivals, _applications(config.traces), POLICIES[policy](), config.cluster, config.rules)
+    applications = _applications(config.traces)
+    with threadpool_limits(limits=1):  # several threads make a fit to a few values many times slower
+        return simulate(arrivals, applications, POLICIES[policy](), config.cluster, config.rules)
 
 
 _applications = functools.cache(read_applications)

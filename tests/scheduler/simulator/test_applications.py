@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from scheduler.goodput import Limits
 from scheduler.simulator.applications import Application, Epochs, StepTimes
-from scheduler.simulator.rules import Limits
+from scheduler.simulator.rules import JobLimits
 from tests.scheduler.simulator.tiny import step_time, tiny_application, tiny_step_times
 
 
@@ -61,8 +60,29 @@ def test_noise_and_iterations_are_interpolated_over_the_batch():
     }
     application = Application("made", tiny_step_times(), trainings)
 
-    assert application.noise(8, 0) == pytest.approx((2.0, 20.0))
+    noise = application.noise(8, 0)
+
+    assert (noise.sqr, noise.var) == pytest.approx((2.0, 4 * 20.0))  # of one sample, not of four
     assert application.iterations_left(8, 0) == pytest.approx(10 * 2 / 3 + 4 / 3)
+
+
+def test_an_iteration_gains_as_the_noise_allows():
+    """With noise of 3 to 1 at the initial batch, one of four times the size counts (3 + 1) / (3 / 4 + 1)."""
+    application = tiny_application()
+    assert [application.gain(batch, 0) for batch in (4, 16)] == pytest.approx([1.0, 16 / 7])
+
+
+def test_an_epoch_without_gradient_and_noise_is_refused():
+    """Nothing is known of the gain there."""
+    epochs = Epochs(np.ones(2), np.ones(2), np.array([1.0, 0.0]), np.array([1.0, 0.0]))
+    with pytest.raises(ValueError, match="an epoch with batches of 4 has neither gradient nor noise"):
+        Application("made", tiny_step_times(), {4: epochs})
+
+
+def test_a_limit_of_memory_replaces_the_measured_one():
+    """Local batches go as far as was measured, or as far as they are allowed to."""
+    assert tiny_application().batches == Limits(4, 16, 2, 8)
+    assert tiny_application(JobLimits(most_local=3)).batches == Limits(4, 16, 2, 3)
 
 
 def test_one_iteration_is_left_in_the_last_epoch():
@@ -74,33 +94,6 @@ def test_a_batch_that_was_not_measured_is_refused():
     """Noise is not extrapolated to larger or smaller batches."""
     with pytest.raises(ValueError, match="17 samples; measured are 4 to 16"):
         tiny_application().noise(17, 0)
-
-
-@given(batch=st.integers(4, 16), replicas=st.integers(1, 8))
-def test_a_batch_is_divided_within_memory(batch, replicas):
-    """Devices hold at most what fits, and together at most the largest batch, or as near as they come."""
-    application = tiny_application()
-    local, accumulation = application.configuration(batch, replicas)
-    total = replicas * local * (accumulation + 1)
-
-    assert 1 <= local <= application.most_local
-    assert total <= application.largest
-    # What is lost by the cap, or added by rounding up, is less than one sample a part.
-    assert abs(total - batch) < replicas * (accumulation + 1)
-
-
-def test_one_device_accumulates_above_the_initial_batch():
-    """Noise can be measured of several gradients only: a single device takes at least two for it."""
-    application = tiny_application()
-    assert application.configuration(4, 1) == (4, 0)
-    assert application.configuration(8, 1) == (4, 1)
-    assert application.configuration(8, 2) == (4, 0)
-
-
-def test_more_accumulation_is_used_where_memory_is_short():
-    """A batch that does not fit is divided into parts that do."""
-    application = tiny_application(Limits(most_local=3))
-    assert application.configuration(16, 2) == (2, 2)
 
 
 def test_an_iteration_on_packed_nodes_has_the_accumulation_of_one_device():
@@ -118,4 +111,4 @@ def test_nodes_are_filled_in_packed_placements():
 def test_a_job_has_no_more_epochs_than_were_measured():
     """Limits beyond the trainings are refused."""
     with pytest.raises(ValueError, match="a job has 3 epochs; 2 were measured"):
-        tiny_application(Limits(epochs=3))
+        tiny_application(JobLimits(epochs=3))

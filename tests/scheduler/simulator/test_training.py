@@ -100,16 +100,16 @@ def test_a_policy_sees_what_a_job_has_had():
     one.place(ONE, 60)
     one.place(TWO, 120)
     one.advance(120, 15)
-    seen = one.seen(135, node=2)
+    seen = one.seen(135, "gpu", node=2)
 
     assert (seen.age, seen.attained, seen.restarts, seen.batch, seen.devices) == (125, 30, 1, 4, None)
 
 
 def test_remaining_time_is_that_of_the_iterations_from_the_end_of_this_epoch():
     """With 10 iterations in the epoch after this one, and 1.5 s for each on one device, 15 s remain."""
-    assert job().seen(0, node=2).seconds_left(1) == pytest.approx(10 * 1.5)
+    assert job().seen(0, "gpu", node=2).seconds_left(1) == pytest.approx(10 * 1.5)
 
 
 def test_a_job_uses_as_many_devices_as_its_batch_feeds():
     """Each device has at least 2 samples, the fewest that were measured."""
-    assert job(batch=7).seen(0, node=2).most_devices == 3
+    assert job(batch=7).seen(0, "gpu", node=2).most_devices == 3
