@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import Bounds, minimize
 
 _Array: TypeAlias = NDArray[np.float64]
 
@@ -129,6 +128,8 @@ def fit(measurements: Measurements) -> Throughput:
                 f"measurement of {key}: a step of {step} s with {sync} s of synchronisation; the step must "
                 "be finite and longer"
             )
+    from scipy.optimize import Bounds, minimize  # not there where only workers run
+
     placed = np.array(list(measurements), dtype=np.float64)  # (measurements, 3)
     timed = np.array(list(measurements.values()), dtype=np.float64)  # (measurements, 2)
     nodes, replicas, local = placed.T

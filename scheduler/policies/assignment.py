@@ -223,10 +223,10 @@ class _Search:
         gaining = True
         while gaining and self._left:
             gaining = False
+            within, across = self._nodes.most_within(), self._nodes.most_across()
             gains = []
             for job, cost in enumerate(self._costs):
-                most = self._left + _number(self.parts[job])
-                least = min(_up_to(its[job], most)[1] for its in (self._free.within, self._free.across))
+                least = self._least(job, within, across)
                 if least < cost * (1 - _EQUAL):
                     gains.append((least - cost, job))
             for _, job in sorted(gains):
@@ -239,6 +239,20 @@ class _Search:
                     self._lift(job)
                     self._put(job, *had)
         return changed
+
+    def _least(self, job: int, within: int, across: int) -> float:
+        """Return a bound of the cost that a job could have by free devices beside its own.
+
+        Args:
+            job: The job.
+            within: Most free devices of a node.
+            across: Most free devices across nodes.
+        """
+        parts, free = self.parts[job], self._nodes.free
+        for node, count in parts:
+            within = max(within, free[node] + count)
+            across += count if len(parts) == 1 else count + free[node]
+        return min(_up_to(self._free.within[job], within)[1], _up_to(self._free.across[job], across)[1])
 
     def _ways(self, job: int) -> Iterator[set[int]]:
         """Yield sets of jobs without which a job would have room, those that lose least first."""

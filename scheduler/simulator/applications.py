@@ -4,16 +4,17 @@ This module must not know where the measurements are kept.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import LinearNDInterpolator
 
-from scheduler.simulator.rules import Limits
+from idl.noise import Noise
+from scheduler.goodput import Limits
+from scheduler.simulator.rules import JobLimits
 
 Array: TypeAlias = NDArray[np.float64]
 Shape: TypeAlias = tuple[int, ...]
@@ -21,8 +22,6 @@ Shape: TypeAlias = tuple[int, ...]
 
 _MOST_NODES = 16
 """Nodes up to which step times were measured; more count as these."""
-_ROUNDING = 1e-8
-"""What a quotient may be above a whole number without being rounded up."""
 
 
 class StepTime(NamedTuple):
@@ -30,24 +29,6 @@ class StepTime(NamedTuple):
 
     step: float
     sync: float
-
-
-class Noise(NamedTuple):
-    """The gradient's squared norm, and the trace of its covariance for a batch of the initial size."""
-
-    sqr: float
-    var: float
-
-
-class Configuration(NamedTuple):
-    """Samples at once on each device, and the accumulation steps before the one that synchronises."""
-
-    local: int
-    accumulation: int
-
-    def total(self, devices: int) -> int:
-        """Return the samples of the whole batch."""
-        return devices * self.local * (self.accumulation + 1)
 
 
 @dataclass(frozen=True)
@@ -128,15 +109,17 @@ class Application:
     Attributes:
         name: The model's.
         epochs: Number of epochs after which a job ends.
-        initial: Samples of the smallest batch that was trained with, at which progress is counted.
-        largest: Samples of the largest.
-        least_local: Fewest samples at once on a device.
-        most_local: Most samples at once on a device.
+        batches: From the smallest to the largest batch that was trained with; progress is counted in the
+            smallest. Local ones are those of which step times were measured.
         limits: What is fixed beside the measurements.
     """
 
     def __init__(
-        self, name: str, step_times: StepTimes, trainings: Mapping[int, Epochs], limits: Limits | None = None
+        self,
+        name: str,
+        step_times: StepTimes,
+        trainings: Mapping[int, Epochs],
+        limits: JobLimits | None = None,
     ) -> None:
         """Make a model of its measurements.
 
@@ -147,20 +130,23 @@ class Application:
             limits: None for those of the measurements alone.
 
         Raises:
-            ValueError: A training has fewer epochs than a job.
+            ValueError: A training has fewer epochs than a job, or an epoch without gradient and noise.
         """
         self.name = name
-        self.limits = Limits() if limits is None else limits
+        self.limits = JobLimits() if limits is None else limits
         self._step_times = step_times
         self._sizes: Sequence[int] = sorted(trainings)
         self._trainings = trainings
-        self.initial, self.largest = self._sizes[0], self._sizes[-1]
-        self.least_local, most = step_times.local_batches
-        self.most_local = self.limits.most_local or most
+        least_local, most_local = step_times.local_batches
+        most_local = self.limits.most_local or most_local
+        self.batches = Limits(self._sizes[0], self._sizes[-1], least_local, most_local)
         measured = min(len(training.progress) for training in trainings.values())
         self.epochs = self.limits.epochs or measured
         if measured < self.epochs:
             raise ValueError(f"{name}: a job has {self.epochs} epochs; {measured} were measured")
+        for size, training in trainings.items():
+            if not (training.sqr + training.var > 0).all():
+                raise ValueError(f"{name}: an epoch with batches of {size} has neither gradient nor noise")
         self._ends = [
             float(min(training.progress[epoch] for training in trainings.values()))
             for epoch in range(self.epochs)
@@ -185,14 +171,26 @@ class Application:
         return self._ends[epoch]
 
     def noise(self, batch: int, epoch: int) -> Noise:
-        """Return the gradient's noise in an epoch, interpolated between the sizes that were trained with.
+        """Return the gradient noise in an epoch, interpolated between the sizes that were trained with.
 
         Raises:
             ValueError: The batch is smaller or larger than those.
         """
         if (found := self._known.get(("noise", batch, epoch))) is None:
             sqr, var = (self._between(batch, epoch, name) for name in ("sqr", "var"))
-            found = self._known["noise", batch, epoch] = Noise(sqr, var)
+            found = self._known["noise", batch, epoch] = Noise(sqr, var * self.batches.initial)
+        return found
+
+    def gain(self, batch: int, epoch: int) -> float:
+        """Return the progress of one iteration in an epoch, in initial batches (Pollux, 3.1).
+
+        Raises:
+            ValueError: The batch is smaller or larger than those that were trained with.
+        """
+        if (found := self._known.get(("gain", batch, epoch))) is None:
+            initial = self.batches.initial
+            found = batch / initial * self.noise(batch, epoch).efficiency(batch, initial)
+            self._known["gain", batch, epoch] = found
         return found
 
     def iterations_left(self, batch: int, epoch: int) -> float:
@@ -207,25 +205,6 @@ class Application:
             ends = (self._between(batch, one, "iterations") for one in (self.epochs - 1, epoch))
             found = self._known["left", batch, epoch] = next(ends) - next(ends)
         return found
-
-    def configuration(self, batch: int, devices: int, *, always_accumulate: bool = False) -> Configuration:
-        """Divide a batch among devices, with no more accumulation than memory asks for.
-
-        One device with more than the initial batch accumulates at least once: the noise can be measured of
-        several gradients only.
-
-        Args:
-            batch: Samples of the whole batch; it is exceeded where it cannot be divided.
-            devices: Number of replicas.
-            always_accumulate: Let one device accumulate at the initial batch, too.
-        """
-        local = ceil(batch / devices - _ROUNDING)
-        accumulation = ceil(local / self.most_local - _ROUNDING) - 1
-        if devices == 1 and (batch > self.initial or always_accumulate):
-            accumulation = max(1, accumulation)
-        atomic = ceil(local / (accumulation + 1) - _ROUNDING)
-        most = int(self.largest / (devices * (accumulation + 1)))
-        return Configuration(min(atomic, most), accumulation)
 
     def packed_iteration(self, batch: int, devices: int, node: int) -> float:
         """Return the seconds of an iteration, accumulation and all, on full nodes and one with the rest.
@@ -242,15 +221,17 @@ class Application:
             full, rest = divmod(devices, node)
             shape = (node,) * full + ((rest,) if rest else ())
             # As the published Optimus counts, which lets one device accumulate in any case.
-            local, accumulation = self.configuration(batch, devices, always_accumulate=True)
-            step, sync = self.step_time(shape, local)
-            found = self._known["packed", batch, devices, node] = step + accumulation * (step - sync)
+            local, accumulations = replace(self.batches, initial=1).share(batch, devices)
+            step, sync = self.step_time(shape, int(local))
+            found = step + int(accumulations) * (step - sync)
+            self._known["packed", batch, devices, node] = found
         return found
 
     def _between(self, batch: int, epoch: int, column: str) -> float:
-        if not self.initial <= batch <= self.largest:
+        if not self.batches.initial <= batch <= self.batches.largest:
             raise ValueError(
-                f"{self.name}: a batch of {batch} samples; measured are {self.initial} to {self.largest}"
+                f"{self.name}: a batch of {batch} samples; measured are "
+                f"{self.batches.initial} to {self.batches.largest}"
             )
         lower = max(size for size in self._sizes if size <= batch)
         upper = min(size for size in self._sizes if size >= batch)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rules:
     """The clock of a simulation; the defaults are those of the published ones (Pollux, 5.3).
 
@@ -27,7 +27,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class JobLimits:
     """What is fixed for all jobs of a model, beyond its measurements.
 
     Attributes:
@@ -44,14 +44,14 @@ class Limits:
 
 
 PUBLISHED_LIMITS = {
-    "bert": Limits(epochs=2),
-    "cifar10": Limits(epochs=100),
-    "ncf": Limits(epochs=10, most_devices=1, batch=32_768),
-    "imagenet": Limits(epochs=90),
-    "deepspeech2": Limits(epochs=80),
-    "yolov3": Limits(epochs=50, most_local=8),
+    "bert": JobLimits(epochs=2),
+    "cifar10": JobLimits(epochs=100),
+    "ncf": JobLimits(epochs=10, most_devices=1, batch=32_768),
+    "imagenet": JobLimits(epochs=90),
+    "deepspeech2": JobLimits(epochs=80),
+    "yolov3": JobLimits(epochs=50, most_local=8),
 }
 """The limits of the published simulations, by model; other models have none."""
 
-MOST_LEARNING_DEVICES = 64
-"""Most devices of a job whose step times are learned; step times were measured up to here."""
+MOST_DEVICES = 64
+"""Most devices of a job for which a policy chooses; step times were measured up to here."""

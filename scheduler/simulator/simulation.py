@@ -25,7 +25,7 @@ def simulate(
         arrivals: The jobs; of those that come at one time the earlier in this order is the first.
         applications: The models, by name.
         policy: A new one, for this simulation alone.
-        cluster: Nodes of devices like those that were measured.
+        cluster: Nodes of devices like those that were measured, all of one kind.
         rules: Interval and cost of a change.
 
     Raises:
@@ -33,7 +33,7 @@ def simulate(
             for a batch that was not measured, or the policy gives away what the cluster does not have.
     """
     arrivals = sorted(arrivals, key=lambda arrival: arrival.submitted)
-    _check(arrivals, applications, policy, cluster)
+    check_arrivals(arrivals, applications, policy, cluster)
     node = max(node.devices for node in cluster.nodes)
     jobs = [
         SimulatedJob(
@@ -58,7 +58,7 @@ def simulate(
             present.append(waiting.pop())
         if present:
             before = Allocation({job.life.name: allocation[job.life.name] for job in present})
-            seen = [job.seen(now, node) for job in present]
+            seen = [job.seen(now, cluster.kinds[0], node) for job in present]
             allocation = policy.allocate(Round(now, seen, cluster, before))
             allocation.check(cluster)
             for job in present:
@@ -67,9 +67,15 @@ def simulate(
     return [job.life for job in jobs]
 
 
-def _check(
+def check_arrivals(
     arrivals: Sequence[Arrival], applications: Mapping[str, Application], policy: Policy, cluster: Cluster
 ) -> None:
+    """Check that jobs can be simulated.
+
+    Raises:
+        ValueError: Two have one name, a model is unknown, or a job asks for more devices than there are or
+            for a batch that was not measured.
+    """
     names = [arrival.name for arrival in arrivals]
     if len(set(names)) < len(names):
         raise ValueError(f"two jobs are called {next(name for name in names if names.count(name) > 1)!r}")
@@ -83,8 +89,8 @@ def _check(
             raise ValueError(
                 f"job {arrival.name!r} asks for {arrival.devices} devices; the cluster has {cluster.devices}"
             )
-        if policy.users_choose_batch and not model.initial <= arrival.batch <= model.largest:
+        if policy.users_choose_batch and not model.batches.initial <= arrival.batch <= model.batches.largest:
             raise ValueError(
                 f"job {arrival.name!r} asks for batches of {arrival.batch} samples; {model.name} was "
-                f"measured with {model.initial} to {model.largest}"
+                f"measured with {model.batches.initial} to {model.batches.largest}"
             )

@@ -6,10 +6,12 @@ This module must not know of other jobs or of policies.
 from functools import partial
 
 from scheduler.allocation import Placement, devices, shape
+from scheduler.goodput import Goodput
 from scheduler.job import Job
-from scheduler.simulator.applications import Application, Configuration
+from scheduler.simulator.applications import Application
+from scheduler.simulator.learning import Learner
 from scheduler.simulator.record import Life
-from scheduler.simulator.rules import MOST_LEARNING_DEVICES, Rules
+from scheduler.simulator.rules import MOST_DEVICES, Rules
 from scheduler.simulator.workloads import Arrival
 
 
@@ -45,17 +47,22 @@ class SimulatedJob:
         self._batch = arrival.batch if asks_batch else application.limits.batch
         self._placement: Placement = ()
         self._shape: tuple[int, ...] = ()
-        self._configuration = Configuration(0, 0)
+        self._local = self._accumulations = 0
+        # With a batch of the user's nobody asks for a goodput.
+        self._learner = None if asks_batch else Learner(application.batches, self._batch)
+        self._configured: tuple[Goodput | None, tuple[int, ...]] | None = None
         self._pause = 0
         self._progress = 0.0
 
-    def seen(self, now: int, node: int) -> Job:
+    def seen(self, now: int, kind: str, node: int) -> Job:
         """Return the job as a policy sees it.
 
         Args:
             now: Seconds on the cluster's clock.
+            kind: The kind of the cluster's devices.
             node: Devices of a node, for the time that is left on packed nodes.
         """
+        goodput = None if self._learner is None else self._learner.goodput
         return Job(
             name=self.life.name,
             submitted=self.life.submitted,
@@ -65,6 +72,7 @@ class SimulatedJob:
             restarts=self.life.restarts,
             devices=self._devices,
             batch=self._batch,
+            goodputs={} if goodput is None else {kind: goodput},
             seconds_left=None if self._batch is None else partial(self._seconds_left, self._batch, node),
         )
 
@@ -118,36 +126,47 @@ class SimulatedJob:
         self.life.device_seconds += used * replicas
 
     def _goodput(self, replicas: int) -> float:
-        """Return the progress in a second, in initial batches, and learn from it (Pollux, 3)."""
-        model, (local, accumulation) = self._application, self._configuration
-        total = self._configuration.total(replicas)
-        scale = total / model.initial
-        step, sync = model.step_time(self._shape, local)
-        sqr, var = model.noise(total, len(self.life.epochs))
-        gain = (var + sqr) / (var / scale + sqr)
-        return gain / (step + accumulation * (step - sync))
+        """Return the progress in a second, in initial batches, and learn from it."""
+        model, epoch = self._application, len(self.life.epochs)
+        total = self._total(replicas)
+        step_time = model.step_time(self._shape, self._local)
+        if self._learner is not None:
+            noise = model.noise(total, epoch)
+            self._learner.observe(len(self._shape), replicas, self._local, step_time, noise)
+        step, sync = step_time
+        return model.gain(total, epoch) / (step + self._accumulations * (step - sync))
 
     def _configure(self, now: int) -> None:
-        """Choose the batch for the devices that there are."""
-        if self.life.ended is not None:
+        """Choose the batch by the devices that there are and by what has been learned."""
+        goodput = None if self._batch or self._learner is None else self._learner.goodput
+        if self.life.ended is not None or self._configured == (goodput, self._shape):
             return
-        model, replicas = self._application, devices(self._placement)
-        batch = self._batch
-        if batch is None:
-            batch = max(model.initial, model.least_local * replicas)
-        self._configuration = model.configuration(batch, replicas)
-        total = self._configuration.total(replicas)
+        self._configured = goodput, self._shape
+        batches, replicas = self._application.batches, devices(self._placement)
+        if goodput is not None:
+            _, local, accumulations = goodput.best(len(self._shape), replicas)
+        else:
+            batch = self._batch or max(batches.initial, batches.least_local * replicas)
+            local, accumulations = batches.share(batch, replicas)
+        self._local, self._accumulations = int(local), int(accumulations)
+        total = self._total(replicas)
         if not self.life.batches or self.life.batches[-1][1] != total:
             self.life.batches.append((now, total))
 
+    def _total(self, replicas: int) -> int:
+        return replicas * self._local * (self._accumulations + 1)
+
     def _most_devices(self) -> int:
         model = self._application
-        most = model.limits.most_devices or MOST_LEARNING_DEVICES
         if self._devices is not None:
             return self._devices
+        most = [model.limits.most_devices or MOST_DEVICES]
         if self._batch is not None:
-            return min(model.limits.most_devices or self._batch, self._batch // model.least_local)
-        return most
+            most.append(self._batch // model.batches.least_local)
+        if self._learner is not None:
+            most.append(max(2 * self._learner.most_replicas, 1))
+            most.append(model.batches.largest // model.batches.least_local)
+        return min(most)
 
     def _seconds_left(self, batch: int, node: int, replicas: int) -> float:
         model = self._application
