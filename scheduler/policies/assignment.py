@@ -4,9 +4,8 @@ A job has a cost for each number of devices, on one node or across nodes, and an
 is. This module must not know what the costs stand for. Jobs and nodes go by their numbers.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from scheduler.policies.occupancy import Occupancy, Parts
 
 _HALVINGS = 50  # of the interval of prices
 _PASSES = 4  # over the jobs in repair, at the most
-_PLANS = 3  # tried for each job in each pass
+_WAYS = 3  # to make room that are tried for each job in each pass
 _EQUAL = 1e-9  # relative difference of costs that is rounding error
 
 
@@ -73,10 +72,10 @@ def _least_up_to(costs: NDArray[np.float64], price: float) -> list[tuple[int, fl
 def assign(sizes: Sequence[int], jobs: Sequence[Costs], most_nodes: int) -> list[Parts]:
     """Give devices to jobs so that the sum of costs is small, and no free device could lower a job's.
 
-    A price of devices is found at which jobs would take about as many as there are. The jobs that would stay at
-    that price do, and the others are placed; besides, all jobs stay as far as they can. Free devices go to the
-    jobs whose costs they lower. The better of the two is repaired: a job that does not have what it would take
-    gets it at the expense of jobs in the way, which take what is then left, wherever that lowers the sum.
+    A price of devices is found at which jobs would take about as many as there are. The jobs that would stay
+    at that price do, and the others are placed; besides, all jobs stay as far as they can. Free devices go to
+    the jobs whose costs they lower. The better of the two is repaired: a job that does not have what it would
+    take gets it at the expense of jobs in the way, which take what is left, wherever that lowers the sum.
 
     No node has parts of two jobs that span nodes.
 
@@ -88,8 +87,8 @@ def assign(sizes: Sequence[int], jobs: Sequence[Costs], most_nodes: int) -> list
     Returns:
         The devices of each job, empty for one that waits; (jobs,).
     """
-    if not jobs:
-        return []
+    if not jobs or not sizes:
+        return [()] * len(jobs)
     price = _price(sum(sizes), jobs)
     priced, free = _Choices(jobs, price), _Choices(jobs, 0.0)
     willing = [job for job in range(len(jobs)) if priced.stays[job] <= priced.moves[job]]
@@ -162,7 +161,7 @@ class _Search:
             before = self.total()
             for job in sorted(range(len(self._jobs)), key=self._gain):
                 if self._gain(job) < -_EQUAL * self._costs[job]:
-                    any(self._try(job, way) for way in islice(self._ways(job), _PLANS))
+                    any(self._try(job, way) for way in self._ways(job)[:_WAYS])
             if self.total() >= before * (1 - _EQUAL):
                 break
 
@@ -202,11 +201,14 @@ class _Search:
         number_across, least_across = _up_to(choices.across[job], nodes.most_across())
         if choices.stays[job] <= min(least, least_across) and self._may_stay(job):
             self._put(job, its.parts, its.stays)
-        elif least_across < least:
-            parts = nodes.find_across(number_across)
-            self._put(job, parts, float((its.across if len(parts) > 1 else its.within)[number_across]))
-        elif number:
-            self._put(job, nodes.find_within(number), float(its.within[number]))
+        elif number or number_across:
+            across = least_across < least
+            parts = nodes.find_across(number_across) if across else nodes.find_within(number)
+            if set(parts) == set(its.parts) and self._may_stay(job):
+                self._put(job, its.parts, its.stays)
+            else:
+                costs = its.across if len(parts) > 1 else its.within
+                self._put(job, parts, float(costs[_number(parts)]))
 
     def _place(self, jobs: Iterable[int]) -> None:
         """Give jobs that have none what they take at the price, first those that would take the most."""
@@ -254,33 +256,26 @@ class _Search:
             across += count if len(parts) == 1 else count + free[node]
         return min(_up_to(self._free.within[job], within)[1], _up_to(self._free.across[job], across)[1])
 
-    def _ways(self, job: int) -> Iterator[set[int]]:
-        """Yield sets of jobs without which a job would have room, those that lose least first."""
-        choices, its, nodes = self._priced, self._jobs[job], self._nodes
+    def _ways(self, job: int) -> list[set[int]]:
+        """Return sets of jobs without which a job would have room, the most promising ones first."""
+        choices, its, sizes = self._priced, self._jobs[job], self._nodes.sizes
         (number, least), (number_across, least_across) = choices.within[job][-1], choices.across[job][-1]
         if choices.stays[job] <= choices.moves[job]:
-            ways = [self._in_the_way(job, its.parts, spans=len(its.parts) > 1)]
-        elif least <= least_across:
+            return [self._in_the_way(job, its.parts, spans=len(its.parts) > 1)]
+        if least <= least_across:
             ways = [
-                self._in_the_way(job, ((node, number),))
-                for node, size in enumerate(nodes.sizes)
-                if size >= number
+                self._in_the_way(job, ((node, number),)) for node, size in enumerate(sizes) if size >= number
             ]
-        else:
-            cleared = [
-                self._in_the_way(job, ((node, size),), spans=True) for node, size in enumerate(nodes.sizes)
-            ]
-            order = sorted(
-                range(len(cleared)), key=lambda node: self._sum_of_losses(cleared[node]) / nodes.sizes[node]
-            )
-            ways, room = [set[int]()], 0
-            for node in order:
-                ways.append(ways[-1] | cleared[node])
-                room += nodes.sizes[node]
-                if room >= number_across:
-                    break
-            ways = ways[::-1]
-        return iter(sorted(ways, key=self._sum_of_losses) if least <= least_across else ways)
+            return sorted(ways, key=self._losses)
+        whole = [self._in_the_way(job, ((node, size),), spans=True) for node, size in enumerate(sizes)]
+        room = 0
+        ways = [set[int]()]
+        for node in sorted(range(len(sizes)), key=lambda node: self._losses(whole[node]) / sizes[node]):
+            if room >= number_across:
+                break
+            ways.append(ways[-1] | whole[node])
+            room += sizes[node]
+        return ways[::-1]
 
     def _in_the_way(self, job: int, parts: Parts, *, spans: bool = False) -> set[int]:
         """Return jobs without which a job would have room for its parts, those that lose least by devices."""
@@ -288,15 +283,14 @@ class _Search:
         for node, count in parts:
             others = self._nodes.jobs[node]
             free = self._nodes.free[node] + others.get(job, 0)
-            for other in sorted(
-                others.keys() - {job}, key=lambda other: (self._loss(other) / others[other], other)
-            ):
+            rivals = others.keys() - {job}
+            for other in sorted(rivals, key=lambda other: (self._loss(other) / others[other], other)):
                 if free < count or (spans and len(self.parts[other]) > 1):
                     way.add(other)
                     free += others[other]
         return way
 
-    def _sum_of_losses(self, jobs: set[int]) -> float:
+    def _losses(self, jobs: set[int]) -> float:
         return sum(self._loss(job) for job in sorted(jobs))
 
     def _try(self, job: int, way: set[int]) -> bool:

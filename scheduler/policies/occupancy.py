@@ -63,21 +63,19 @@ class Occupancy:
 
         Args:
             number: Devices, at least 1, at most `most_across`.
+
+        Raises:
+            ValueError: Fewer are free.
         """
-        parts: list[tuple[int, int]] = []
+        parts: Parts = ()
         for free in range(len(self._single) - 1, 0, -1):
-            nodes = sorted(self._single[free])
-            while nodes and number >= free:
-                parts.append((nodes.pop(0), free))
+            for node in sorted(self._single[free]):
+                if number <= free:
+                    fitting = next(least for least in range(number, free + 1) if self._single[least])
+                    return *parts, (node if fitting == free else min(self._single[fitting]), number)
+                parts += ((node, free),)
                 number -= free
-            if nodes and number:
-                # No node is left that would be filled, of those with more free devices than are needed.
-                least = next(
-                    least for least in range(number, free + 1) if least == free or self._single[least]
-                )
-                parts.append((nodes[0] if least == free else min(self._single[least]), number))
-                break
-        return tuple(parts)
+        raise ValueError(f"{number} devices more are needed than are free on nodes that one job may span")
 
     def fits(self, parts: Parts) -> bool:
         """Return whether devices are free, with no other job that spans nodes beside if these do."""

@@ -1,4 +1,4 @@
-"""Pollux: devices go where they raise the jobs' goodput over a fair share the most (Qiao et al., OSDI 2021)."""
+"""Pollux: devices go where they raise jobs' goodput over fair shares the most (Qiao et al., OSDI 2021)."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -37,6 +37,8 @@ class Pollux(Policy):
             raise ValueError(
                 f"Pollux takes all devices to be alike; the cluster has {', '.join(at.cluster.kinds)}"
             )
+        if not (at.jobs and at.cluster.nodes):
+            return Allocation()
         names = [node.name for node in at.cluster.nodes]
         number = {name: i for i, name in enumerate(names)}
         costs = [_costs(job, at, number) for job in at.jobs]
@@ -52,7 +54,8 @@ class Pollux(Policy):
 def fitness(at: Round, allocation: Allocation) -> float:
     """Return the power mean (14), with the exponent -1, of the jobs' speedups under an allocation.
 
-    As in the published code, speedups are scaled by nodes/devices, and 1e-3 is added to each.
+    As in the published code, speedups are scaled by nodes/devices, and 1e-3 is added to each. There must be
+    jobs, and devices of one kind.
     """
     reciprocals = []
     for job in at.jobs:
@@ -86,8 +89,8 @@ def _speedups(
 ) -> NDArray[np.float64]:
     """Return the goodput of each placement over that of a fair share (15), 0 where there is no device.
 
-    A fair share is taken to be on one node, as in the published code. The speedup of a job of which nothing is
-    known is the number of its devices over that of a fair share.
+    A fair share is taken to be on one node, as in the published code. The speedup of a job of which nothing
+    is known is the number of its devices over that of a fair share.
     """
     fair = ceil(at.cluster.devices / len(at.jobs))
     (kind,) = at.cluster.kinds
@@ -106,7 +109,7 @@ def _speedups(
 
 
 def _restart_factor(job: Job) -> float:
-    """Return the share of its time that a job would have trained if it always restarted as often as so far."""
+    """Return the share of its time that a job trains if it restarts as often as so far: REALLOC_FACTOR."""
     return max(job.age - _DELAY * job.restarts, 0.0) / (job.age + _DELAY)
 
 
