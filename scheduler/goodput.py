@@ -113,6 +113,11 @@ class Goodput:
                 f"a whole batch of {self.total} samples: must be from 1 to {self.limits.largest}"
             )
 
+    @property
+    def most_replicas(self) -> int:
+        """The most replicas that have at least the least local batch each."""
+        return max(1, (self.total or self.limits.largest) // self.limits.least_local)
+
     def __call__(
         self, nodes: ArrayLike, replicas: ArrayLike, local: ArrayLike, accumulations: ArrayLike = 0
     ) -> Any:

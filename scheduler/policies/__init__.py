@@ -3,6 +3,11 @@
 from scheduler.policies.base import Policy
 from scheduler.policies.least_attained_service import LeastAttainedService
 from scheduler.policies.optimus import Optimus
+from scheduler.policies.pollux import Pollux
 
-POLICIES: dict[str, type[Policy]] = {"tiresias": LeastAttainedService, "optimus": Optimus}
+POLICIES: dict[str, type[Policy]] = {
+    "tiresias": LeastAttainedService,
+    "optimus": Optimus,
+    "pollux": Pollux,
+}
 """The policies by their names."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from idl.noise import Noise
 from scheduler.allocation import Allocation, devices
-from scheduler.cluster import Cluster
+from scheduler.cluster import Cluster, Node
 from scheduler.goodput import Goodput, Limits
 from scheduler.job import Job
 from scheduler.policies.base import Round
@@ -16,7 +16,7 @@ INTERVAL = 60
 THROUGHPUT = Throughput(0.05, 0.002, 0.2, 0.01, 0.04, 0.003, 2.0)
 
 clusters = st.lists(st.integers(1, 5), min_size=1, max_size=5).map(
-    lambda sizes: Cluster.of([(f"gpu{i}", 1, size) for i, size in enumerate(sizes)])
+    lambda sizes: Cluster(tuple(Node(f"gpu-{i}", "gpu", size) for i, size in enumerate(sizes)))
 )
 
 
