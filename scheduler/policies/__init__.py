@@ -6,8 +6,8 @@ from scheduler.policies.optimus import Optimus
 from scheduler.policies.pollux import Pollux
 
 POLICIES: dict[str, type[Policy]] = {
-    "pollux": Pollux,
     "tiresias": LeastAttainedService,
     "optimus": Optimus,
+    "pollux": Pollux,
 }
 """The policies by their names."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import LinearNDInterpolator
+from scipy.spatial import QhullError
 
 from idl.noise import Noise
 from scheduler.goodput import Limits
@@ -53,7 +54,11 @@ class StepTimes:
 
     @cached_property
     def _between(self) -> LinearNDInterpolator:
-        """Linear interpolation over (nodes, replicas, local batch), over the means of like placements."""
+        """Linear interpolation over (nodes, replicas, local batch), over the means of like placements.
+
+        Raises:
+            ValueError: The points do not span a volume.
+        """
         alike: dict[tuple[int, int, int], list[Array]] = {}
         for shape, (locals_, seconds) in self.placements.items():
             for local, its in zip(locals_, seconds, strict=True):
@@ -62,9 +67,15 @@ class StepTimes:
         points = np.array(sorted(alike), dtype=float)
         means = np.array([np.mean(alike[key], axis=0) for key in sorted(alike)])
         wider_points, wider_seconds = self.scalability
-        return LinearNDInterpolator(
-            np.concatenate([points, wider_points]), np.concatenate([means, wider_seconds])
-        )
+        try:
+            return LinearNDInterpolator(
+                np.concatenate([points, wider_points]), np.concatenate([means, wider_seconds])
+            )
+        except QhullError as error:
+            raise ValueError(
+                f"{len(points) + len(wider_points)} measured step times are too few, or too much alike, to "
+                "interpolate between placements"
+            ) from error
 
     def at(self, shape: Shape, local: int) -> StepTime:
         """Return the step time of a placement, interpolated between what was measured.

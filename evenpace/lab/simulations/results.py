@@ -66,9 +66,17 @@ class Results:
                 f"{path}: not the results of simulations; name another file, or remove this one"
             ) from error
 
-    def figures(self, simulation: Simulation) -> dict[str, Any] | None:
-        """Return the figures of a simulation, None where it has not been run."""
-        return self._figures.get(simulation)
+    def __contains__(self, simulation: Simulation) -> bool:
+        """Return whether a simulation has been run."""
+        return simulation in self._figures
+
+    def figures(self, simulation: Simulation) -> dict[str, Any]:
+        """Return the figures of a simulation.
+
+        Raises:
+            KeyError: It has not been run.
+        """
+        return self._figures[simulation]
 
     def add(self, simulation: Simulation, workload: Path, lives: Sequence[Life]) -> None:
         """Add the result of a simulation, to the file, too.

@@ -1,6 +1,5 @@
 """Runs of simulations: workloads under policies, several at once, with a table of their figures."""
 
-import functools
 import hashlib
 import multiprocessing
 import os
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from threadpoolctl import threadpool_limits
@@ -21,11 +20,17 @@ from evenpace.lab.simulations.results import Results, Simulation
 from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import find_workloads, read_workload
 from evenpace.lab.terminal import make_progress, make_table
+from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
+from scheduler.simulator.applications import Application
 from scheduler.simulator.record import Life
+from scheduler.simulator.rules import Rules
 from scheduler.simulator.simulation import check_arrivals, simulate
 from scheduler.simulator.workloads import Arrival
 from worker.parent import end_with_parent
+
+_Key: TypeAlias = tuple[str, Path]
+"""A policy and the file of a workload."""
 
 
 def run(config: SimulationConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
@@ -59,40 +64,50 @@ def run(config: SimulationConfig, console: Console, json_path: Path | None = Non
         for path in workloads
     }
     results = Results(json_path)
-    missing = {key: one for key, one in simulations.items() if results.figures(one) is None}
-    if missing:
-        with _processes(min(config.jobs, len(missing))) as executor, make_progress(console) as bar:
-            task = bar.add_task(
-                "simulations", total=len(simulations), completed=len(simulations) - len(missing)
-            )
-            futures = {
-                executor.submit(_simulate, policy, workloads[path], config): (policy, path)
-                for policy, path in missing
-            }
-            for future in as_completed(futures):
-                policy, path = futures[future]
-                results.add(simulations[policy, path], path, future.result())
+    tasks = {
+        (policy, path): (policy, workloads[path], applications, config.cluster, config.rules)
+        for (policy, path), one in simulations.items()
+        if one not in results
+    }
+    if tasks:
+        with make_progress(console) as bar:
+            done = len(simulations) - len(tasks)
+            task = bar.add_task("simulations", total=len(simulations), completed=done)
+            for (policy, path), lives in _simulated(tasks, config.jobs):
+                results.add(simulations[policy, path], path, lives)
                 bar.advance(task)
     figures: dict[str, dict[str, Any]] = {}
     for (policy, path), one in simulations.items():
-        found = results.figures(one)
         published = published_mean(path, policy) if config.conditions == CONDITIONS else None
         figures.setdefault(policy, {})[str(path)] = {
-            **(found or {}),
+            **results.figures(one),
             "published_mean_completion_s": published,
         }
     _print(console, figures)
     return figures
 
 
-def _simulate(policy: str, arrivals: Sequence[Arrival], config: SimulationConfig) -> list[Life]:
-    applications = _applications(config.traces)
+def _simulated(tasks: Mapping[_Key, tuple[Any, ...]], jobs: int) -> Iterator[tuple[_Key, list[Life]]]:
+    """Simulate, and yield the lives of each task's jobs as soon as it is done."""
+    if jobs == 1:
+        for key, task in tasks.items():
+            yield key, _simulate(*task)
+        return
+    with _processes(min(jobs, len(tasks))) as executor:
+        keys = {executor.submit(_simulate, *task): key for key, task in tasks.items()}
+        for future in as_completed(keys):
+            yield keys[future], future.result()
+
+
+def _simulate(
+    policy: str,
+    arrivals: Sequence[Arrival],
+    applications: Mapping[str, Application],
+    cluster: Cluster,
+    rules: Rules,
+) -> list[Life]:
     with threadpool_limits(limits=1):  # several threads make a fit to a few values many times slower
-        return simulate(arrivals, applications, POLICIES[policy](), config.cluster, config.rules)
-
-
-_applications = functools.cache(read_applications)
-"""The models of a folder, read once in each process."""
+        return simulate(arrivals, applications, POLICIES[policy](), cluster, rules)
 
 
 @contextmanager

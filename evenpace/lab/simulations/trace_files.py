@@ -76,6 +76,8 @@ def _read_scalability(path: Path) -> tuple[Array, Array]:
 
 def _read_epochs(path: Path) -> Epochs:
     rows = [[row.number(column) for column in _EPOCHS] for row in read_rows(path, _EPOCHS, ("metric",))]
+    if not rows:
+        raise ValueError(f"{path}: there is no row")
     return Epochs(*np.array(rows).reshape(-1, 4).T)
 
 

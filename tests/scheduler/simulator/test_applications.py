@@ -45,6 +45,14 @@ def test_step_times_are_not_extrapolated(shape, local):
         tiny_application().step_time(shape, local)
 
 
+def test_too_few_step_times_to_interpolate_are_said_so():
+    """Measurements on one node tell nothing of several."""
+    one = tiny_step_times().placements[(1,)]
+    nothing = np.empty((0, 3)), np.empty((0, 2))
+    with pytest.raises(ValueError, match="2 measured step times are too few"):
+        StepTimes({(1,): one}, nothing).at((1, 1), 2)
+
+
 def test_an_epoch_ends_at_the_least_progress():
     """Of the trainings with several batch sizes, the least progress at the end of an epoch counts."""
     application = tiny_application()
