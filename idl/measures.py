@@ -29,22 +29,6 @@ def work_of_batch(noise: Noise, batch: float, factor: float) -> tuple[float, flo
     return factor * least, factor * noise.efficiency(factor * batch, batch), factor * most
 
 
-def statistical_efficiency(scale: ArrayLike, batch: ArrayLike, first: float) -> Any:
-    """Return the progress per sample, relative to that in batches of a job's first size: (6) of Pollux.
-
-    It is `Noise.efficiency` for arrays. Batches above the first size have less than 1, those below it more.
-
-    Args:
-        scale: Noise scale in samples, at least 0; NaN where it is not known.
-        batch: Samples of the whole batch, above 0; it is broadcast with `scale`.
-        first: The size, in samples above 0, whose efficiency is 1.
-
-    Returns:
-        A number, or an array; NaN where the noise scale is.
-    """
-    return np.divide(np.add(scale, first), np.add(scale, batch))
-
-
 def goodput(samples: ArrayLike, seconds: ArrayLike, efficiency: ArrayLike) -> Any:
     """Return samples per second times their efficiency: (3) of Pollux.
 

@@ -5,6 +5,10 @@ A pure value of a few numbers. This module knows no gradients, and nothing of ho
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 _ERRORS = 2.0  # standard errors on each side of an interval: about 95%
 _FACTOR = 4.0  # between the ends of the noise scale's interval, at most, for it to be known
@@ -91,7 +95,7 @@ class Noise:
         """
         _check_above_zero("batch", batch)
         _check_above_zero("baseline", baseline)
-        return _efficiency(self.scale, batch, baseline)
+        return float(statistical_efficiency(self.scale, batch, baseline))
 
     def efficiency_interval(
         self, batch: float, baseline: float, errors: float = _ERRORS
@@ -103,7 +107,7 @@ class Noise:
         """
         _check_above_zero("batch", batch)
         _check_above_zero("baseline", baseline)
-        ends = [_efficiency(scale, batch, baseline) for scale in self.interval(errors)]
+        ends = [float(statistical_efficiency(scale, batch, baseline)) for scale in self.interval(errors)]
         return min(ends), max(ends)
 
     def similarity(self, batch: float) -> float:
@@ -121,8 +125,22 @@ class Noise:
         return 1 / (1 + 2 * self.scale / batch)
 
 
-def _efficiency(scale: float, batch: float, baseline: float) -> float:
-    return 1.0 if math.isinf(scale) else (scale + baseline) / (scale + batch)
+def statistical_efficiency(scale: ArrayLike, batch: ArrayLike, first: float) -> Any:
+    """Return the progress per sample, relative to that in batches of a job's first size: (6) of Pollux.
+
+    Batches above the first size have less than 1, those below it more.
+
+    Args:
+        scale: Noise scale in samples, at least 0; NaN where it is not known.
+        batch: Samples of the whole batch, above 0; it is broadcast with `scale`.
+        first: The size, in samples above 0, whose efficiency is 1.
+
+    Returns:
+        A number, or an array; NaN where the noise scale is, 1 where that is inf.
+    """
+    with np.errstate(invalid="ignore"):  # inf / inf
+        efficiency = np.divide(np.add(scale, first), np.add(scale, batch))
+    return np.where(np.isinf(scale), 1.0, efficiency)[()]
 
 
 def _check_above_zero(name: str, value: float) -> None:

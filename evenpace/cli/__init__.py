@@ -29,6 +29,7 @@ from evenpace.cli.profile import profile
 from evenpace.cli.report import report
 from evenpace.cli.security import certs, token
 from evenpace.cli.services import manager, ps, worker
+from evenpace.cli.simulate import simulate
 from evenpace.cli.submit import attach, submit
 from evenpace.cli.trace import trace
 from evenpace.cli.unequal_figures import fig6, fig7, fig8
@@ -39,7 +40,8 @@ _EXTRAS = {
     **dict.fromkeys(("manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
     **dict.fromkeys(("status", "top", "dashboard", "report"), "pages"),
     **dict.fromkeys(("submit", "attach"), "ray"),
-    **dict.fromkeys(("demo", "profile", "plan", "bench", "trace", "experiment", "chaos", "planted"), "lab"),
+    **dict.fromkeys(("demo", "profile", "plan", "bench", "trace", "experiment", "simulate"), "lab"),
+    **dict.fromkeys(("chaos", "planted"), "lab"),
 }
 """Extra of pyproject.toml that a command needs beyond a worker's installation, by the command's name."""
 
@@ -91,7 +93,7 @@ _COMMANDS = (
     *(profile, plan),
     *(job, status, top, dashboard, report, doctor, health, metrics),
     *(certs, token),
-    *(bench, trace, experiment, chaos, planted),
+    *(bench, trace, experiment, simulate, chaos, planted),
 )
 for _command in _COMMANDS:
     cli.add_command(_command)

@@ -14,8 +14,8 @@ from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
 from evenpace.metrics.server import Fill, PartCollector, service_collector
-from idl.measures import goodput, prediction_error, statistical_efficiency, waiting_share
-from idl.noise import Noise
+from idl.measures import goodput, prediction_error, waiting_share
+from idl.noise import Noise, statistical_efficiency
 from idl.records import COLUMNS, IterationRecord
 from rpc.server import Server
 

@@ -16,7 +16,8 @@ from evenpace.overview.phrases import Estimate, number
 from evenpace.overview.statistics import Array, median
 from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
 from evenpace.overview.thinned_rows import DURATION, EPOCH, EVEN, ITERATION, TOTAL, ThinnedRows
-from idl.measures import goodput, prediction_error, statistical_efficiency, waiting_share
+from idl.measures import goodput, prediction_error, waiting_share
+from idl.noise import statistical_efficiency
 from idl.noise_estimate import NoiseEstimate
 
 

@@ -11,7 +11,8 @@ from evenpace.overview.columns import PREDICTED, SIZE, TIME, WAIT
 from evenpace.overview.figures import Spread, Timeline, WorkerTimeline
 from evenpace.overview.phrases import number
 from evenpace.overview.statistics import Array
-from idl.measures import goodput, statistical_efficiency
+from idl.measures import goodput
+from idl.noise import statistical_efficiency
 
 Known = tuple[NDArray[np.int64], Array]
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from idl.measures import goodput, statistical_efficiency
-from idl.noise import Noise
+from idl.measures import goodput
+from idl.noise import Noise, statistical_efficiency
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""`evenpace simulate`: jobs on a cluster under scheduling policies, from measurements."""
+
+from pathlib import Path
+
+import click
+
+from evenpace.cli.options import example, json_path, user_mistakes
+from evenpace.cli.settings import configured
+from evenpace.lab.simulations.config import SimulationConfig
+
+
+@click.command()
+@example("evenpace simulate --workload workloads --policy tiresias --traces pollux --json simulations.json")
+@configured(SimulationConfig, "config")
+@json_path
+def simulate(config: SimulationConfig, json_path: Path | None) -> None:
+    """Simulate jobs on a cluster under scheduling policies; nothing is trained.
+
+    Jobs train with step times and gradient noise that were measured. Where the file of --json has the result
+    of a simulation of the same files and settings, it is taken from there. Published figures are shown where
+    pollux-published.csv lies beside a workload's folder.
+    """
+    from rich.console import Console
+
+    from evenpace.lab.simulations.run import run
+
+    with user_mistakes():
+        run(config, Console(), json_path)

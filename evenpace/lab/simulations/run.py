@@ -1,0 +1,176 @@
+"""Runs of simulations: workloads under policies, several at once, with a table of their figures."""
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from threadpoolctl import threadpool_limits
+
+from evenpace.lab.simulations.config import SimulationConfig
+from evenpace.lab.simulations.published import CONDITIONS, published_mean
+from evenpace.lab.simulations.results import Results, Simulation
+from evenpace.lab.simulations.trace_files import read_applications
+from evenpace.lab.simulations.workload_files import find_workloads, read_workload
+from evenpace.lab.terminal import make_progress, make_table
+from scheduler.cluster import Cluster
+from scheduler.policies import POLICIES
+from scheduler.simulator.applications import Application
+from scheduler.simulator.record import Life
+from scheduler.simulator.rules import Rules
+from scheduler.simulator.simulation import check_arrivals, simulate
+from scheduler.simulator.workloads import Arrival
+from worker.parent import end_with_parent
+
+_Key: TypeAlias = tuple[str, Path]
+"""A policy and the file of a workload."""
+
+
+def run(config: SimulationConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
+    """Simulate each workload under each policy, and print the figures.
+
+    Args:
+        config: Workloads, policies and cluster.
+        console: Takes the progress and the table.
+        json_path: File for the results; simulations whose results it has are not run again.
+
+    Returns:
+        The figures of each simulation by policy, then by the path of the workload.
+
+    Raises:
+        ValueError: A file is of another form, or a workload cannot be simulated.
+        OSError: A file cannot be read or written.
+    """
+    workloads = {path: read_workload(path) for path in find_workloads(config.workload)}
+    applications = read_applications(config.traces)
+    for path, arrivals in workloads.items():
+        for policy in config.policy:
+            try:
+                check_arrivals(arrivals, applications, POLICIES[policy](), config.cluster)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+    measured = _digest(sorted(config.traces.glob("*/*.csv")))
+    conditions = tuple(config.conditions.items())
+    simulations = {
+        (policy, path): Simulation(policy, f"{_digest([path])}-{measured}", conditions)
+        for policy in dict.fromkeys(config.policy)
+        for path in workloads
+    }
+    results = Results(json_path)
+    tasks = {
+        (policy, path): (policy, workloads[path], applications, config.cluster, config.rules)
+        for (policy, path), one in simulations.items()
+        if one not in results
+    }
+    if tasks:
+        with make_progress(console) as bar:
+            done = len(simulations) - len(tasks)
+            task = bar.add_task("simulations", total=len(simulations), completed=done)
+            for (policy, path), lives in _simulated(tasks, config.jobs):
+                results.add(simulations[policy, path], path, lives)
+                bar.advance(task)
+    figures: dict[str, dict[str, Any]] = {}
+    for (policy, path), one in simulations.items():
+        published = published_mean(path, policy) if config.conditions == CONDITIONS else None
+        figures.setdefault(policy, {})[str(path)] = {
+            **results.figures(one),
+            "published_mean_completion_s": published,
+        }
+    _print(console, figures)
+    return figures
+
+
+def _simulated(tasks: Mapping[_Key, tuple[Any, ...]], jobs: int) -> Iterator[tuple[_Key, list[Life]]]:
+    """Simulate, and yield the lives of each task's jobs as soon as it is done."""
+    if jobs == 1:
+        for key, task in tasks.items():
+            yield key, _simulate(*task)
+        return
+    with _processes(min(jobs, len(tasks))) as executor:
+        keys = {executor.submit(_simulate, *task): key for key, task in tasks.items()}
+        for future in as_completed(keys):
+            yield keys[future], future.result()
+
+
+def _simulate(
+    policy: str,
+    arrivals: Sequence[Arrival],
+    applications: Mapping[str, Application],
+    cluster: Cluster,
+    rules: Rules,
+) -> list[Life]:
+    with threadpool_limits(limits=1):  # several threads make a fit to a few values many times slower
+        return simulate(arrivals, applications, POLICIES[policy](), cluster, rules)
+
+
+@contextmanager
+def _processes(number: int) -> Iterator[Executor]:
+    """Yield processes to run simulations in; an error ends them at once."""
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(number, context, initializer=_begin, initargs=(os.getpid(),)) as executor:
+        try:
+            yield executor
+        except BaseException:
+            # The executor would wait until the simulations that run now have ended.
+            executor.shutdown(wait=False, cancel_futures=True)
+            for child in set(multiprocessing.active_children()) - others:
+                child.terminate()
+            raise
+
+
+def _begin(parent: int) -> None:
+    end_with_parent(parent)
+    # Ctrl-C goes to all processes. Here it just ends this one, SIGTERM likewise.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    """Return a digest of files' contents, with their folders' and own names but for a single one."""
+    digest = hashlib.sha256()
+    for path in paths:
+        name = f"{path.parent.name}/{path.name}" if len(paths) > 1 else ""
+        content = path.read_bytes()
+        digest.update(f"{name}:{len(content)}:".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _print(console: Console, figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    table = make_table(
+        "Simulated jobs by policy and workload",
+        "workload",
+        *("policy", "mean completion, s", "published", "p99, s", "makespan, s", "restarts", "device hours"),
+    )
+    for policy, by_path in figures.items():
+        for path, its in by_path.items():
+            table.add_row(f"{Path(path).parent.name}/{Path(path).stem}", policy, *_cells(its))
+        if len(by_path) > 1:
+            names = [name for name in next(iter(by_path.values())) if name != "jobs"]
+            means = {name: _mean([its[name] for its in by_path.values()]) for name in names}
+            table.add_row(f"mean of {len(by_path)}", policy, *_cells(means), end_section=True)
+    console.print(table)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _cells(its: Mapping[str, Any]) -> list[str]:
+    published = its["published_mean_completion_s"]
+    return [
+        f"{its['mean_completion_s']:.1f}",
+        "" if published is None else f"{published:.1f}",
+        f"{its['p99_completion_s']:.0f}",
+        f"{its['makespan_s']:.0f}",
+        f"{its['restarts']:.0f}",
+        f"{its['device_hours']:.1f}",
+    ]

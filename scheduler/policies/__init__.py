@@ -1,0 +1,13 @@
+"""Policies that give the devices of a cluster to jobs: one file each, and a table of them all."""
+
+from scheduler.policies.base import Policy
+from scheduler.policies.least_attained_service import LeastAttainedService
+from scheduler.policies.optimus import Optimus
+from scheduler.policies.pollux import Pollux
+
+POLICIES: dict[str, type[Policy]] = {
+    "tiresias": LeastAttainedService,
+    "optimus": Optimus,
+    "pollux": Pollux,
+}
+"""The policies by their names."""

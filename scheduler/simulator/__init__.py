@@ -1,0 +1,1 @@
+"""Simulated training on a cluster, from measured step times and measured gradient noise, under any policy."""

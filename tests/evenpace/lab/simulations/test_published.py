@@ -1,0 +1,93 @@
+"""Simulations of published workloads, against the published results."""
+
+import csv
+
+import pytest
+
+from evenpace.lab.simulations.published import published_mean
+from evenpace.lab.simulations.trace_files import read_applications
+from evenpace.lab.simulations.workload_files import read_workload
+from scheduler.cluster import Cluster
+from scheduler.policies import POLICIES
+from scheduler.simulator.record import summary
+from scheduler.simulator.rules import Rules
+from scheduler.simulator.simulation import simulate
+from tests import SHARED_DATA
+
+DATA = SHARED_DATA / "cluster-traces"
+WORKLOADS = [
+    DATA / "pollux-workloads-0.5" / "workload-1.csv",
+    DATA / "pollux-workloads-0.5" / "workload-2.csv",
+    DATA / "pollux-workloads" / "workload-1.csv",
+]
+
+with_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason="the published measurements are not beside the project"
+)
+
+
+@pytest.fixture(scope="module")
+def applications():
+    """The models that were measured."""
+    return read_applications(DATA / "pollux")
+
+
+def mean(path, policy, applications):
+    """The mean completion time of a workload on the published cluster."""
+    cluster = Cluster.of([("gpu", 16, 4)])
+    lives = simulate(read_workload(path), applications, POLICIES[policy](), cluster, Rules())
+    return summary(lives)["mean_completion_s"]
+
+
+@with_data
+@pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("policy", ["tiresias", "optimus"])
+def test_means_equal_the_published_ones_to_the_digit(applications, policy, path):
+    """Both policies are deterministic: each job must end in the very second."""
+    assert round(mean(path, policy, applications), 1) == published_mean(path, policy)
+
+
+@with_data
+def test_pollux_is_near_the_published_mean(applications):
+    """The published search is random, and varies by some percent; ours must be as good but for so much."""
+    path = WORKLOADS[0]
+    assert mean(path, "pollux", applications) == pytest.approx(published_mean(path, "pollux"), rel=0.1)
+
+
+def write_published(folder, **columns):
+    """Write published figures beside workloads' folders."""
+    with (folder / "pollux-published.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, ["load", "policy", *columns])
+        writer.writeheader()
+        writer.writerow({"load": "1.0", "policy": "tiresias", **columns})
+        writer.writerow({"load": "1.5", "policy": "tiresias", **dict.fromkeys(columns, 7.5)})
+
+
+def test_a_published_mean_is_found_by_folder_and_number(tmp_path):
+    """The folder's name has the load, 1 where it has none, and the file's the column."""
+    write_published(tmp_path, workload_1=2.5, workload_2=3.5)
+
+    assert published_mean(tmp_path / "pollux-workloads" / "workload-2.csv", "tiresias") == 3.5
+    assert published_mean(tmp_path / "pollux-workloads-1.5" / "workload-1.csv", "tiresias") == 7.5
+
+
+@pytest.mark.parametrize(
+    ("workload", "policy"),
+    [
+        ("pollux-workloads/workload-3.csv", "tiresias"),
+        ("pollux-workloads/workload-1.csv", "optimus"),
+        ("pollux-workloads-2.0/workload-1.csv", "tiresias"),
+        ("pollux-workloads-realistic/workload-1.csv", "tiresias"),
+        ("own/workload-1.csv", "tiresias"),
+        ("pollux-workloads/own.csv", "tiresias"),
+    ],
+)
+def test_most_workloads_have_no_published_mean(tmp_path, workload, policy):
+    """Workloads, loads and policies without a figure have none."""
+    write_published(tmp_path, workload_1=2.5)
+    assert published_mean(tmp_path / workload, policy) is None
+
+
+def test_without_the_file_nothing_is_published(tmp_path):
+    """The figures need not lie beside a workload."""
+    assert published_mean(tmp_path / "pollux-workloads" / "workload-1.csv", "tiresias") is None

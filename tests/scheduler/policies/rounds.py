@@ -1,0 +1,71 @@
+"""Rounds of a cluster whose jobs come, train and go, for tests of any policy."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from idl.noise import Noise
+from scheduler.allocation import Allocation, devices
+from scheduler.cluster import Cluster, Node
+from scheduler.goodput import Goodput, Limits
+from scheduler.job import Job
+from scheduler.policies.base import Round
+from scheduler.throughput import Throughput
+
+INTERVAL = 60
+THROUGHPUT = Throughput(0.05, 0.002, 0.2, 0.01, 0.04, 0.003, 2.0)
+
+clusters = st.lists(st.integers(1, 5), min_size=1, max_size=5).map(
+    lambda sizes: Cluster(tuple(Node(f"gpu-{i}", "gpu", size) for i, size in enumerate(sizes)))
+)
+
+
+def asking(name, number=1, submitted=0.0, **others):
+    """A job whose user asks for a number of devices."""
+    return Job(name, submitted, 0.0, most_devices=number, devices=number, batch=256, **others)
+
+
+@st.composite
+def jobs(draw, kinds):
+    """Jobs of which everything is known that a policy may ask for, but a goodput in some only."""
+    found = []
+    for number in range(draw(st.integers(1, 8))):
+        work, noise = draw(st.floats(10.0, 1e5)), draw(st.floats(1.0, 1e5))
+        wanted = draw(st.integers(1, 8))
+        goodput = Goodput(THROUGHPUT, Noise(1.0, noise), Limits(128, 4096, 32, 512))
+        found.append(
+            replace(
+                asking(f"job-{number}", wanted, float(draw(st.integers(0, 300)))),
+                goodputs=dict.fromkeys(kinds, goodput) if draw(st.booleans()) else {},
+                seconds_left=lambda n, work=work: work / n + 20.0 * n,
+            )
+        )
+    return sorted(found, key=lambda job: job.submitted)
+
+
+def play(policy, cluster, jobs, rounds=8, attained=60.0):
+    """Yield each round and its allocation; jobs come when they are submitted, and soon one goes each round.
+
+    Args:
+        policy: The policy.
+        cluster: The cluster.
+        jobs: The jobs, in order of submission.
+        rounds: Number of rounds.
+        attained: Device-seconds that a job gets for each of its devices in each round.
+    """
+    allocation, had = Allocation(), dict.fromkeys((job.name for job in jobs), 0.0)
+    for number in range(1, rounds + 1):
+        now = float(INTERVAL * number)
+        for job in jobs:
+            had[job.name] += attained * devices(allocation[job.name])
+        present = [
+            replace(job, age=now - job.submitted, attained=had[job.name])
+            for place, job in enumerate(jobs)
+            if job.submitted <= now and place >= number - 4
+        ]
+        if not present:
+            continue
+        before = Allocation({job.name: allocation[job.name] for job in present})
+        at = Round(now, present, cluster, before)
+        allocation = policy.allocate(at)
+        yield at, allocation

@@ -1,0 +1,116 @@
+"""Devices given to jobs by costs: what the cluster has, never worse than to stay, and none left to waste."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.policies.assignment import Costs, assign
+
+SIZES = [2, 2, 2]
+costs = st.floats(0.1, 100)
+
+
+@st.composite
+def jobs_of_a_cluster(draw):
+    """Up to three jobs with falling costs on three nodes of two; each may have some devices to begin with."""
+    free = list(SIZES)
+    spanned = [False] * len(SIZES)
+    jobs = []
+    for _ in range(draw(st.integers(1, 3))):
+        falling = np.sort(draw(st.lists(costs, min_size=7, max_size=7)))[::-1]
+        slower = draw(st.floats(1, 2))
+        across = falling * slower
+        across[:2] = falling[0], np.inf
+        parts = tuple(
+            (node, count) for node, left in enumerate(free) if (count := draw(st.integers(0, left)))
+        )
+        if len(parts) > 1 and any(spanned[node] for node, _ in parts):
+            parts = ()
+        for node, count in parts:
+            free[node] -= count
+            spanned[node] |= len(parts) > 1
+        count = sum(count for _, count in parts)
+        stays = draw(st.floats(0.5, 1)) * (across if len(parts) > 1 else falling)[count] if parts else np.inf
+        jobs.append(Costs(falling[:3], across, float(stays), parts))
+    return jobs
+
+
+def cost(job, parts):
+    """Return the cost of parts to a job, the least if there are two."""
+    count = sum(count for _, count in parts)
+    moved = job.within[count] if len(parts) < 2 else job.across[count]
+    return min(moved, job.stays) if parts and set(parts) == set(job.parts) else moved
+
+
+def valid(assigned):
+    """Return whether the nodes have the devices, and none has two jobs that span nodes."""
+    used, spanning = np.zeros(len(SIZES)), np.zeros(len(SIZES))
+    for parts in assigned:
+        for node, count in parts:
+            used[node] += count
+            spanning[node] += len(parts) > 1
+    return (used <= SIZES).all() and (spanning <= 1).all()
+
+
+@given(jobs_of_a_cluster())
+def test_the_cluster_has_what_is_given(jobs):
+    """No node gives more than it has, and none has parts of two jobs that span nodes."""
+    assert valid(assign(SIZES, jobs, 16))
+
+
+@given(jobs_of_a_cluster())
+def test_nothing_is_worse_than_before(jobs):
+    """The sum of costs is at most what it is if all jobs stay, or wait that have nothing."""
+    before = sum(cost(job, job.parts) for job in jobs)
+    assigned = assign(SIZES, jobs, 16)
+    assert sum(map(cost, jobs, assigned)) <= before * (1 + 1e-9)
+
+
+@given(jobs_of_a_cluster())
+def test_no_job_could_do_better_by_free_devices(jobs):
+    """With its own devices and the free ones, none could have a lower cost."""
+    assigned = assign(SIZES, jobs, 16)
+    for place, job in enumerate(jobs):
+        now = cost(job, assigned[place])
+        for counts in itertools.product(*(range(size + 1) for size in SIZES)):
+            parts = tuple((node, count) for node, count in enumerate(counts) if count)
+            if valid([*assigned[:place], parts, *assigned[place + 1 :]]):
+                assert cost(job, parts) >= now * (1 - 1e-6)
+
+
+def test_a_job_stays_where_another_place_is_no_better():
+    """It is not moved for nothing, even to a place that would cost the same."""
+    falling = np.array([10.0, 4.0, 3.0])
+    job = Costs(falling, np.array([10.0, np.inf]), 3.0, ((1, 2),))
+    assert assign([2, 2], [job], 16) == [((1, 2),)]
+
+
+def test_jobs_make_room_for_one_that_gains_more():
+    """Two jobs of one device each are brought together, so that a third gets a whole node."""
+    small = np.array([100.0, 1.0])
+    jobs = [
+        Costs(small, np.array([100.0, np.inf]), 0.9, ((0, 1),)),
+        Costs(small, np.array([100.0, np.inf]), 0.9, ((1, 1),)),
+        Costs(np.array([100.0, 50.0, 1.0]), np.array([100.0, np.inf, 60.0])),
+    ]
+    first, second, third = assign([2, 2], jobs, 16)
+    assert len(third) == 1
+    assert third[0][1] == 2
+    assert first[0][0] == second[0][0]
+
+
+def test_no_job_spans_more_nodes_than_it_may():
+    """A job that could use all devices has those of two nodes."""
+    job = Costs(np.array([10.0, 9.0, 8.0]), np.array([10.0, np.inf, *range(7, 2, -1)]))
+    (parts,) = assign(SIZES, [job], 2)
+    assert sorted(parts) == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(("sizes", "jobs"), [([], 2), ([2], 0), ([], 0)])
+def test_without_nodes_all_jobs_wait(sizes, jobs):
+    """Without jobs or nodes nothing is given."""
+    waiting = Costs(np.array([1.0]), np.array([1.0]))
+    assert assign(sizes, [waiting] * jobs, 16) == [()] * jobs

@@ -1,0 +1,99 @@
+"""Optimus: one device for each job, and further ones where they save the most time."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.allocation import Allocation, devices
+from scheduler.cluster import Cluster
+from scheduler.policies.base import Round
+from scheduler.policies.optimus import Optimus
+from tests.scheduler.policies.rounds import asking, clusters, jobs, play
+
+CLUSTER = Cluster.of([("gpu", 2, 4)])
+
+
+def lasting(name, seconds, most=8):
+    """A job that takes so many seconds on 1, 2, ... devices."""
+    return replace(asking(name, most), devices=None, seconds_left=lambda number: seconds[number - 1])
+
+
+def allocate(*jobs, before=None):
+    """The placements that the policy chooses."""
+    return Optimus().allocate(Round(60.0, jobs, CLUSTER, Allocation(before or {}))).placements
+
+
+def numbers(placements):
+    """The number of devices of each job."""
+    return {job: devices(placement) for job, placement in placements.items()}
+
+
+@given(clusters.flatmap(lambda cluster: st.tuples(st.just(cluster), jobs(cluster.kinds))))
+def test_no_other_job_would_save_more(case):
+    """A device moved from one job to another, both with some, never saves time where savings diminish."""
+    for at, allocation in play(Optimus(), *case):
+        number = {job.name: devices(allocation[job.name]) for job in at.jobs}
+        lost = [
+            job.seconds_left(number[job.name] - 1) - job.seconds_left(number[job.name])
+            for job in at.jobs
+            if number[job.name] > 1
+        ]
+        won = [
+            job.seconds_left(number[job.name]) - job.seconds_left(number[job.name] + 1)
+            for job in at.jobs
+            if 0 < number[job.name] < job.most_devices
+        ]
+        assert max(won, default=0.0) <= min(lost, default=float("inf")) + 1e-9
+
+
+@given(clusters.flatmap(lambda cluster: st.tuples(st.just(cluster), jobs(cluster.kinds))))
+def test_the_jobs_submitted_first_have_a_device(case):
+    """As many jobs have devices as there are devices, in the order of submission."""
+    for at, allocation in play(Optimus(), *case):
+        served = [bool(allocation[job.name]) for job in at.jobs]
+        assert served == [place < at.cluster.devices for place in range(len(served))]
+
+
+def test_further_devices_go_where_they_save_the_most():
+    """Of three more devices the slower job gets two, then its next saves less than the other's first."""
+    slow = lasting("slow", [100, 60, 40, 35, 35, 35, 35, 35])
+    fast = lasting("fast", [50, 40, 40, 40, 40, 40, 40, 40])
+    cluster = Cluster.of([("gpu", 1, 5)])
+    chosen = Optimus().allocate(Round(60.0, [fast, slow], cluster, Allocation()))
+
+    assert numbers(chosen.placements) == {"slow": 3, "fast": 2}
+
+
+def test_devices_that_save_nothing_stay_free():
+    """A job does not get a device with which it would not end sooner."""
+    assert numbers(allocate(lasting("a", [10, 5, 5, 1, 1, 1, 1, 1]))) == {"a": 2}
+
+
+def test_of_equal_savings_the_first_job_has_the_next_device():
+    """Order of submission decides."""
+    both = [lasting(name, [10, 5, 5], most=3) for name in ("a", "b")]
+    cluster = Cluster.of([("gpu", 1, 3)])
+    chosen = Optimus().allocate(Round(60.0, both, cluster, Allocation()))
+
+    assert numbers(chosen.placements) == {"a": 2, "b": 1}
+
+
+def test_a_job_with_as_many_devices_as_before_stays():
+    """The others are placed around it, those with few devices first."""
+    stays, grows, starts = (lasting(name, [30, 20, 20]) for name in ("stays", "grows", "starts"))
+    before = {"stays": (("gpu-1", 1), ("gpu-0", 1)), "grows": (("gpu-1", 1),)}
+    starts = replace(starts, most_devices=1)
+
+    assert allocate(stays, grows, starts, before=before) == {
+        "stays": before["stays"],
+        "starts": (("gpu-0", 1),),
+        "grows": (("gpu-1", 2),),
+    }
+
+
+def test_a_job_must_have_a_known_remaining_time():
+    """Without it there is nothing to compare."""
+    with pytest.raises(ValueError, match="job 'a' must have a known remaining time under Optimus"):
+        allocate(asking("a", 4))

@@ -1,0 +1,52 @@
+"""What holds of every policy, whatever jobs come and go."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.allocation import devices
+from scheduler.policies import POLICIES
+from tests.scheduler.policies.rounds import clusters, jobs, play
+
+cases = clusters.flatmap(lambda cluster: st.tuples(st.just(cluster), jobs(cluster.kinds)))
+few = settings(max_examples=40, deadline=None)  # a search for good placements takes its time
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@few
+@given(case=cases)
+def test_allocations_fit_the_cluster(name, case):
+    """No node has more devices in use than it has."""
+    for _, allocation in play(POLICIES[name](), *case):
+        allocation.check(case[0])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@few
+@given(case=cases)
+def test_jobs_have_no_more_devices_than_they_can_use(name, case):
+    """Devices go to jobs that are there, and as many at most as a job says."""
+    for at, allocation in play(POLICIES[name](), *case):
+        most = {job.name: job.most_devices for job in at.jobs}
+        assert all(devices(placement) <= most[job] for job, placement in allocation.placements.items())
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@few
+@given(case=cases)
+def test_policies_repeat(name, case):
+    """Two objects of a policy that see the same rounds choose the same placements."""
+    first, second = (
+        [dict(allocation.placements) for _, allocation in play(POLICIES[name](), *case)] for _ in range(2)
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@few
+@given(case=cases)
+def test_devices_are_used_while_jobs_wait(name, case):
+    """A job that would fit on all that is there leaves no cluster idle."""
+    for at, allocation in play(POLICIES[name](), *case):
+        if any(job.most_devices <= at.cluster.devices for job in at.jobs):
+            assert allocation.placements

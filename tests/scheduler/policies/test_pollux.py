@@ -1,0 +1,219 @@
+"""Pollux's policy: its fitness against the definition, its allocations against the rules and the optimum."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idl.noise import Noise
+from scheduler.allocation import Allocation, devices
+from scheduler.cluster import Cluster
+from scheduler.goodput import Goodput, Limits
+from scheduler.job import Job
+from scheduler.policies.base import Round
+from scheduler.policies.pollux import Pollux, fitness
+from scheduler.throughput import Throughput
+
+# Fitted to measured steps of three models on T4 GPUs, rounded.
+MODELS = (
+    (Throughput(0.17, 0.058, 1.5, 0.012, 0.39, 0.001, 2.3), Limits(12, 384, 4, 8)),
+    (Throughput(0.018, 0.0007, 0.088, 0.0025, 0.013, 0.0, 1.2), Limits(128, 4096, 32, 1024)),
+    (Throughput(0.067, 0.0045, 0.32, 0.0054, 0.078, 0.0012, 2.7), Limits(200, 12800, 25, 200)),
+)
+
+
+def goodput(model, noise):
+    """Return a goodput with a noise scale that is so many times the initial batch."""
+    throughput, limits = MODELS[model]
+    return Goodput(throughput, Noise(1.0, noise * limits.initial), limits)
+
+
+goodputs = st.builds(goodput, st.integers(0, 2), st.sampled_from([0.3, 3.0, 30.0]))
+
+
+@st.composite
+def rounds(draw, most_jobs=8):
+    """A round of up to some jobs on two to four nodes, after another round of the same policy."""
+    cluster = Cluster.of([("t4", draw(st.integers(2, 4)), draw(st.sampled_from([2, 4])))])
+    jobs = [
+        Job(
+            f"job-{place}",
+            0.0,
+            draw(st.integers(0, 20_000)),
+            draw(st.sampled_from([1, 2, 4, 8, 16])),
+            restarts=draw(st.integers(0, 20)),
+            goodputs=draw(st.builds(dict) | st.builds(lambda one: {"t4": one}, goodputs)),
+        )
+        for place in range(draw(st.integers(1, most_jobs)))
+    ]
+    before = Allocation()
+    if draw(st.booleans()):
+        before = Pollux().allocate(Round(0.0, jobs[: draw(st.integers(1, len(jobs)))], cluster, before))
+    return Round(60.0, jobs, cluster, before)
+
+
+def test_fitness_worked_out_by_hand():
+    """It is the harmonic mean of speedups by devices/nodes, 0 of a waiting job, each with 1e-3 more."""
+    jobs = [Job(name, 0.0, 100.0, 4) for name in ("a", "b")]
+    at = Round(0.0, jobs, Cluster.of([("t4", 2, 4)]), Allocation({"a": (("t4-0", 2),)}))
+    # Nothing is known of them: two of eight devices are half of a fair share of four.
+    assert fitness(at, at.allocation) == pytest.approx(2 / (1 / (0.5 / 4 + 1e-3) + 1 / 1e-3))
+    both = Allocation({"a": (("t4-0", 2),), "b": (("t4-1", 4),)})
+    assert fitness(at, both) == pytest.approx(2 / (1 / (0.5 / 4 + 1e-3) + 1 / (100 / 130 / 4 + 1e-3)))
+
+
+def test_speedup_is_the_goodput_over_that_of_a_fair_share_on_one_node():
+    """Alone on a cluster, a job is compared with all devices as if on one node."""
+    one = goodput(1, 3.0)
+    job = Job("a", 0.0, 100.0, 8, goodputs={"t4": one})
+    at = Round(0.0, [job], Cluster.of([("t4", 2, 4)]), Allocation({"a": (("t4-0", 3),)}))
+    speedup = one.best(1, 3).goodput / one.best(1, 8).goodput
+    assert fitness(at, at.allocation) == pytest.approx(speedup / 4 + 1e-3)
+
+
+def test_a_change_costs_more_after_many_restarts():
+    """Another placement has max(age - 30 restarts, 0)/(age + 30) of its speedup."""
+    moved = Allocation({"a": (("t4-1", 4),)})
+    for restarts, factor in ((0, 300 / 330), (5, 150 / 330), (20, 0)):
+        job = Job("a", 0.0, 300.0, 4, restarts=restarts)
+        at = Round(0.0, [job], Cluster.of([("t4", 2, 4)]), Allocation({"a": (("t4-0", 4),)}))
+        assert fitness(at, moved) == pytest.approx(factor * 0.5 / 4 + 1e-3)
+
+
+@given(rounds())
+def test_allocations_keep_the_limits(at):
+    """The cluster has the devices, no job more than it can use, and no node parts of two that span nodes."""
+    allocation = Pollux().allocate(at)
+    allocation.check(at.cluster)
+    spanning = []
+    for job in at.jobs:
+        placement = allocation[job.name]
+        assert devices(placement) <= job.most_devices
+        spanning += [node for node, _ in placement if len(placement) > 1]
+    assert len(spanning) == len(set(spanning))
+
+
+@given(rounds())
+def test_allocations_are_no_less_fit_than_to_change_nothing(at):
+    """The present allocation is one of those that are compared."""
+    assert fitness(at, Pollux().allocate(at)) >= fitness(at, at.allocation) * (1 - 1e-9)
+
+
+@given(rounds())
+def test_the_same_round_has_the_same_allocation(at):
+    """Nothing is left to chance."""
+    assert dict(Pollux().allocate(at).placements) == dict(Pollux().allocate(at).placements)
+
+
+@given(rounds())
+def test_no_job_gains_from_devices_that_are_left_free(at):
+    """With free devices of one node in addition to its own, or in their place, none would do better."""
+    allocation = Pollux().allocate(at)
+    least = fitness(at, allocation)
+    for job in at.jobs:
+        others = {name: its for name, its in allocation.placements.items() if name != job.name}
+        used = Allocation(others).used()
+        for node in at.cluster.nodes:
+            for count in range(1, min(node.devices - used[node.name], job.most_devices) + 1):
+                other = Allocation({**others, job.name: ((node.name, count),)})
+                assert fitness(at, other) <= least * (1 + 1e-6)
+
+
+def test_allocations_are_close_to_the_best_of_all():
+    """Of 15 small clusters drawn at random, none is more than 2% less fit than the best allocation."""
+    draw = random.Random(0)
+    for _ in range(15):
+        nodes, size = draw.choice([(2, 3), (2, 4), (3, 2)])
+        cluster = Cluster.of([("t4", nodes, size)])
+        jobs = [
+            Job(
+                f"job-{place}",
+                0.0,
+                draw.uniform(60, 20_000),
+                draw.choice([2, 4, 8]),
+                restarts=draw.randrange(4),
+                goodputs={"t4": goodput(draw.randrange(3), 10 ** draw.uniform(-1, 2))},
+            )
+            for place in range(3)
+        ]
+        before = Allocation()
+        if draw.random() < 0.5:
+            earlier = [replace(job, goodputs={}, most_devices=draw.choice([1, 2])) for job in jobs]
+            before = Pollux().allocate(Round(0.0, earlier, cluster, before))
+        at = Round(60.0, jobs, cluster, before)
+        best = max(fitness(at, allocation) for allocation in every_allocation(at))
+        assert fitness(at, Pollux().allocate(at)) >= 0.98 * best
+
+
+def every_allocation(at):
+    """Yield all allocations that keep the limits."""
+    names = [node.name for node in at.cluster.nodes]
+    shares = [
+        [
+            its
+            for its in itertools.product(range(node.devices + 1), repeat=len(at.jobs))
+            if sum(its) <= node.devices
+        ]
+        for node in at.cluster.nodes
+    ]
+    for columns in itertools.product(*shares):
+        placements = {
+            job.name: tuple((name, count) for name, count in zip(names, counts, strict=True) if count)
+            for job, counts in zip(at.jobs, zip(*columns, strict=True), strict=True)
+        }
+        spanning = [node for its in placements.values() if len(its) > 1 for node, _ in its]
+        if len(spanning) == len(set(spanning)) and all(
+            devices(placements[job.name]) <= job.most_devices for job in at.jobs
+        ):
+            yield Allocation(placements)
+
+
+def test_a_job_without_goodput_gets_a_device():
+    """A job starts on as many as it may use, which is one before anything is known of it."""
+    at = Round(0.0, [Job("a", 0.0, 10.0, 1)], Cluster.of([("t4", 1, 4)]), Allocation())
+    assert devices(Pollux().allocate(at)["a"]) == 1
+
+
+def test_a_job_that_has_just_arrived_gets_a_device():
+    """At the age of 0 its speedup counts nothing, and yet devices are better than none."""
+    at = Round(0.0, [Job("a", 0.0, 0.0, 1)], Cluster.of([("t4", 1, 4)]), Allocation())
+    assert devices(Pollux().allocate(at)["a"]) == 1
+
+
+def test_no_job_spans_more_than_16_nodes():
+    """A job that scales perfectly, as far as is known, has the devices of 16 of 18 nodes."""
+    job = Job("a", 0.0, 1000.0, 64)
+    at = Round(0.0, [job], Cluster.of([("t4", 18, 1)]), Allocation())
+    assert len(Pollux().allocate(at)["a"]) == 16
+
+
+def test_a_job_keeps_its_placement_while_nothing_changes():
+    """A second round of the same jobs moves none of them."""
+    jobs = [Job(f"job-{i}", 0.0, 5000.0, 8, goodputs={"t4": goodput(i % 3, 3.0)}) for i in range(6)]
+    cluster = Cluster.of([("t4", 4, 4)])
+    first = Pollux().allocate(Round(0.0, jobs, cluster, Allocation()))
+    assert Pollux().allocate(Round(60.0, jobs, cluster, first)) == first
+
+
+def test_a_job_that_may_no_longer_have_its_devices_gets_fewer():
+    """What it has does not count where it is more than the job can use."""
+    job = Job("a", 0.0, 5000.0, 2)
+    at = Round(0.0, [job], Cluster.of([("t4", 1, 4)]), Allocation({"a": (("t4-0", 4),)}))
+    assert Pollux().allocate(at)["a"] == (("t4-0", 2),)
+
+
+def test_several_kinds_of_devices_are_refused():
+    """The message names them."""
+    at = Round(0.0, [Job("a", 0.0, 1.0, 1)], Cluster.of([("t4", 1, 4), ("a100", 1, 8)]), Allocation())
+    with pytest.raises(ValueError, match="alike; the cluster has t4, a100"):
+        Pollux().allocate(at)
+
+
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_a_cluster_without_nodes_gives_nothing(jobs):
+    """Jobs wait."""
+    at = Round(0.0, [Job("a", 0.0, 1.0, 1)] * jobs, Cluster(()), Allocation())
+    assert not Pollux().allocate(at).placements

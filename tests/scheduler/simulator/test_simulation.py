@@ -1,0 +1,92 @@
+"""Simulations of several jobs: order of events, and workloads that cannot be simulated."""
+
+import pytest
+
+from scheduler.cluster import Cluster
+from scheduler.policies import POLICIES
+from scheduler.simulator.record import summary
+from scheduler.simulator.rules import Rules
+from scheduler.simulator.simulation import simulate
+from scheduler.simulator.workloads import Arrival
+from tests.scheduler.simulator.tiny import tiny_application
+
+CLUSTER = Cluster.of([("gpu", 2, 1)])
+
+
+def run(*arrivals, policy="tiresias", cluster=CLUSTER, rules=None):
+    """The lives of the arrivals' jobs."""
+    applications = {"tiny": tiny_application()}
+    return simulate(arrivals, applications, POLICIES[policy](), cluster, rules or Rules())
+
+
+def arrival(name="a", submitted=0, devices=1, batch=4, application="tiny"):
+    """A job's submission."""
+    return Arrival(name, submitted, application, devices, batch)
+
+
+def test_a_job_starts_in_the_round_after_its_submission():
+    """Submitted at 60 s it is in the round of then, at 61 s in that of 120 s."""
+    assert [life.started for life in run(arrival("a", 60), arrival("b", 61))] == [60, 120]
+
+
+def test_devices_that_fall_free_wait_for_the_next_round():
+    """The first job ends at 130 s, 30 s + 40 s after the round of 60 s; the second starts at 180 s."""
+    first, second = run(arrival("a", devices=2, batch=16), arrival("b", devices=2, batch=16))
+
+    assert first.ended == 60 + 30 + 18 + 18
+    assert (second.started, second.ended) == (180, 180 + 30 + 18 + 18)
+
+
+def test_lives_are_in_the_order_of_submission():
+    """Arrivals may come in any order; the one submitted first has devices first."""
+    lives = run(arrival("late", 50, devices=2), arrival("early", 10, devices=2))
+
+    assert [life.name for life in lives] == ["early", "late"]
+    assert lives[0].started < lives[1].started
+
+
+def test_rules_set_the_clock():
+    """Rounds come with the interval, and pauses have the length that they are given."""
+    (life,) = run(arrival(), rules=Rules(interval=7, restart_cost=3))
+
+    assert (life.started, life.ended) == (7, 7 + 3 + 40)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_simulations_repeat(policy):
+    """The same arrivals under a new policy of the same kind have the same lives."""
+    arrivals = [arrival(f"job-{i}", 13 * i, devices=1 + i % 2, batch=8) for i in range(12)]
+
+    assert run(*arrivals, policy=policy) == run(*arrivals, policy=policy)
+
+
+def test_figures_are_over_all_jobs():
+    """Mean and 99th percentile of completion, end of all, restarts and device time are of all lives."""
+    figures = summary(run(arrival("a"), arrival("b", 70, devices=2)))
+    ends = [60 + 30 + 40, 180 + 30]  # the second, with 2 samples on each of two nodes, is worked out below
+    second = round(10 / (1 / 1.5)) * 2
+
+    assert figures["mean_completion_s"] == (ends[0] + ends[1] + second - 70) / 2
+    assert figures["makespan_s"] == ends[1] + second
+    assert figures["device_hours"] == (70 + 2 * (30 + second)) / 3600
+    assert (figures["jobs"], figures["restarts"]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"application": "huge"}, "job 'a' trains 'huge'; the applications are tiny"),
+        ({"devices": 3}, "job 'a' asks for 3 devices; the cluster has 2"),
+        ({"batch": 17}, "job 'a' asks for batches of 17 samples; tiny was measured with 4 to 16"),
+    ],
+)
+def test_a_job_that_could_never_run_is_refused(wrong, message):
+    """The error names the job and what is allowed, before anything is simulated."""
+    with pytest.raises(ValueError, match=message):
+        run(arrival(**wrong))
+
+
+def test_two_jobs_of_one_name_are_refused():
+    """Allocations are by name."""
+    with pytest.raises(ValueError, match="two jobs are called 'a'"):
+        run(arrival(), arrival(submitted=5))

@@ -1,0 +1,115 @@
+"""The life of a simulated job, against what is worked out by hand."""
+
+import pytest
+
+from scheduler.simulator.rules import Rules
+from scheduler.simulator.training import SimulatedJob
+from scheduler.simulator.workloads import Arrival
+from tests.scheduler.simulator.tiny import tiny_application
+
+ONE = (("gpu-0", 1),)
+TWO = (("gpu-0", 1), ("gpu-1", 1))
+
+
+def job(batch=4, asked=True, submitted=0):
+    """A job of the tiny model."""
+    arrival = Arrival("tiny-0", submitted, "tiny", devices=1, batch=batch)
+    return SimulatedJob(arrival, tiny_application(), Rules(), asks_batch=asked)
+
+
+def test_a_job_with_the_initial_batch_progresses_by_iterations():
+    """After the pause of 30 s, an iteration takes 2 s: two epochs of 10 take 20 s each."""
+    one = job()
+    one.place(ONE, 60)
+    one.advance(60, 60)
+    one.advance(120, 60)
+
+    assert one.life.epochs == [110, 130]
+    assert (one.life.started, one.life.ended, one.life.restarts) == (60, 130, 0)
+    assert one.life.completion == 130
+
+
+def test_a_larger_batch_gains_as_the_noise_allows():
+    """On two nodes 16 samples take 4.2 s and count 16/7: 10 iterations' progress takes 18.4 s."""
+    one = job(16)
+    one.place(TWO, 0)
+    one.advance(0, 60)
+    one.advance(60, 60)
+
+    assert one.life.epochs == [48, 66]
+
+
+def test_accumulation_saves_the_synchronisation():
+    """On one device 16 samples take 4 s and 3.5 s: 10 iterations' progress takes 32.8 s."""
+    one = job(16)
+    one.place(ONE, 0)
+    one.advance(0, 60)
+    one.advance(60, 60)
+
+    assert one.life.epochs == [63, 96]
+
+
+def test_progress_within_an_epoch_lasts():
+    """Many short pieces end an epoch where one long one does."""
+    one = job()
+    one.place(ONE, 0)
+    for now in range(0, 70, 5):
+        one.advance(now, 5)
+
+    assert one.life.epochs == [50, 70]
+
+
+def test_device_time_has_pauses_in_it_and_ends_with_the_job():
+    """Two devices for 66 s, 30 s of them a pause, are 132 device-seconds."""
+    one = job(16)
+    one.place(TWO, 0)
+    one.advance(0, 60)
+    one.advance(60, 60)
+
+    assert one.life.device_seconds == 2 * 66
+
+
+def test_a_job_without_devices_stands_still():
+    """Nothing is used and nothing progresses while a job waits, also what is left of a pause."""
+    one = job()
+    one.place(ONE, 0)
+    one.advance(0, 20)
+    one.place((), 20)
+    one.advance(20, 600)
+
+    assert (one.life.device_seconds, one.life.epochs) == (20, [])
+
+
+def test_each_change_among_devices_is_a_restart_with_a_pause():
+    """The first start is none, and neither is the loss of all devices; a return and a move are."""
+    one = job()
+    for now, placement in ((0, ONE), (60, ()), (120, ONE), (180, (("gpu-1", 1),))):
+        one.place(placement, now)
+        one.advance(now, 10)  # all within the pause
+
+    assert one.life.restarts == 2
+    assert one.life.placements == [(0, ONE), (60, ()), (120, ONE), (180, (("gpu-1", 1),))]
+    assert one.life.epochs == []
+    one.advance(190, 60)
+    assert one.life.epochs == [180 + 30 + 20, 180 + 30 + 40]
+
+
+def test_a_policy_sees_what_a_job_has_had():
+    """Age, device time and restarts are those of the life so far, and the batch is the user's."""
+    one = job(submitted=10)
+    one.place(ONE, 60)
+    one.place(TWO, 120)
+    one.advance(120, 15)
+    seen = one.seen(135, "gpu", node=2)
+
+    assert (seen.age, seen.attained, seen.restarts, seen.batch, seen.devices) == (125, 30, 1, 4, None)
+
+
+def test_remaining_time_is_that_of_the_iterations_from_the_end_of_this_epoch():
+    """With 10 iterations in the epoch after this one, and 1.5 s for each on one device, 15 s remain."""
+    assert job().seen(0, "gpu", node=2).seconds_left(1) == pytest.approx(10 * 1.5)
+
+
+def test_a_job_uses_as_many_devices_as_its_batch_feeds():
+    """Each device has at least 2 samples, the fewest that were measured."""
+    assert job(batch=7).seen(0, "gpu", node=2).most_devices == 3

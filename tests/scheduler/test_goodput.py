@@ -1,0 +1,145 @@
+"""Goodput and the best configuration of a placement, against the definition worked out one by one."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idl.noise import Noise
+from scheduler.goodput import Goodput, Limits
+from scheduler.throughput import Throughput
+
+THROUGHPUT = Throughput(0.05, 0.002, 0.2, 0.01, 0.04, 0.003, 2.0)
+LIMITS = Limits(128, 4096, 32, 512)
+GOODPUT = Goodput(THROUGHPUT, Noise(1.0, 1000.0), LIMITS)
+
+limits = st.builds(
+    lambda initial, most, least, local: Limits(initial, initial * most, least, least * local),
+    st.integers(1, 300),
+    st.integers(1, 100),
+    st.integers(1, 100),
+    st.integers(1, 50),
+)
+throughputs = st.builds(
+    Throughput,
+    *[
+        st.floats(1e-4, 1),
+        st.floats(1e-5, 0.1),
+        *[st.floats(1e-4, 1), st.floats(0, 0.1)] * 2,
+        st.floats(1, 10),
+    ],
+)
+noises = st.builds(Noise, st.floats(0.01, 100), st.floats(0, 1e6))
+placements = st.tuples(st.integers(1, 8), st.integers(0, 24)).map(lambda drawn: (drawn[0], sum(drawn)))
+
+
+def test_goodput_worked_out_by_hand():
+    """It is samples by seconds, each sample worth (φ + M₀)/(φ + M) of one in the initial batch."""
+    assert GOODPUT(1, 1, 128) == pytest.approx(128 / (0.05 + 0.256))
+    assert GOODPUT(2, 4, 100, 1) == pytest.approx(800 / (0.25 + math.hypot(0.25, 0.22)) * 1128 / 1800)
+
+
+def test_all_samples_count_where_noise_has_no_end():
+    """Goodput is then the throughput, whatever the batch."""
+    goodput = Goodput(THROUGHPUT, Noise(0.0, 1.0), LIMITS)
+    assert goodput(1, 1, 512, 1) == pytest.approx(1024 / THROUGHPUT.seconds(1, 1, 512, 1))
+
+
+@given(throughputs, noises, limits, placements)
+def test_the_best_is_the_best_of_all_candidates(throughput, noise, limits, placement):
+    """No whole batch of the sequence, shared out by hand, has more goodput."""
+    goodput, (nodes, replicas) = Goodput(throughput, noise, limits), placement
+    least = min(max(limits.initial, limits.least_local * replicas), limits.largest)
+    most = 0.0
+    for total in np.geomspace(least, limits.largest, 50):
+        share = total / replicas
+        gradients = max(math.ceil(share / limits.most_local - 1e-8), 1)
+        if replicas == 1 and share > limits.initial:
+            gradients = max(gradients, 2)
+        local = min(math.ceil(share / gradients - 1e-8), limits.largest // (replicas * gradients))
+        if limits.least_local <= local <= limits.most_local:
+            most = max(most, float(goodput(nodes, replicas, local, gradients - 1)))
+    assert goodput.best(nodes, replicas).goodput == pytest.approx(most, rel=1e-6)
+
+
+@given(throughputs, noises, limits, placements)
+def test_the_best_is_within_the_limits(throughput, noise, limits, placement):
+    """Local and whole batches are allowed ones, and have the goodput that is returned with them."""
+    goodput = Goodput(throughput, noise, limits)
+    best = goodput.best(*placement)
+    if best.goodput == 0:
+        return
+    assert limits.least_local <= best.local <= limits.most_local
+    gradients = placement[1] * (best.accumulations + 1)
+    assert gradients * best.local <= limits.largest
+    assert gradients * best.local >= limits.initial or gradients * (best.local + 1) > limits.largest
+    assert best.goodput == goodput(*placement, best.local, best.accumulations)
+
+
+def test_arrays_have_each_placement_s_own_best():
+    """Many placements at once are as good as one by one."""
+    nodes, replicas = np.array([[1, 1], [2, 4]]), np.array([[1, 4], [8, 13]])
+    best = GOODPUT.best(nodes, replicas)
+    assert best.goodput.shape == best.local.shape == best.accumulations.shape == (2, 2)
+    for place in np.ndindex(2, 2):
+        one = GOODPUT.best(nodes[place], replicas[place])
+        assert (best.goodput[place], best.local[place], best.accumulations[place]) == one
+
+
+def test_more_replicas_than_the_largest_batch_has_room_for_gain_nothing():
+    """4,096 samples are enough for 128 replicas with at least 32 each."""
+    assert GOODPUT.best(16, 128).goodput > 0
+    assert GOODPUT.best(16, 129).goodput == 0
+
+
+def test_a_larger_batch_of_one_replica_is_accumulated():
+    """One replica has more than one gradient for more than the initial batch, for the sake of the noise."""
+    local, accumulations = LIMITS.share([128, 200, 512], 1)
+    assert (local.tolist(), accumulations.tolist()) == ([128, 100, 256], [0, 1, 1])
+
+
+def test_a_fixed_batch_is_kept():
+    """Its samples are shared out, rounded up and with accumulation where they do not fit."""
+    best = Goodput(THROUGHPUT, Noise(1.0, 1000.0), LIMITS, total=2048).best([1, 2], [3, 7])
+    assert (best.local.tolist(), best.accumulations.tolist()) == ([342, 293], [1, 0])
+
+
+def test_a_fixed_largest_batch_is_not_exceeded():
+    """Shares are rounded down where the batch would be larger than the largest."""
+    assert LIMITS.share(4096, 7)[0] == 292  # of two gradients, so that 4,088 samples are the most
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((0, 10, 1, 5), "whole batches from 0 to 10"),
+        ((10, 9, 1, 5), "whole batches from 10 to 9"),
+        ((1, 10, 0, 5), "local batches from 0 to 5"),
+        ((1, 10, 6, 5), "local batches from 6 to 5"),
+    ],
+)
+def test_impossible_limits_are_refused(numbers, message):
+    """The message names both ends."""
+    with pytest.raises(ValueError, match=message):
+        Limits(*numbers)
+
+
+def test_a_fixed_batch_above_the_largest_is_refused():
+    """The message names both."""
+    with pytest.raises(ValueError, match="4097 samples: must be from 1 to 4096"):
+        Goodput(THROUGHPUT, Noise(1.0, 1.0), LIMITS, total=4097)
+
+
+def test_noise_without_a_scale_is_refused():
+    """Where neither part of the noise is above 0, no efficiency follows."""
+    with pytest.raises(ValueError, match="no noise scale"):
+        Goodput(THROUGHPUT, Noise(0.0, 0.0), LIMITS)
+
+
+@pytest.mark.parametrize(("nodes", "replicas"), [(0, 0), (2, 1), ([1, 3], [1, 2])])
+def test_impossible_placements_are_refused(nodes, replicas):
+    """There is a replica on each node."""
+    with pytest.raises(ValueError, match="at least one on each node"):
+        GOODPUT.best(nodes, replicas)

@@ -1,0 +1,196 @@
+"""The model of step times, against its equations, and its fit, against planted and measured steps."""
+
+import csv
+import math
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import check_grad
+
+from scheduler.throughput import Throughput, _Loss, fit
+from tests import SHARED_DATA
+
+TRACES = SHARED_DATA / "cluster-traces" / "pollux"
+MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
+PLANTED = Throughput(0.05, 0.002, 0.2, 0.01, 0.04, 0.003, 2.0)
+PLACES = [
+    (nodes, replicas, local)
+    for nodes, replicas in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 8), (4, 16))
+    for local in (16, 32, 64)
+]
+
+seconds = st.floats(1e-4, 10)
+planted = st.builds(
+    Throughput,
+    seconds,
+    st.floats(1e-6, 1),
+    seconds,
+    st.floats(0, 1),
+    seconds,
+    st.floats(0, 1),
+    st.floats(1, 10),
+)
+
+
+def measured(model, places):
+    """Return measurements without errors, as the model predicts them."""
+    return {
+        place: (float(model.seconds(*place)), float(model.seconds(*place) - model.gradient_seconds(place[2])))
+        for place in places
+    }
+
+
+def test_times_worked_out_by_hand():
+    """Gradients are linear in the batch, synchronisation in replicas beyond two, and γ puts them together."""
+    assert PLANTED.seconds(1, 1, 100) == pytest.approx(0.25)
+    assert PLANTED.sync_seconds([1, 1, 1, 2], [1, 2, 4, 4]).tolist() == pytest.approx([0, 0.04, 0.046, 0.22])
+    assert PLANTED.seconds(2, 4, 100) == pytest.approx(math.hypot(0.25, 0.22))
+    assert PLANTED.seconds(2, 4, 100, 3) == pytest.approx(3 * 0.25 + math.hypot(0.25, 0.22))
+
+
+@given(planted, st.integers(1, 1000))
+def test_an_iteration_takes_between_the_longer_part_and_both(model, local):
+    """Overlap hides at most the shorter of gradient and synchronisation, and nothing where γ is 1."""
+    gradient, sync = model.gradient_seconds(local), model.sync_seconds(3, 5)
+    together = model.seconds(3, 5, local)
+    assert max(gradient, sync) * (1 - 1e-12) <= together <= (gradient + sync) * (1 + 1e-12)
+    assert replace(model, overlap=1.0).seconds(3, 5, local) == pytest.approx(gradient + sync)
+
+
+def test_arrays_are_broadcast():
+    """Each element is the number that its arguments give."""
+    nodes, replicas, local = np.array([1, 1, 2]), np.array([1, 4, 6]), np.array([[8], [64]])
+    together = PLANTED.seconds(nodes, replicas, local, 1)
+    assert together.shape == (2, 3)
+    assert together[1, 2] == PLANTED.seconds(2, 6, 64, 1)
+    assert together[0, 0] == PLANTED.seconds(1, 1, 8, 1)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"gradient_base": -1.0}, {"across_base": math.inf}, {"overlap": 0.5}, {"overlap": 11}]
+)
+def test_impossible_parameters_are_refused(bad):
+    """The message names the parameter."""
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        replace(PLANTED, **bad)
+
+
+@given(
+    st.builds(replace, st.just(PLANTED), gradient_base=st.floats(0.01, 0.2), across_base=st.floats(0.05, 0.5))
+)
+def test_the_fit_recovers_planted_times(model):
+    """From steps of all kinds without errors it predicts them, and one that was not measured, within 5%."""
+    found = fit(measured(model, PLACES))
+    for place in [*PLACES, (3, 12, 48)]:
+        assert found.seconds(*place) == pytest.approx(model.seconds(*place), rel=0.05)
+        assert found.gradient_seconds(place[2]) == pytest.approx(model.gradient_seconds(place[2]), rel=0.05)
+
+
+def test_the_gradient_of_the_loss_is_that_of_finite_differences():
+    """It holds for each parameter, at points drawn at random."""
+    draw = np.random.default_rng(0)
+    nodes, replicas, local = np.array(PLACES, dtype=float).T
+    loss = _Loss(
+        nodes,
+        replicas,
+        local,
+        np.log(draw.uniform(0.1, 1, len(PLACES))),
+        np.log(draw.uniform(1, 2, len(PLACES))),
+    )
+    for _ in range(20):
+        point = np.append(10 ** draw.uniform(-2, 0, 6), draw.uniform(1.1, 9))
+        error = check_grad(lambda x: loss(x)[0], lambda x: loss(x)[1], point)
+        assert error <= 1e-4 * np.linalg.norm(loss(point)[1])
+
+
+def test_half_of_the_gradient_does_not_depend_on_the_only_local_batch():
+    """A job that has run one local batch is taken to gain from larger ones."""
+    found = fit(measured(PLANTED, [(1, 1, 32)]))
+    assert found.gradient_base == pytest.approx(PLANTED.gradient_seconds(32) / 2)
+    assert found.gradient_seconds(32) == pytest.approx(PLANTED.gradient_seconds(32), rel=0.01)
+
+
+def test_synchronisation_that_was_not_seen_costs_nothing():
+    """After one replica alone a job is taken to scale perfectly."""
+    found = fit(measured(PLANTED, [(1, 1, 32), (1, 1, 64)]))
+    assert found.sync_seconds([1, 2, 16], [4, 2, 64]).max() < 1e-5
+
+
+def test_nodes_that_were_not_seen_are_a_little_slower_than_one():
+    """Synchronisation across nodes is taken to be a tenth slower than within one until it was measured."""
+    found = fit(measured(PLANTED, [place for place in PLACES if place[0] == 1]))
+    assert found.across_base == pytest.approx(1.1 * found.within_base)
+    assert found.across_per_replica == pytest.approx(1.1 * found.within_per_replica)
+
+
+def test_synchronisation_within_a_node_that_was_not_seen_costs_nothing():
+    """Measured across nodes alone, it is taken to be free within one."""
+    found = fit(measured(PLANTED, [place for place in PLACES if place[0] > 1]))
+    assert found.sync_seconds(1, 4) < 1e-6
+    assert found.across_base > 0.01
+
+
+def test_synchronisation_does_not_grow_before_three_replicas_were_seen():
+    """With at most two replicas measured, more are taken to cost no more."""
+    found = fit(measured(PLANTED, [place for place in PLACES if place[1] <= 2]))
+    assert found.sync_seconds(1, 8) == pytest.approx(found.sync_seconds(1, 2), rel=1e-4)
+    assert found.sync_seconds(8, 8) == pytest.approx(found.sync_seconds(2, 2), rel=1e-4)
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(1, 16), st.integers(0, 48), st.integers(1, 512)),
+        st.tuples(st.floats(1e-3, 10), st.floats(0, 10)),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_any_possible_measurements_have_a_fit_within_the_bounds(drawn):
+    """Parameters are above 0 and γ is from 1 to 10, though measurements contradict each other."""
+    found = fit(
+        {(n, n + more, b): (gradient + sync, sync) for (n, more, b), (gradient, sync) in drawn.items()}
+    )
+    assert min(found.gradient_base, found.gradient_per_sample, found.across_base, found.within_base) >= 1e-8
+    assert 1 <= found.overlap <= 10
+
+
+@pytest.mark.parametrize(
+    ("measurements", "message"),
+    [
+        ({}, "no measurements"),
+        ({(2, 1, 8): (1.0, 0.5)}, r"\(2, 1, 8\)"),
+        ({(1, 1, 0): (1.0, 0.5)}, r"\(1, 1, 0\)"),
+        ({(1, 1, 8): (1.0, 1.0)}, "1.0 s of synchronisation"),
+        ({(1, 1, 8): (math.inf, 1.0)}, "inf s"),
+        ({(1, 1, 8): (1.0, -0.1)}, "-0.1 s of synchronisation"),
+    ],
+)
+def test_impossible_measurements_are_refused(measurements, message):
+    """The message names what was measured."""
+    with pytest.raises(ValueError, match=message):
+        fit(measurements)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_measured_steps_are_predicted_within_a_tenth(name):
+    """The median error over placements where a job has been is at most 10%, as the paper says (3.2)."""
+    if not TRACES.exists():
+        pytest.skip("needs ../shared/data/cluster-traces")
+    steps = defaultdict(list)
+    with (TRACES / name / "placements.csv").open() as file:
+        for row in csv.DictReader(file):
+            place = len(row["placement"]), sum(map(int, row["placement"])), int(row["local_bsz"])
+            steps[place].append((float(row["step_time"]), float(row["sync_time"])))
+    means = {place: tuple(np.mean(times, axis=0).tolist()) for place, times in steps.items()}
+    draw = random.Random(0)
+    errors = []
+    for _ in range(20):
+        seen = {place: means[place] for place in draw.sample(sorted(means), 12)}
+        found = fit(seen)
+        errors += [abs(found.seconds(*place) / step - 1) for place, (step, _) in seen.items()]
+    assert np.median(errors) <= 0.1
