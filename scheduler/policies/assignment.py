@@ -160,8 +160,11 @@ class _Search:
         for _ in range(_PASSES):
             before = self.total()
             for job in sorted(range(len(self._jobs)), key=self._gain):
-                if self._gain(job) < -_EQUAL * self._costs[job]:
-                    any(self._try(job, way) for way in self._ways(job)[:_WAYS])
+                if self._gain(job) >= -_EQUAL * self._costs[job]:
+                    continue
+                for way in self._ways(job)[:_WAYS]:
+                    if self._try(job, way):
+                        break
             if self.total() >= before * (1 - _EQUAL):
                 break
 
@@ -201,22 +204,17 @@ class _Search:
         number_across, least_across = _up_to(choices.across[job], nodes.most_across())
         if choices.stays[job] <= min(least, least_across) and self._may_stay(job):
             self._put(job, its.parts, its.stays)
-        elif number or number_across:
-            across = least_across < least
-            parts = nodes.find_across(number_across) if across else nodes.find_within(number)
-            if set(parts) == set(its.parts) and self._may_stay(job):
-                self._put(job, its.parts, its.stays)
-            else:
-                costs = its.across if len(parts) > 1 else its.within
-                self._put(job, parts, float(costs[_number(parts)]))
+        elif least_across < least:
+            parts = nodes.find_across(number_across)
+            self._put(job, parts, float((its.across if len(parts) > 1 else its.within)[number_across]))
+        elif number:
+            self._put(job, nodes.find_within(number), float(its.within[number]))
 
     def _place(self, jobs: Iterable[int]) -> None:
         """Give jobs that have none what they take at the price, first those that would take the most."""
-
-        def most(job: int) -> int:
-            return max(self._priced.within[job][-1], self._priced.across[job][-1], key=lambda one: -one[1])[0]
-
-        for job in sorted(jobs, key=lambda job: -most(job)):
+        within, across = self._priced.within, self._priced.across
+        most = {job: max(within[job][-1][0], across[job][-1][0]) for job in jobs}
+        for job in sorted(most, key=lambda job: -most[job]):
             self._choose(job, self._priced)
 
     def _fill(self) -> list[tuple[int, tuple[Parts, float]]]:

@@ -75,7 +75,7 @@ def test_the_best_is_within_the_limits(throughput, noise, limits, placement):
     gradients = placement[1] * (best.accumulations + 1)
     assert gradients * best.local <= limits.largest
     assert gradients * best.local >= limits.initial or gradients * (best.local + 1) > limits.largest
-    assert best.goodput == goodput(*placement, best.local, best.accumulations)
+    assert best.goodput == pytest.approx(goodput(*placement, best.local, best.accumulations), rel=1e-9)
 
 
 def test_arrays_have_each_placement_s_own_best():
@@ -85,11 +85,13 @@ def test_arrays_have_each_placement_s_own_best():
     assert best.goodput.shape == best.local.shape == best.accumulations.shape == (2, 2)
     for place in np.ndindex(2, 2):
         one = GOODPUT.best(nodes[place], replicas[place])
-        assert (best.goodput[place], best.local[place], best.accumulations[place]) == one
+        assert best.goodput[place] == pytest.approx(one.goodput, rel=1e-9)
+        assert (best.local[place], best.accumulations[place]) == one[1:]
 
 
 def test_more_replicas_than_the_largest_batch_has_room_for_gain_nothing():
     """4,096 samples are enough for 128 replicas with at least 32 each."""
+    assert GOODPUT.most_replicas == 128
     assert GOODPUT.best(16, 128).goodput > 0
     assert GOODPUT.best(16, 129).goodput == 0
 
