@@ -4,7 +4,6 @@ import hashlib
 import multiprocessing
 import os
 import signal
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -17,9 +16,10 @@ from threadpoolctl import threadpool_limits
 from evenpace.lab.simulations.config import SimulationConfig
 from evenpace.lab.simulations.published import CONDITIONS, published_mean
 from evenpace.lab.simulations.results import Results, Simulation
+from evenpace.lab.simulations.tables import print_figures
 from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import find_workloads, read_workload
-from evenpace.lab.terminal import make_progress, make_table
+from evenpace.lab.terminal import make_progress
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
 from scheduler.simulator.applications import Application
@@ -83,7 +83,7 @@ def run(config: SimulationConfig, console: Console, json_path: Path | None = Non
             **results.figures(one),
             "published_mean_completion_s": published,
         }
-    _print(console, figures)
+    print_figures(console, figures)
     return figures
 
 
@@ -141,36 +141,3 @@ def _digest(paths: Sequence[Path]) -> str:
         content = path.read_bytes()
         digest.update(f"{name}:{len(content)}:".encode() + content)
     return digest.hexdigest()[:16]
-
-
-def _print(console: Console, figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    table = make_table(
-        "Simulated jobs by policy and workload",
-        "workload",
-        *("policy", "mean completion, s", "published", "p99, s", "makespan, s", "restarts", "device hours"),
-    )
-    for policy, by_path in figures.items():
-        for path, its in by_path.items():
-            table.add_row(f"{Path(path).parent.name}/{Path(path).stem}", policy, *_cells(its))
-        if len(by_path) > 1:
-            names = [name for name in next(iter(by_path.values())) if name != "jobs"]
-            means = {name: _mean([its[name] for its in by_path.values()]) for name in names}
-            table.add_row(f"mean of {len(by_path)}", policy, *_cells(means), end_section=True)
-    console.print(table)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
-
-
-def _cells(its: Mapping[str, Any]) -> list[str]:
-    published = its["published_mean_completion_s"]
-    return [
-        f"{its['mean_completion_s']:.1f}",
-        "" if published is None else f"{published:.1f}",
-        f"{its['p99_completion_s']:.0f}",
-        f"{its['makespan_s']:.0f}",
-        f"{its['restarts']:.0f}",
-        f"{its['device_hours']:.1f}",
-    ]

@@ -43,12 +43,12 @@ def data(tmp_path):
     return tmp_path
 
 
-def simulate(data, *options, workload="workloads", policies=("tiresias",)):
+def simulate(data, *options, workload="workloads", policies=("tiresias",), columns=200):
     """The result of the command on a cluster of two nodes of one device."""
     arguments = ["simulate", "--workload", data / workload, "--traces", data / "traces", "--nodes", 2]
     arguments += ["--devices-per-node", 1, "--json", data / "out.json"]
     arguments += [part for policy in policies for part in ("--policy", policy)]
-    return CliRunner().invoke(cli, [*map(str, arguments), *map(str, options)], env={"COLUMNS": "200"})
+    return CliRunner().invoke(cli, [*map(str, arguments), *map(str, options)], env={"COLUMNS": str(columns)})
 
 
 def results(data):
@@ -78,25 +78,38 @@ def test_the_life_of_each_job_is_kept(data):
 
 
 def test_figures_are_shown_by_policy_and_workload(data):
-    """The table has the mean that the file has, for each policy."""
+    """The workload's table has the mean that the file has, for each policy."""
     shown = simulate(data, policies=("tiresias", "optimus", "pollux"))
+    assert "workloads/w" in shown.output
 
     assert sorted(result["policy"] for result in results(data)) == ["optimus", "pollux", "tiresias"]
     for result in results(data):
-        (line,) = [line for line in shown.output.splitlines() if f" {result['policy']} " in line]
-        assert "workloads/w" in line
+        (line,) = [line for line in shown.output.splitlines() if line.split()[:1] == [result["policy"]]]
         assert f"{result['figures']['mean_completion_s']:.1f}" in line
 
 
 def test_several_workloads_have_a_mean(data):
-    """A folder stands for its files; below them is the mean over them."""
+    """A folder stands for its files; below their tables is the one of the means over them."""
     (data / "workloads" / "v.csv").write_text(ARRIVALS.replace("70", "65"))
     shown = simulate(data, "--jobs", 2)
     means = [result["figures"]["mean_completion_s"] for result in results(data)]
 
     assert len(means) == 2
-    (line,) = [line for line in shown.output.splitlines() if "mean of 2" in line]
-    assert f"{sum(means) / 2:.1f}" in line
+    assert f"{sum(means) / 2:.1f}" in shown.output.partition("mean of 2 workloads")[2]
+
+
+def test_tables_fit_into_80_columns(data):
+    """Nothing is cut or wrapped, also with a long name of the workload and long figures."""
+    long = data / "a-folder-with-the-name-of-a-trace-of-jobs-1.5"
+    (data / "workloads").rename(long)
+    (long / "w.csv").write_text(HEADER + "a,9999000,made,1,4\n")
+    shown = simulate(data, workload=long.name, policies=("tiresias", "pollux"), columns=80)
+
+    assert f"{long.name}/w" in shown.output
+    assert "…" not in shown.output
+    for result in results(data):
+        (line,) = [line for line in shown.output.splitlines() if line.split()[:1] == [result["policy"]]]
+        assert {f"{result['figures']['makespan_s']}", f"{result['figures']['restarts']}"} <= set(line.split())
 
 
 def test_a_simulation_is_not_run_again(data):
