@@ -19,6 +19,9 @@ def simulate(config: SimulationConfig, json_path: Path | None) -> None:
     Jobs train with step times and gradient noise that were measured. Where the file of --json has the result
     of a simulation of the same files and settings, it is taken from there. Published figures are shown where
     pollux-published.csv lies beside a workload's folder.
+
+    rho is finish-time fairness: a job's completion time over that on a cluster of its own with the job's fair
+    share of the devices.
     """
     from rich.console import Console
 

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from evenpace.lab.simulations.config import SimulationConfig
 from evenpace.lab.simulations.published import CONDITIONS, published_mean
-from evenpace.lab.simulations.results import Results, Simulation
+from evenpace.lab.simulations.results import Outcome, Results, Simulation
 from evenpace.lab.simulations.tables import print_figures
 from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import find_workloads, read_workload
@@ -23,7 +23,7 @@ from evenpace.lab.terminal import make_progress
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
 from scheduler.simulator.applications import Application
-from scheduler.simulator.record import Life
+from scheduler.simulator.fairness import fair_shares
 from scheduler.simulator.rules import Rules
 from scheduler.simulator.simulation import check_arrivals, simulate
 from scheduler.simulator.workloads import Arrival
@@ -73,22 +73,22 @@ def run(config: SimulationConfig, console: Console, json_path: Path | None = Non
         with make_progress(console) as bar:
             done = len(simulations) - len(tasks)
             task = bar.add_task("simulations", total=len(simulations), completed=done)
-            for (policy, path), lives in _simulated(tasks, config.jobs):
-                results.add(simulations[policy, path], path, lives)
+            for (policy, path), outcome in _simulated(tasks, config.jobs):
+                results.add(simulations[policy, path], path, outcome)
                 bar.advance(task)
     figures: dict[str, dict[str, Any]] = {}
     for (policy, path), one in simulations.items():
         published = published_mean(path, policy) if config.conditions == CONDITIONS else None
         figures.setdefault(policy, {})[str(path)] = {
-            **results.figures(one),
+            **results[one].figures,
             "published_mean_completion_s": published,
         }
     print_figures(console, figures)
     return figures
 
 
-def _simulated(tasks: Mapping[_Key, tuple[Any, ...]], jobs: int) -> Iterator[tuple[_Key, list[Life]]]:
-    """Simulate, and yield the lives of each task's jobs as soon as it is done."""
+def _simulated(tasks: Mapping[_Key, tuple[Any, ...]], jobs: int) -> Iterator[tuple[_Key, Outcome]]:
+    """Simulate, and yield the outcome of each task as soon as it is done."""
     if jobs == 1:
         for key, task in tasks.items():
             yield key, _simulate(*task)
@@ -105,9 +105,11 @@ def _simulate(
     applications: Mapping[str, Application],
     cluster: Cluster,
     rules: Rules,
-) -> list[Life]:
+) -> Outcome:
     with threadpool_limits(limits=1):  # several threads make a fit to a few values many times slower
-        return simulate(arrivals, applications, POLICIES[policy](), cluster, rules)
+        lives = simulate(arrivals, applications, POLICIES[policy](), cluster, rules)
+        shares = fair_shares(lives, arrivals, applications, POLICIES[policy](), cluster, rules)
+    return Outcome.of(lives, shares, cluster.devices)
 
 
 @contextmanager

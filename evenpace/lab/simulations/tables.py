@@ -23,11 +23,14 @@ class Column(NamedTuple):
 
 COLUMNS = (
     Column("mean_completion_s", "mean, s", ".1f"),
-    Column("published_mean_completion_s", "published", ".1f"),
+    Column("published_mean_completion_s", "publ.", ".1f"),
     Column("p99_completion_s", "p99, s", ".0f"),
     Column("makespan_s", "makespan", ".0f"),
     Column("restarts", "restarts", ".0f"),
-    Column("device_hours", "device h", ".1f"),
+    Column("device_hours", "dev. h", ".1f"),
+    Column("utilisation", "used", ".0%"),
+    Column("mean_queue", "queue", ".1f"),
+    Column("rho_below_2", "ρ < 2", ".0%"),
 )
 
 
@@ -42,7 +45,10 @@ def print_figures(console: Console, figures: Mapping[str, Mapping[str, Mapping[s
     for path in paths:
         _print(console, title(Path(path)), {policy: its[path] for policy, its in figures.items()})
     if len(paths) > 1:
-        means = {policy: mean(list(its.values())) for policy, its in figures.items()}
+        means = {
+            policy: mean(list(its.values()), [column.name for column in COLUMNS])
+            for policy, its in figures.items()
+        }
         _print(console, f"mean of {len(paths)} workloads", means)
 
 
@@ -51,12 +57,12 @@ def title(workload: Path) -> str:
     return f"{workload.parent.name}/{workload.stem}"
 
 
-def mean(figures: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the mean of each shown figure over several simulations; None where one does not have it."""
+def mean(figures: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float | None]:
+    """Return the mean of each named figure over several simulations; None where one does not have it."""
     means: dict[str, float | None] = {}
-    for column in COLUMNS:
-        known = [value for its in figures if (value := its[column.name]) is not None]
-        means[column.name] = statistics.fmean(known) if len(known) == len(figures) else None
+    for name in names:
+        known = [value for its in figures if (value := its[name]) is not None]
+        means[name] = statistics.fmean(known) if len(known) == len(figures) else None
     return means
 
 

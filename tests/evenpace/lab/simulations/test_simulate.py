@@ -120,6 +120,40 @@ def test_a_simulation_is_not_run_again(data):
     assert "123456.0" in simulate(data).output
 
 
+def test_results_without_fair_shares_are_made_again(data):
+    """The file of an earlier version has lives alone; its results stay until their simulation is run."""
+    simulate(data, policies=("tiresias", "optimus"))
+    complete = results(data)
+    older = json.loads(json.dumps(complete))
+    for result in older:
+        for life in result["lives"]:
+            del life["fair_share"]
+    (data / "out.json").write_text(json.dumps({"simulations": older}))
+    shown = simulate(data)
+
+    assert shown.exit_code == 0, shown.output
+    assert results(data) == [older[0], complete[1]]
+
+
+def test_fairness_and_utilisation_are_kept(data):
+    """The first has the two devices as if alone; the second waits for it, and shares them for a time."""
+    simulate(data)
+    (result,) = results(data)
+    first, second = (life["fair_share"] for life in result["lives"])
+    both = result["lives"][0]["ended"] - 70
+    age = result["lives"][1]["ended"] - 70
+
+    assert first["contention"] == (122 + both) / 122
+    assert second["contention"] == (age + both) / age
+    assert (first["devices"], first["completion"], first["rho"]) == (2, 122, 1.0)
+    assert second["rho"] == age / second["completion"]
+    assert result["figures"]["worst_rho"] == second["rho"]
+    assert result["figures"]["mean_queue"] == (50 + 110) / result["figures"]["makespan_s"]
+    assert result["figures"]["utilisation"] == pytest.approx(
+        3600 * result["figures"]["device_hours"] / (2 * result["figures"]["makespan_s"])
+    )
+
+
 def test_a_run_adds_what_is_missing(data):
     """A later run with one more policy simulates that one alone, and the file has both."""
     simulate(data)
