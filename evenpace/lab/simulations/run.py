@@ -33,13 +33,16 @@ _Key: TypeAlias = tuple[str, Path]
 """A policy and the file of a workload."""
 
 
-def run(config: SimulationConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
+def run(
+    config: SimulationConfig, console: Console, json_path: Path | None = None, page_path: Path | None = None
+) -> dict[str, Any]:
     """Simulate each workload under each policy, and print the figures.
 
     Args:
         config: Workloads, policies and cluster.
         console: Takes the progress and the table.
         json_path: File for the results; simulations whose results it has are not run again.
+        page_path: File for a page that shows them.
 
     Returns:
         The figures of each simulation by policy, then by the path of the workload.
@@ -84,6 +87,13 @@ def run(config: SimulationConfig, console: Console, json_path: Path | None = Non
             "published_mean_completion_s": published,
         }
     print_figures(console, figures)
+    if page_path is not None:
+        from evenpace.lab.simulations.page import write_simulations_page  # plots take long to load
+
+        outcomes: dict[Path, dict[str, Outcome]] = {}
+        for (policy, path), one in simulations.items():
+            outcomes.setdefault(path, {})[policy] = results[one]
+        write_simulations_page(outcomes, figures, config.cluster, config.rules, page_path)
     return figures
 
 

@@ -82,7 +82,7 @@ def test_an_isolated_job_trains_as_under_the_policy():
 
 
 def test_an_isolated_job_is_on_few_nodes():
-    """Two devices of one node are faster than one each of two: a wait, a pause, and 10 iterations an epoch."""
+    """Two devices of one node are faster than one each of two; an epoch has 10 iterations."""
     packed = isolated(arrival(batch=4), policy="optimus", cluster=Cluster.of([("gpu", 2, 2)]))
     spread = isolated(arrival(batch=4), policy="optimus")
 

@@ -154,6 +154,19 @@ def test_fairness_and_utilisation_are_kept(data):
     )
 
 
+def test_a_page_shows_results_of_an_earlier_run(data):
+    """It is the same to the byte with lives from the file and with those just simulated."""
+    policies = ("tiresias", "pollux")
+    simulate(data, "--page", data / "pages" / "first.html", policies=policies)
+    spoilt = (data / "out.json").read_bytes()
+    simulate(data, "--page", data / "pages" / "again.html", policies=policies)
+    first, again = ((data / "pages" / name).read_text() for name in ("first.html", "again.html"))
+
+    assert (data / "out.json").read_bytes() == spoilt
+    assert first == again
+    assert all(name in first for name in ("workloads/w", "pollux", "tiresias", "a: 1 device on 1 node"))
+
+
 def test_a_run_adds_what_is_missing(data):
     """A later run with one more policy simulates that one alone, and the file has both."""
     simulate(data)
