@@ -122,7 +122,7 @@ def head(job: Shown) -> list[Text]:
     if figures.throughput is not None and figures.iteration_time is not None:
         pieces += [f"{figures.throughput:,.0f} samples/s", f"{phrases.seconds(figures.iteration_time)} each"]
     if figures.goodput is not None:
-        pieces.append(f"goodput {figures.goodput:,.0f} samples/s, {figures.efficiency:.0%} of them")
+        pieces.append(f"goodput {figures.goodput:,.0f} samples/s, efficiency {figures.efficiency:.0%}")
     if figures.waiting_share is not None:
         pieces.append(f"{figures.waiting_share:.0%} waiting")
     if figures.prediction_error is not None:

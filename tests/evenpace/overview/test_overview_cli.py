@@ -137,7 +137,7 @@ def test_a_job_is_shown_with_its_gradient_noise(busy, command):
     assert figures["work_of_twice_least"] < 4 / 3 < figures["work_of_twice_most"]
     scale = phrases.samples(figures["noise_scale"])
     assert f"gradient noise: {scale} samples; {figures['noise_text']}\n" in known
-    assert f"goodput {figures['goodput']:,.0f} samples/s, {figures['efficiency']:.0%} of them" in known
+    assert f"goodput {figures['goodput']:,.0f} samples/s, efficiency {figures['efficiency']:.0%}" in known
     assert "gradient noise: not measured: it takes two gradients in each step" in unknown
     assert "goodput" not in unknown
 
