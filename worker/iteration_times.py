@@ -15,7 +15,8 @@ from functools import partial
 from typing import Protocol
 
 from idl.errors import InvalidRequestError
-from idl.measures import goodput, statistical_efficiency, waiting_share
+from idl.measures import goodput, waiting_share
+from idl.noise import statistical_efficiency
 from idl.plan import Assignment
 
 log = logging.getLogger(__name__)
@@ -78,8 +79,8 @@ class IterationTimes:
         seconds; `evenpace/waiting_share` is as `idl.measures` has it; `evenpace/speed` is this worker's, in
         samples per second of processing, and `evenpace/throughput` that of all workers together, in samples
         of the whole batch per second. `evenpace/noise_scale` is the job's, in samples, once it is known well;
-        so are, as `idl.measures` has them, `evenpace/efficiency`, relative to batches of the script's size,
-        and `evenpace/goodput`, the throughput times that.
+        so are, as `idl.noise` and `idl.measures` have them, `evenpace/efficiency`, relative to batches of the
+        script's size, and `evenpace/goodput`, the throughput times that.
         """
         values = {
             "evenpace/batch_size": float(self.count),

@@ -21,6 +21,7 @@ class Life:
         started: Time at which it first had devices; None before.
         ended: Time at which its last epoch ended; None before.
         restarts: How often its placement was changed to another one with devices since it first started.
+        losses: How often it lost its devices with a node.
         device_seconds: Device time, the pauses after changes among it.
         placements: Times of changes, each with the placement from then on.
         batches: Times of changes, each with the samples of the whole batch from then on.
@@ -33,6 +34,7 @@ class Life:
     started: int | None = None
     ended: int | None = None
     restarts: int = 0
+    losses: int = 0
     device_seconds: int = 0
     placements: list[tuple[int, Placement]] = field(default_factory=list)
     batches: list[tuple[int, int]] = field(default_factory=list)
@@ -67,5 +69,6 @@ def summary(lives: Sequence[Life]) -> dict[str, Any]:
         "p99_completion_s": float(np.percentile(times, 99)),
         "makespan_s": max(life.submitted + life.completion for life in lives),
         "restarts": sum(life.restarts for life in lives),
+        "losses": sum(life.losses for life in lives),
         "device_hours": sum(life.device_seconds for life in lives) / 3600,
     }

@@ -4,7 +4,7 @@ It is JSON, a line for each simulation::
 
     {"simulations": [
      {"policy", "workload": path, "inputs": digest of arrivals and measurements,
-      "conditions": {"nodes", "devices_per_node", "interval", "restart_cost"},
+      "conditions": {"nodes", "devices_per_node", "interval", "restart_cost", and what is not by default},
       "figures": {"jobs", "mean_completion_s", "p99_completion_s", "makespan_s", "restarts", "device_hours"},
       "lives": [{"name", "application", "submitted", "started", "ended", "restarts", "device_seconds",
          "placements": [[time, [[node, devices], ...]], ...], "batches": [[time, samples], ...],
@@ -35,7 +35,7 @@ class Simulation:
 
     policy: str
     inputs: str
-    conditions: tuple[tuple[str, int], ...]
+    conditions: tuple[tuple[str, int | float | str], ...]
 
 
 class Results:

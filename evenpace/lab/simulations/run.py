@@ -20,11 +20,9 @@ from evenpace.lab.simulations.results import Results, Simulation
 from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import find_workloads, read_workload
 from evenpace.lab.terminal import make_progress, make_table
-from scheduler.cluster import Cluster
-from scheduler.policies import POLICIES
 from scheduler.simulator.applications import Application
+from scheduler.simulator.capacity import Capacity
 from scheduler.simulator.record import Life
-from scheduler.simulator.rules import Rules
 from scheduler.simulator.simulation import check_arrivals, simulate
 from scheduler.simulator.workloads import Arrival
 from worker.parent import end_with_parent
@@ -50,10 +48,11 @@ def run(config: SimulationConfig, console: Console, json_path: Path | None = Non
     """
     workloads = {path: read_workload(path) for path in find_workloads(config.workload)}
     applications = read_applications(config.traces)
+    capacity = config.read_capacity()
     for path, arrivals in workloads.items():
         for policy in config.policy:
             try:
-                check_arrivals(arrivals, applications, POLICIES[policy](), config.cluster)
+                check_arrivals(arrivals, applications, config.make_policy(policy), config.cluster)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
     measured = _digest(sorted(config.traces.glob("*/*.csv")))
@@ -65,7 +64,7 @@ def run(config: SimulationConfig, console: Console, json_path: Path | None = Non
     }
     results = Results(json_path)
     tasks = {
-        (policy, path): (policy, workloads[path], applications, config.cluster, config.rules)
+        (policy, path): (policy, workloads[path], applications, config, capacity)
         for (policy, path), one in simulations.items()
         if one not in results
     }
@@ -103,11 +102,18 @@ def _simulate(
     policy: str,
     arrivals: Sequence[Arrival],
     applications: Mapping[str, Application],
-    cluster: Cluster,
-    rules: Rules,
+    config: SimulationConfig,
+    capacity: Capacity | None,
 ) -> list[Life]:
     with threadpool_limits(limits=1):  # several threads make a fit to a few values many times slower
-        return simulate(arrivals, applications, POLICIES[policy](), cluster, rules)
+        return simulate(
+            arrivals,
+            applications,
+            config.make_policy(policy),
+            config.cluster,
+            config.rules,
+            capacity,
+        )
 
 
 @contextmanager
