@@ -71,6 +71,7 @@ class ManagedJob:
     is_kept: bool = False  # whether it is in the manager's state; not before its start
     since: float = field(default_factory=time.monotonic)  # the time at which this manager got it
     ending: str = ""  # why it has ended
+    unwritten: list[Change] = field(default_factory=list)  # changes that the writer does not have yet
     logged: int = 0  # events so far
     # The last events, with their times in seconds since 1970.
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
@@ -109,43 +110,59 @@ class ManagedJob:
         return self.balancing.predictor if self.balancing.uses_predictor else ""
 
     def note(self, effects: Effects) -> None:
-        """Keep an event's effects for `status`, and put them into the manager's state."""
+        """Keep an event's effects for `status`, and for the manager's state until `hand_over`."""
         self.logged += len(effects.log)
         self.log.extend((time.time(), event) for event, _ in effects.log)
         run, state, now = self.run, effects.state, time.time()
         events = [event for event, _ in effects.log]
         if self.writer is not None and not self.is_kept and state is not None:
             self.is_kept = True
-            self.writer.put(Begun(run, self.name, self.policy, state, now))
-            self.keep_models()
+            self._add([Begun(run, self.name, self.policy, state, now)])
+            self._add_models()
             events, state = [event for _, event in self.log], None
         if effects.rewound is not None:
-            self._put([Rewound(run, effects.rewound)])
-        self._put(Completed(run, record, now) for record in effects.completed)
-        self._put(Logged(run, event, now) for event in events)
+            self._add([Rewound(run, effects.rewound)])
+        self._add(Completed(run, record, now) for record in effects.completed)
+        self._add(Logged(run, event, now) for event in events)
         if state is not None:
-            self._put([Saved(run, state)])
+            self._add([Saved(run, state)])
+
+    def hand_over(self) -> None:
+        """Give the writer what was noted.
+
+        This wakes the writer's thread, which delays the event loop: answers that need not wait for the disk
+        go before.
+        """
+        if self.writer is not None:
+            for change in self.unwritten:
+                self.writer.put(change)
+        self.unwritten.clear()
 
     def keep_models(self) -> None:
         """Put the models of the job's policy into the manager's state."""
-        if self.is_kept and (models := self.job.planner.policy.models()):
-            self._put([Learned(self.run, models)])
+        self._add_models()
+        self.hand_over()
 
     def keep_end(self) -> None:
         """Put the job's end, with its reason, into the manager's state."""
-        self._put([Ended(self.run, self.ending, time.time())])
+        self._add([Ended(self.run, self.ending, time.time())])
+        self.hand_over()
 
     def once_kept(self, function: Callable[[], None]) -> None:
         """Call a function once all events so far are written; see `StateWriter.after_commit`."""
         if self.writer is None:
             function()
         else:
+            self.hand_over()
             self.writer.after_commit(function)
 
-    def _put(self, changes: Iterable[Change]) -> None:
-        if self.is_kept and self.writer is not None:
-            for change in changes:
-                self.writer.put(change)
+    def _add(self, changes: Iterable[Change]) -> None:
+        if self.is_kept:
+            self.unwritten.extend(changes)
+
+    def _add_models(self) -> None:
+        if self.is_kept and (models := self.job.planner.policy.models()):
+            self._add([Learned(self.run, models)])
 
     def log_events(self, effects: Effects) -> None:
         """Log the events among an event's effects."""

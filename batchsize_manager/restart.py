@@ -58,6 +58,7 @@ def restore_jobs(
     for managed in restored:
         effects = managed.job.take_effects()
         managed.note(effects)
+        managed.hand_over()
         managed.log_events(effects)
         managed.job.outbox.effects.fit = effects.fit  # for later: there is no event loop yet
     return restored, given_up

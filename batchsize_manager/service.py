@@ -445,6 +445,7 @@ class ManagerService:
             managed.answer_all()
         elif asker is not None:
             managed.answer(asker)  # nothing is new, but this worker's next part may have been there before
+        managed.hand_over()
         if effects.log:  # after the answers have gone: lines can wait, the workers cannot
             asyncio.get_running_loop().call_soon(managed.log_events, effects)
         if effects.fit:  # after the answers: a fit can wait, the workers cannot

@@ -23,8 +23,9 @@ def write(to: Scalars, *, every: int = 1, session: Session | None = None) -> Non
     """Write this worker's scalars from now on; may be called for several writers.
 
     The names are `evenpace/batch_size`, `evenpace/batch_processing_time`, `evenpace/iteration_time`,
-    `evenpace/waiting_share`, `evenpace/speed`, `evenpace/throughput` and, once it is known,
-    `evenpace/noise_scale`; units and meaning are those of `worker.iteration_times.IterationTimes.values`.
+    `evenpace/waiting_share`, `evenpace/speed`, `evenpace/throughput` and, once the noise is known,
+    `evenpace/noise_scale`, `evenpace/efficiency` and `evenpace/goodput`; units and meaning are those of
+    `worker.iteration_times.IterationTimes.values`.
     A writer that raises an error is logged and used no more.
 
     Args:

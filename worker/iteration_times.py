@@ -15,7 +15,8 @@ from functools import partial
 from typing import Protocol
 
 from idl.errors import InvalidRequestError
-from idl.measures import waiting_share
+from idl.measures import goodput, waiting_share
+from idl.noise import statistical_efficiency
 from idl.plan import Assignment
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class IterationTimes:
         waiting_time: Seconds of waiting at the manager, and at the parameter server before this iteration.
         duration: Seconds from the answer to the report of the iteration before to the answer to this one's.
         noise_scale: The job's gradient noise scale as it was known by then, in samples; None if it was not.
+        first_size: Samples of the script's batches, whose statistical efficiency is 1; None if not known.
     """
 
     iteration: int
@@ -64,6 +66,7 @@ class IterationTimes:
     waiting_time: float = 0.0
     duration: float = 0.0
     noise_scale: float | None = None
+    first_size: int | None = None
 
     def continues_with(self, following: Assignment) -> bool:
         """Return whether an assignment is another part of this iteration."""
@@ -75,7 +78,9 @@ class IterationTimes:
         `evenpace/batch_size` is in samples; `evenpace/batch_processing_time` and `evenpace/iteration_time` in
         seconds; `evenpace/waiting_share` is as `idl.measures` has it; `evenpace/speed` is this worker's, in
         samples per second of processing, and `evenpace/throughput` that of all workers together, in samples
-        of the whole batch per second. `evenpace/noise_scale` is the job's, in samples, once it is known well.
+        of the whole batch per second. `evenpace/noise_scale` is the job's, in samples, once it is known well;
+        so are, as `idl.noise` and `idl.measures` have them, `evenpace/efficiency`, relative to batches of the
+        script's size, and `evenpace/goodput`, the throughput times that.
         """
         values = {
             "evenpace/batch_size": float(self.count),
@@ -89,6 +94,10 @@ class IterationTimes:
             values["evenpace/speed"] = self.count / self.batch_processing_time
         if self.noise_scale is not None:
             values["evenpace/noise_scale"] = self.noise_scale
+            if self.first_size is not None:
+                efficiency = float(statistical_efficiency(self.noise_scale, self.total, self.first_size))
+                values["evenpace/efficiency"] = efficiency
+                values["evenpace/goodput"] = float(goodput(self.total, self.duration, efficiency))
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
@@ -170,12 +179,15 @@ class Recorder:
         """Add seconds in which this worker has waited for others."""
         self._waited += seconds
 
-    def finish_part(self, following: Assignment | None, noise_scale: float | None = None) -> None:
+    def finish_part(
+        self, following: Assignment | None, noise_scale: float | None = None, first_size: int | None = None
+    ) -> None:
         """Finish a part, before `following`, which may be another part of the same iteration.
 
         Args:
             following: This worker's next part; None where there is none.
             noise_scale: The job's gradient noise scale, in samples; None where it is not known well.
+            first_size: Samples of the script's batches; None where that is not known.
         """
         times = self._current
         if times is not None and following is not None and times.continues_with(following):
@@ -185,7 +197,7 @@ class Recorder:
         if times is None:
             return  # there is no writer
         times.duration, times.waiting_time = self._since - since, waited
-        times.noise_scale = noise_scale
+        times.noise_scale, times.first_size = noise_scale, first_size
         self._done.append(times)
         self._write_known()
 

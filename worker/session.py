@@ -642,7 +642,8 @@ class Session:
         self._waited, self._maximum = 0.0, None
         self.assignment = self._membership.next()
         self._recorder.add_waiting(time.perf_counter() - begun)
-        self._recorder.finish_part(self.assignment, self._membership.noise_scale)
+        first_size = None if self._spec is None else self._spec.total_batch_size
+        self._recorder.finish_part(self.assignment, self._membership.noise_scale, first_size)
         self._note_release()
 
     def _note_release(self) -> None:

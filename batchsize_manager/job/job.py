@@ -398,6 +398,7 @@ class Job:
             self.members.saved,
             self.first_iteration,
             self.operations.sizing,
+            self.planner.sizer.name,
         )
 
     @property

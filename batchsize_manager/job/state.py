@@ -46,6 +46,7 @@ class JobState:
         members: The members, in the order of their slices, and workers that may come back.
         first_iteration: The number of the job's first iteration.
         sizing: The way to choose the batch's size that an operator has chosen; None: the manager's own.
+        sizer: Name of the sizer, whoever has chosen it, for those who read the state; None: it is not known.
 
     Raises:
         ValueError: A number is out of its range.
@@ -62,6 +63,7 @@ class JobState:
     members: tuple[SavedMember, ...] = ()
     first_iteration: int = 0
     sizing: Sizing | None = None
+    sizer: str | None = None
 
     def __post_init__(self) -> None:
         check.integer("attempt", self.attempt, 0, _MOST)

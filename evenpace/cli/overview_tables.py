@@ -29,9 +29,10 @@ _FORMS = {"percent": "{:.0%}", "number": "{:,.3g}"}  # of measured values, by `S
 _GAP = 2  # characters between columns, as rich has it
 _JOB_COLUMNS = (
     *("job", "state", "iteration", "epoch", "members", "policy"),
-    *("samples/s", "speedup", "saved", "stragglers"),
+    *("samples/s", "goodput", "speedup", "saved", "stragglers"),
 )
-_LEFT_OUT = ("epoch", "policy", "members", "samples/s", "saved", "stragglers")  # first to last, if need be
+# First to last, if need be.
+_LEFT_OUT = ("goodput", "epoch", "policy", "members", "samples/s", "saved", "stragglers")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> 
                 "members": Text(f"{summary.members} of {summary.workers}"),
                 "policy": Text(_policy(summary)),
                 "samples/s": Text(_number(figures.throughput, "{:,.0f}")),
+                "goodput": Text(_number(figures.goodput, "{:,.0f}")),
                 "speedup": Text(_number(figures.speedup, "{:.2f}×")),
                 "saved": Text(saved),
                 "stragglers": Text(str(stragglers) if figures.iterations else _UNKNOWN),
@@ -119,6 +121,8 @@ def head(job: Shown) -> list[Text]:
     ]
     if figures.throughput is not None and figures.iteration_time is not None:
         pieces += [f"{figures.throughput:,.0f} samples/s", f"{phrases.seconds(figures.iteration_time)} each"]
+    if figures.goodput is not None:
+        pieces.append(f"goodput {figures.goodput:,.0f} samples/s, efficiency {figures.efficiency:.0%}")
     if figures.waiting_share is not None:
         pieces.append(f"{figures.waiting_share:.0%} waiting")
     if figures.prediction_error is not None:

@@ -105,7 +105,7 @@ class StoredRun:
             spec=asdict(saved.state.spec),
             policy=saved.policy,
             predictor=None,
-            sizer=saved.state.sizing.named(saved.state.spec) if saved.state.sizing is not None else None,
+            sizer=saved.state.sizer,
             mode=saved.state.mode,
             attempt=saved.state.attempt,
             state="ended" if self._ended else "not ended",

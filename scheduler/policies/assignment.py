@@ -69,7 +69,9 @@ def _least_up_to(costs: NDArray[np.float64], price: float) -> list[tuple[int, fl
     return list(zip(np.maximum.accumulate(np.where(first, numbers, 0)).tolist(), least.tolist(), strict=True))
 
 
-def assign(sizes: Sequence[int], jobs: Sequence[Costs], most_nodes: int) -> list[Parts]:
+def assign(
+    sizes: Sequence[int], jobs: Sequence[Costs], most_nodes: int, *, avoid: bool = True
+) -> list[Parts]:
     """Give devices to jobs so that the sum of costs is small, and no free device could lower a job's.
 
     A price of devices is found at which jobs would take about as many as there are. The jobs that would stay
@@ -77,12 +79,11 @@ def assign(sizes: Sequence[int], jobs: Sequence[Costs], most_nodes: int) -> list
     the jobs whose costs they lower. The better of the two is repaired: a job that does not have what it would
     take gets it at the expense of jobs in the way, which take what is left, wherever that lowers the sum.
 
-    No node has parts of two jobs that span nodes.
-
     Args:
         sizes: Number of devices of each node, (nodes,).
         jobs: The jobs' costs, (jobs,).
         most_nodes: The most nodes that one job may span.
+        avoid: Let no node have parts of two jobs that span nodes.
 
     Returns:
         The devices of each job, empty for one that waits; (jobs,).
@@ -94,7 +95,7 @@ def assign(sizes: Sequence[int], jobs: Sequence[Costs], most_nodes: int) -> list
     willing = [job for job in range(len(jobs)) if priced.stays[job] <= priced.moves[job]]
     starts = []
     for staying in (willing, range(len(jobs))):
-        search = _Search(Occupancy(sizes, most_nodes), jobs, priced, free)
+        search = _Search(Occupancy(sizes, most_nodes, avoid=avoid), jobs, priced, free)
         search.start(staying)
         starts.append(search)
     best = min(starts, key=_Search.total)
@@ -283,7 +284,7 @@ class _Search:
             free = self._nodes.free[node] + others.get(job, 0)
             rivals = others.keys() - {job}
             for other in sorted(rivals, key=lambda other: (self._loss(other) / others[other], other)):
-                if free < count or (spans and len(self.parts[other]) > 1):
+                if free < count or (spans and self._nodes.excludes(self.parts[other])):
                     way.add(other)
                     free += others[other]
         return way

@@ -1,4 +1,4 @@
-"""Devices of nodes, taken and released, with at most one job that spans nodes on each of them.
+"""Devices of nodes, taken and released; as a rule, at most one job that spans nodes has a part on each.
 
 This module must not know what jobs gain from devices. Jobs and nodes go by their numbers.
 """
@@ -19,17 +19,19 @@ class Occupancy:
         jobs: The jobs that have devices on each node, with their number; (nodes,).
     """
 
-    def __init__(self, sizes: Sequence[int], most_nodes: int) -> None:
+    def __init__(self, sizes: Sequence[int], most_nodes: int, *, avoid: bool = True) -> None:
         """Make nodes that are free.
 
         Args:
             sizes: Number of devices of each node, (nodes,).
             most_nodes: The most nodes that one job may span.
+            avoid: Let at most one job that spans nodes have a part on each node.
         """
         self.sizes = sizes
         self.free = list(sizes)
         self.jobs: list[dict[int, int]] = [{} for _ in sizes]
         self._most_nodes = most_nodes
+        self._avoid = avoid
         self._spanned = [False for _ in sizes]
         # Nodes by the number of their free devices, without and with a part of a job that spans nodes.
         self._single, self._shared = ([set[int]() for _ in range(max(sizes) + 1)] for _ in range(2))
@@ -77,23 +79,27 @@ class Occupancy:
                 number -= free
         raise ValueError(f"{number} devices more are needed than are free on nodes that one job may span")
 
+    def excludes(self, parts: Parts) -> bool:
+        """Return whether a job with these devices keeps others like it off their nodes."""
+        return self._avoid and len(parts) > 1
+
     def fits(self, parts: Parts) -> bool:
         """Return whether devices are free, with no other job that spans nodes beside if these do."""
         return all(self.free[node] >= count for node, count in parts) and not (
-            len(parts) > 1 and any(self._spanned[node] for node, _ in parts)
+            self.excludes(parts) and any(self._spanned[node] for node, _ in parts)
         )
 
     def take(self, job: int, parts: Parts) -> None:
         """Give devices that fit to a job."""
         for node, count in parts:
             self.jobs[node][job] = count
-            self._move(node, self.free[node] - count, self._spanned[node] or len(parts) > 1)
+            self._move(node, self.free[node] - count, self._spanned[node] or self.excludes(parts))
 
     def release(self, job: int, parts: Parts) -> None:
         """Take back a job's devices."""
         for node, count in parts:
             del self.jobs[node][job]
-            self._move(node, self.free[node] + count, self._spanned[node] and len(parts) == 1)
+            self._move(node, self.free[node] + count, self._spanned[node] and not self.excludes(parts))
 
     def _move(self, node: int, free: int, spanned: bool) -> None:
         (self._shared if self._spanned[node] else self._single)[self.free[node]].discard(node)

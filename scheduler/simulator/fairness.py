@@ -98,7 +98,7 @@ def isolated_completion(
     """Return the seconds from a job's submission to its end with no other job, on as few nodes as possible.
 
     It starts in the first round after its submission, after a pause like that of every start, on all of the
-    devices that it can use, and keeps them.
+    devices that it can use, and keeps them. No node is lost there, and no other job interferes.
 
     Args:
         arrival: The job's submission.

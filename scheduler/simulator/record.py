@@ -9,6 +9,15 @@ import numpy as np
 
 from scheduler.allocation import Placement
 
+FIGURES = frozenset(
+    (
+        *("jobs", "mean_completion_s", "median_completion_s", "p99_completion_s", "makespan_s"),
+        *("restarts", "losses", "device_hours", "utilisation", "mean_queue"),
+        *("rho_below_2", "median_rho", "p99_rho", "worst_rho"),
+    )
+)
+"""The names of the figures of a simulation."""
+
 
 class Span(NamedTuple):
     """A time in which a job has the same devices: its first second, the second of its end, the devices."""
@@ -29,6 +38,7 @@ class Life:
         started: Time at which it first had devices; None before.
         ended: Time at which its last epoch ended; None before.
         restarts: How often its placement was changed to another one with devices since it first started.
+        losses: How often it lost its devices with a node.
         device_seconds: Device time, the pauses after changes among it.
         placements: Times of changes, each with the placement from then on.
         batches: Times of changes, each with the samples of the whole batch from then on.
@@ -41,6 +51,7 @@ class Life:
     started: int | None = None
     ended: int | None = None
     restarts: int = 0
+    losses: int = 0
     device_seconds: int = 0
     placements: list[tuple[int, Placement]] = field(default_factory=list)
     batches: list[tuple[int, int]] = field(default_factory=list)
@@ -91,10 +102,11 @@ class Life:
 
 
 def summary(lives: Sequence[Life], rhos: Sequence[float], devices: int) -> dict[str, Any]:
-    """Return the figures of a simulation.
+    """Return the figures of a simulation, those of `FIGURES`.
 
     Completion times and makespan are in seconds; the makespan begins at time 0. Utilisation is the share of
     the devices' time until its end that jobs have them; the queue is the mean number of jobs without devices.
+    Devices of nodes that were not there count as unused.
 
     Args:
         lives: Of all jobs.
@@ -116,6 +128,7 @@ def summary(lives: Sequence[Life], rhos: Sequence[float], devices: int) -> dict[
         "p99_completion_s": float(np.percentile(times, 99)),
         "makespan_s": makespan,
         "restarts": sum(life.restarts for life in lives),
+        "losses": sum(life.losses for life in lives),
         "device_hours": device_seconds / 3600,
         "utilisation": device_seconds / (devices * max(makespan, 1)),
         "mean_queue": sum(life.waited for life in lives) / max(makespan, 1),

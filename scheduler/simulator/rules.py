@@ -10,20 +10,30 @@ class Rules:
     Attributes:
         interval: Seconds from one round of the policy to the next; devices that fall free in between wait.
         restart_cost: Seconds without progress after a changed placement; they count as device time.
+        checkpoint: Seconds of training from checkpoint to checkpoint; what was done since the last one is
+            done again after the loss of a node. With 0, nothing is lost.
+        notice: Seconds before the loss of a node, in which it is not given out any more.
+        interference: Share of the progress that jobs lose that span nodes and share one of them.
 
     Raises:
-        ValueError: The interval is not above 0, or the cost is negative.
+        ValueError: The interval is not above 0, another time is negative, or the share is not from 0 to 1.
     """
 
     interval: int = 60
     restart_cost: int = 30
+    checkpoint: int = 0
+    notice: int = 0
+    interference: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check both numbers."""
+        """Check the numbers."""
         if self.interval < 1:
             raise ValueError(f"interval {self.interval} s: at least 1 s is needed")
-        if self.restart_cost < 0:
-            raise ValueError(f"restart cost {self.restart_cost} s: at least 0 s is needed")
+        for name in ("restart_cost", "checkpoint", "notice"):
+            if (seconds := getattr(self, name)) < 0:
+                raise ValueError(f"{name.replace('_', ' ')} {seconds} s: at least 0 s is needed")
+        if not 0 <= self.interference < 1:
+            raise ValueError(f"interference {self.interference}: must be at least 0 and below 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """The loop of a simulation: jobs train for an interval, then the policy gives out the devices."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from scheduler.allocation import Allocation
+from scheduler.allocation import Allocation, Placement
 from scheduler.cluster import Cluster
 from scheduler.policies.base import Policy, Round
 from scheduler.simulator.applications import Application
+from scheduler.simulator.capacity import Capacity
 from scheduler.simulator.record import Life
 from scheduler.simulator.rules import Rules
 from scheduler.simulator.training import SimulatedJob
@@ -18,6 +20,7 @@ def simulate(
     policy: Policy,
     cluster: Cluster,
     rules: Rules,
+    capacity: Capacity | None = None,
 ) -> list[Life]:
     """Simulate all jobs to their end, and return their lives in the order of submission.
 
@@ -27,6 +30,7 @@ def simulate(
         policy: A new one, for this simulation alone.
         cluster: Nodes of devices like those that were measured, all of one kind.
         rules: Interval and cost of a change.
+        capacity: The nodes of the cluster that are there, over time; None for all, always.
 
     Raises:
         ValueError: Two jobs have one name, a model is unknown, a job asks for more devices than there are or
@@ -47,24 +51,53 @@ def simulate(
     ]
     waiting = jobs[::-1]  # the next to arrive is the last
     present: list[SimulatedJob] = []
-    allocation = Allocation()
+    held: dict[str, Placement] = {}  # by the names of the jobs that are present
     now = 0
     while waiting or present:
+        slowed = _sharing(held) if rules.interference else ()
+        lost = {} if capacity is None else capacity.lost(now, now + rules.interval)
         for job in present:
-            job.advance(now, rules.interval)
+            name = job.life.name
+            ends = [int(lost[node]) for node, _ in held[name] if node in lost]
+            until = min(ends, default=now + rules.interval)
+            job.advance(now, until - now, rules.interference if name in slowed else 0.0)
+            if ends and job.life.ended is None:
+                job.lose_devices(until)
+                held[name] = ()
         now += rules.interval
         present = [job for job in present if job.life.ended is None]
         while waiting and waiting[-1].life.submitted <= now:
             present.append(waiting.pop())
-        if present:
-            before = Allocation({job.life.name: allocation[job.life.name] for job in present})
+        there = cluster if capacity is None else _part(cluster, capacity, now, rules.notice)
+        allocation = Allocation()
+        if present and there.nodes:
+            names = [job.life.name for job in present]
+            usable = {name: held.get(name, ()) for name in names if _is_on(held.get(name, ()), there)}
             seen = [job.seen(now, cluster.kinds[0], node) for job in present]
-            allocation = policy.allocate(Round(now, seen, cluster, before))
-            allocation.check(cluster)
-            for job in present:
-                if allocation[job.life.name] != before[job.life.name]:
-                    job.place(allocation[job.life.name], now)
+            allocation = policy.allocate(Round(now, seen, there, Allocation(usable)))
+            allocation.check(there)
+        for job in present:
+            if allocation[job.life.name] != held.get(job.life.name, ()):
+                job.place(allocation[job.life.name], now)
+        held = {job.life.name: allocation[job.life.name] for job in present}
     return [job.life for job in jobs]
+
+
+def _part(cluster: Cluster, capacity: Capacity, now: int, notice: int) -> Cluster:
+    """Return the nodes that are there, and are not known to be lost."""
+    names = capacity.at(now) - capacity.lost(now, now + notice).keys()
+    return Cluster(tuple(node for node in cluster.nodes if node.name in names))
+
+
+def _is_on(placement: Placement, cluster: Cluster) -> bool:
+    return all(name in cluster.by_name for name, _ in placement)
+
+
+def _sharing(held: Mapping[str, Placement]) -> set[str]:
+    """Return the names of jobs that span nodes and share one of them with another that does."""
+    spanning = {name: {node for node, _ in its} for name, its in held.items() if len(its) > 1}
+    parts = Counter(node for nodes in spanning.values() for node in nodes)
+    return {name for name, nodes in spanning.items() if any(parts[node] > 1 for node in nodes)}
 
 
 def check_arrivals(

@@ -42,7 +42,7 @@ class SimulatedJob:
         """
         self.life = Life(arrival.name, application.name, arrival.submitted)
         self._application = application
-        self._restart_cost = rules.restart_cost
+        self._rules = rules
         self._devices = arrival.devices if asks_devices else None
         self._batch = arrival.batch if asks_batch else application.limits.batch
         self._placement: Placement = ()
@@ -52,6 +52,8 @@ class SimulatedJob:
         self._learner = None if asks_batch else Learner(application.batches, self._batch)
         self._configured: tuple[Goodput | None, tuple[int, ...]] | None = None
         self._pause = 0
+        self._trained = 0  # seconds
+        self._lost = 0  # seconds of training that are to be done again
         self._progress = 0.0
 
     @property
@@ -101,18 +103,27 @@ class SimulatedJob:
         if not placement:
             return
         self._configure(now)
-        self._pause = self._restart_cost
+        self._pause = self._rules.restart_cost
         if self.life.started is None:
             self.life.started = now
         else:
             self.life.restarts += 1
 
-    def advance(self, now: int, seconds: int) -> None:
+    def lose_devices(self, now: int) -> None:
+        """Wait, since a node was lost; training since the last checkpoint is to be done again."""
+        if self._rules.checkpoint:
+            self._lost += self._trained % self._rules.checkpoint
+            self._trained -= self._trained % self._rules.checkpoint
+        self.life.losses += 1
+        self.place((), now)
+
+    def advance(self, now: int, seconds: int, slowdown: float = 0.0) -> None:
         """Train for some time.
 
         Args:
             now: Seconds on the cluster's clock when the time begins.
             seconds: Length of the time.
+            slowdown: Share of the progress that is lost.
 
         Raises:
             ValueError: Nothing was measured that tells the step time.
@@ -122,9 +133,11 @@ class SimulatedJob:
         replicas = devices(self._placement)
         paused = min(self._pause, seconds)
         self._pause -= paused
-        used = paused
+        again = min(self._lost, seconds - paused)
+        self._lost -= again
+        used = paused + again
         while used < seconds and self.life.ended is None:
-            goodput = self._goodput(replicas)
+            goodput = self._goodput(replicas) * (1 - slowdown)
             end = self._application.epoch_end(len(self.life.epochs))
             if self._progress + goodput * (seconds - used) < end:
                 self._progress += goodput * (seconds - used)
@@ -136,6 +149,7 @@ class SimulatedJob:
                 if len(self.life.epochs) == self._application.epochs:
                     self.life.ended = now + used
             self._configure(now + used)
+        self._trained += used - paused
         self.life.device_seconds += used * replicas
 
     def _goodput(self, replicas: int) -> float:

@@ -140,6 +140,7 @@ def test_batches_are_split_as_an_operator_wanted(tmp_path, policy, options, want
         for one in (unchanged, managed):
             train(one.job, 2)
         managed.note(managed.job.take_effects())
+        managed.hand_over()
     with manager(tmp_path, policy, options) as second:
         restored = second.restored()
     plans = plans_from(restored.job, 6)
@@ -153,6 +154,7 @@ def test_models_from_before_the_job_began_are_restored(tmp_path):
     with manager(tmp_path, "learned") as first:
         unaware, managed = first.begin(name="unaware"), first.begin(learned=pack_models(models))
         managed.note(managed.job.take_effects())
+        managed.hand_over()
     with manager(tmp_path, "learned") as second:
         restored = second.restored()
     plans = plans_from(restored.job, 0)
@@ -167,6 +169,7 @@ def test_models_of_a_replaced_policy_are_kept(tmp_path):
         train(managed.job, 4)
         first.change(managed, balancing=_wire.Balancing("proportional"))
         managed.note(managed.job.take_effects())
+        managed.hand_over()
     for _ in range(2):
         with manager(tmp_path, "learned") as later:
             restored = later.restored()
@@ -189,6 +192,7 @@ def test_batches_go_on_from_where_their_size_has_changed(tmp_path):
         train(managed.job, 3)
         first.change(managed, total_batch_size=24)
         managed.note(managed.job.take_effects())
+        managed.hand_over()
     with manager(tmp_path) as second:
         restored = second.restored()
     plans = plans_from(restored.job, 5)
@@ -201,6 +205,7 @@ def test_a_job_goes_on_at_the_position_of_its_checkpoint(tmp_path):
     with manager(tmp_path) as first:
         managed = first.begin(7, (3, 55))
         managed.note(managed.job.take_effects())
+        managed.hand_over()
     with manager(tmp_path) as second:
         restored = second.restored()
     plans = plans_from(restored.job, 7)

@@ -133,6 +133,20 @@ def test_the_noise_scale_is_written_once_it_is_known():
     assert [values.get(NOISE) for _, values in heard.steps] == [None, 340.0]
 
 
+def test_efficiency_and_goodput_follow_from_the_noise_scale():
+    """With the scale 90, a sample of a batch of 10 does 0.95 of one of a batch of 5; 4.75 samples/s for 5."""
+    clock, heard = Clock(), Heard()
+    recorder = Recorder(clock=clock)
+    recorder.add_writer(heard, 1)
+    recorder.begin()
+    clock.now += 2.0
+    recorder.measure_part(assigned(0), 1.0)
+    recorder.finish_part(assigned(1), 90.0, 5)
+    ((_, values),) = heard.steps
+    assert values["evenpace/efficiency"] == pytest.approx(0.95)
+    assert values["evenpace/goodput"] == pytest.approx(4.75)
+
+
 def test_parts_of_one_iteration_are_summed_up():
     """A worker that also does a lost worker's part writes the iteration once, with both parts."""
     heard = Heard()

@@ -479,7 +479,7 @@ def test_fit_goes_through_a_batch_again_in_the_same_step(session, micro_batch):
 
 @pytest.mark.parametrize(("size", "batches"), [(2, (5, 6)), (12, (2, 1))])
 def test_fit_goes_on_when_batches_have_another_size(cluster, session, capsys, size, batches):
-    """Keras makes as many steps as at first, and each of its epochs is one of the job's all the same."""
+    """An epoch has the steps that it began with, and later ones as many as they have batches."""
     model, loader = make_model(), regression(session)
     distribute(model, loader)
     first = []
@@ -501,33 +501,41 @@ def test_fit_goes_on_when_batches_have_another_size(cluster, session, capsys, si
     assert np.diff(first).tolist() == [batches[0], *[batches[1]] * 2]
     bars = capsys.readouterr().out.replace("\b", "").split("Epoch ")[1:]
     assert len(bars) == 4
-    for bar in bars:
-        assert re.findall(r"(\d+/\d+)\D", bar.split("\n", 1)[1])[-1] == "3/3"
+    ends = [re.findall(r"(\d+/\d+)\D", bar.split("\n", 1)[1])[-1] for bar in bars]
+    assert ends == ["3/3", *[f"{batches[1]}/{batches[1]}"] * 3]
     assert loader.num_batches == batches[1]
     model.fit(loader, epochs=1, verbose=1)
     assert f"{batches[1]}/{batches[1]}" in capsys.readouterr().out
 
 
-def test_fit_follows_a_schedule_of_batch_sizes(session):
-    """Each epoch of Keras is one of the job's, with batches of its own size."""
+def test_fit_follows_a_schedule_of_batch_sizes(session, capsys):
+    """Keras makes and shows as many steps in each epoch as it has batches, and callbacks know the number."""
     model, loader = make_model(), regression(session, batch_size={0: 4, 1: 6, 2: 12})
     distribute(model, loader)
-    seen = []
+    seen, steps = [], []
 
     class Watching(keras.callbacks.Callback):
-        """Notes the size of each batch."""
+        """Notes the size of each batch, and each epoch's number of steps."""
+
+        def on_epoch_begin(self, epoch, logs=None):
+            steps.append(self.params["steps"])
 
         def on_train_batch_begin(self, batch, logs=None):
             part = session.assignment
             seen.append((part.iteration, part.epoch, part.total))
 
-    history = model.fit(loader, epochs=4, verbose=0, callbacks=[Watching()])
+    x = np.ones((2, 1))
+    watching = [Watching()]
+    history = model.fit(loader, epochs=4, verbose=1, callbacks=watching, validation_data=(x, x))
     assert history.epoch == [0, 1, 2, 3]
-    # Keras takes as many steps as in its first epoch; in the last ones of a shorter epoch nothing is done.
-    assert list(dict.fromkeys(seen))[:7] == [
+    assert seen == [
         *[(0, 0, 4), (1, 0, 4), (2, 0, 4)],
         *[(3, 1, 6), (4, 1, 6), (5, 2, 12), (6, 3, 12)],
     ]
+    assert steps == [3, 2, 1, 1]
+    bars = capsys.readouterr().out.replace("\b", "").split("Epoch ")[1:]
+    ends = [re.findall(r"(\d+/\d+)\D", bar.split("\n", 1)[1])[-1] for bar in bars]
+    assert ends == ["3/3", "2/2", "1/1", "1/1"]
     assert int(model.optimizer.iterations) == 7
 
 

@@ -55,7 +55,7 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
         slices: This worker's parts of the batches.
         accumulation: The mean over a slice's micro-batches; an optimiser's `apply` adds to it.
         resumed_at: The iteration that a checkpoint resumes at; 0 without one.
-        steps: Steps that `fit` takes in each epoch, as Keras has asked for when it began; 0 before that.
+        steps: Steps that `fit` takes in the present epoch, its batches when it began; 0 before that.
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
@@ -147,7 +147,7 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     @property
     def num_batches(self) -> int:
-        """Return the number of batches of the current epoch; Keras reads it when `fit` begins."""
+        """Return the number of batches of the current epoch, as far as is known."""
         return len(self)
 
     @property

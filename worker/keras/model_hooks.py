@@ -125,10 +125,10 @@ def _build(model: Any, loader: DataLoader) -> None:
 def _train_function(model: Any, link: VariableLink, loader: DataLoader) -> Callable[[Iterator[Any]], Any]:
     """Return the function that `fit` calls for each step of an epoch.
 
-    Keras takes as many steps in each epoch as the epoch had batches in which `fit` began. Where this worker
+    Keras takes as many steps in an epoch as it has batches when it begins (`_Callbacks`). Where this worker
     has fewer parts, it has nothing to do in the epoch's last steps. Where there are more batches, since they
-    have become smaller, the last step takes all that are left. Further parts of the same batch, and repeated
-    batches, belong to the step before them.
+    have become smaller within the epoch, the last step takes all that are left. Further parts of the same
+    batch, and repeated batches, belong to the step before them.
     """
     step = model.train_step
     if not model.run_eagerly:
@@ -182,6 +182,49 @@ def _take_step(model: Any, step: Callable[[Any], Any], batch: Any, logs: Any) ->
     return new if batch.part.assignment.count else logs or new
 
 
+class _Callbacks(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types
+    """The callbacks of a `fit`, which tell Keras and each other an epoch's number of batches as it begins.
+
+    Keras itself reads that number once, when `fit` begins.
+
+    Args:
+        model: The model that is trained.
+        loader: The loader of its data.
+        callbacks: The script's callbacks.
+        verbose: Of `fit`.
+        epochs: Of `fit`.
+    """
+
+    def __init__(self, model: Any, loader: DataLoader, callbacks: Any, verbose: Any, epochs: int) -> None:
+        self._loader = loader
+        self._iterators: list[Any] = []  # Keras's, which counts an epoch's steps
+        super().__init__(
+            callbacks,
+            add_history=True,
+            add_progbar=verbose != 0,
+            model=model,
+            verbose=verbose,
+            epochs=epochs,
+            steps=loader.num_batches,
+        )
+
+    def note_iterator(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Note the iterator that counts steps; `fit` calls this as the model's `_maybe_symbolic_build`.
+
+        The model is built already. Iterators over validation data come here, too.
+        """
+        if iterator is not None and iterator.data_adapter is self._loader:
+            self._iterators.append(iterator)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Set the number of the epoch's steps, and then tell the callbacks that it begins."""
+        self._loader.steps = self._loader.num_batches
+        for iterator in self._iterators:
+            iterator._num_batches = self._loader.steps
+        self.set_params({**self.params, "steps": self._loader.steps})
+        super().on_epoch_begin(epoch, logs)
+
+
 def _fit(model: Any, link: VariableLink, loader: DataLoader) -> Callable[..., Any]:
     """Wrap `fit` so that it accepts an evenpace loader only, and begins with the job's current epoch."""
     fit, optimizer = model.fit, model.optimizer
@@ -202,15 +245,23 @@ def _fit(model: Any, link: VariableLink, loader: DataLoader) -> Callable[..., An
         if model.train_function is None:  # it was compiled again
             _build(model, loader)
             model.train_function = _train_function(model, link, loader)
-        for callback in keras.tree.flatten(options.get("callbacks")):
+        given_callbacks = options.pop("callbacks", None)
+        if isinstance(given_callbacks, keras.callbacks.CallbackList):
+            given_callbacks = given_callbacks.callbacks
+        for callback in keras.tree.flatten(given_callbacks):
             if isinstance(callback, keras.callbacks.BackupAndRestore):
                 raise InvalidRequestError(
                     "BackupAndRestore would restore what the job does not know of: use Checkpoint and load "
                     "of evenpace.keras"
                 )
         skipped = loader.slices.skip_epochs()
-        loader.steps = loader.num_batches
-        return fit(x, **{"initial_epoch": skipped, **options})
+        epochs, verbose = options.get("epochs", 1), options.get("verbose", "auto")
+        callbacks = _Callbacks(model, loader, given_callbacks, verbose, epochs)
+        model._maybe_symbolic_build = callbacks.note_iterator
+        try:
+            return fit(x, callbacks=callbacks, **{"initial_epoch": skipped, **options})
+        finally:
+            del model._maybe_symbolic_build
 
     return fit_in_job
 

@@ -23,6 +23,7 @@ _FIGURES = (
     ("99th percentile of completion times (s)", "p99_completion_s", ",.0f"),
     ("makespan (s)", "makespan_s", ",.0f"),
     ("restarts", "restarts", ",.0f"),
+    ("devices lost with a node", "losses", ",.0f"),
     ("device hours", "device_hours", ",.1f"),
     ("utilisation", "utilisation", ".1%"),
     ("jobs that wait, mean", "mean_queue", ",.2f"),
@@ -39,6 +40,7 @@ def write_simulations_page(
     cluster: Cluster,
     rules: Rules,
     path: Path,
+    conditions: Mapping[str, float | str] | None = None,
 ) -> None:
     """Write the page.
 
@@ -48,6 +50,7 @@ def write_simulations_page(
         cluster: The nodes that the jobs shared.
         rules: Interval and cost of a change.
         path: The page's file; its folder is made if need be.
+        conditions: Other settings that are not by default, by name.
 
     Raises:
         OSError: The file cannot be written.
@@ -64,6 +67,7 @@ def write_simulations_page(
         path,
         cluster=cluster,
         rules=rules,
+        conditions=conditions or {},
         policies=policies,
         models=models,
         best=min(means, key=lambda policy: means[policy]["mean_completion_s"] or 0.0),
@@ -84,11 +88,14 @@ def write_simulations_page(
 
 
 def _rows(figures: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return the names of the figures that are known, each with its text for each policy."""
+    """Return the names of the figures that are known, each with its text for each policy.
+
+    Where no node was lost, that is left out, too.
+    """
     return [
         (label, [numbers.text(its[name], form) for its in figures.values()])
         for label, name, form in _FIGURES
-        if any(its[name] is not None for its in figures.values())
+        if any(its[name] is not None and (its[name] or name != "losses") for its in figures.values())
     ]
 
 

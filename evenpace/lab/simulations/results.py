@@ -4,16 +4,16 @@ It is JSON, a line for each simulation::
 
     {"simulations": [
      {"policy", "workload": path, "inputs": digest of arrivals and measurements,
-      "conditions": {"nodes", "devices_per_node", "interval", "restart_cost"},
+      "conditions": {"nodes", "devices_per_node", "interval", "restart_cost", and what is not by default},
       "figures": {"jobs", "mean_completion_s", "median_completion_s", "p99_completion_s", "makespan_s",
-         "restarts", "device_hours", "utilisation", "mean_queue", "rho_below_2", "median_rho", "p99_rho",
-         "worst_rho"},
+         "restarts", "losses", "device_hours", "utilisation", "mean_queue", "rho_below_2", "median_rho",
+         "p99_rho", "worst_rho"},
       "lives": [{"name", "application", "submitted", "started", "ended", "restarts", "device_seconds",
          "placements": [[time, [[node, devices], ...]], ...], "batches": [[time, samples], ...],
          "epochs": [time, ...], "fair_share": {"contention", "devices", "completion", "rho"}}]}]}
 
 Times are in seconds from the start of the simulation, completion times from a job's submission. Results from
-before there were fair shares stay in the file until their simulation is run again.
+before some figures were there stay in the file until their simulation is run again.
 """
 
 import json
@@ -24,7 +24,7 @@ from typing import Any
 
 from evenpace.reports import files
 from scheduler.simulator.fairness import FairShare
-from scheduler.simulator.record import Life, summary
+from scheduler.simulator.record import FIGURES, Life, summary
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Simulation:
 
     policy: str
     inputs: str
-    conditions: tuple[tuple[str, int], ...]
+    conditions: tuple[tuple[str, int | float | str], ...]
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class Results:
             return
         try:
             for result in json.loads(path.read_text())["simulations"]:
-                conditions = tuple((str(name), int(value)) for name, value in result["conditions"].items())
+                conditions = tuple(result["conditions"].items())
                 simulation = Simulation(result["policy"], result["inputs"], conditions)
                 self._lines[simulation] = json.dumps(result)
-                if all("fair_share" in life for life in result["lives"]):
+                if result["figures"].keys() >= FIGURES:
                     self._outcomes[simulation] = _outcome(result)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(

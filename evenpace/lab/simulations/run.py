@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,11 +21,9 @@ from evenpace.lab.simulations.tables import print_figures
 from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import find_workloads, read_workload
 from evenpace.lab.terminal import make_progress
-from scheduler.cluster import Cluster
-from scheduler.policies import POLICIES
 from scheduler.simulator.applications import Application
+from scheduler.simulator.capacity import Capacity
 from scheduler.simulator.fairness import fair_shares
-from scheduler.simulator.rules import Rules
 from scheduler.simulator.simulation import check_arrivals, simulate
 from scheduler.simulator.workloads import Arrival
 from worker.parent import end_with_parent
@@ -53,10 +52,11 @@ def run(
     """
     workloads = {path: read_workload(path) for path in find_workloads(config.workload)}
     applications = read_applications(config.traces)
+    capacity = config.read_capacity()
     for path, arrivals in workloads.items():
         for policy in config.policy:
             try:
-                check_arrivals(arrivals, applications, POLICIES[policy](), config.cluster)
+                check_arrivals(arrivals, applications, config.make_policy(policy), config.cluster)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
     measured = _digest(sorted(config.traces.glob("*/*.csv")))
@@ -68,7 +68,7 @@ def run(
     }
     results = Results(json_path)
     tasks = {
-        (policy, path): (policy, workloads[path], applications, config.cluster, config.rules)
+        (policy, path): (policy, workloads[path], applications, config, capacity)
         for (policy, path), one in simulations.items()
         if one not in results
     }
@@ -93,7 +93,8 @@ def run(
         outcomes: dict[Path, dict[str, Outcome]] = {}
         for (policy, path), one in simulations.items():
             outcomes.setdefault(path, {})[policy] = results[one]
-        write_simulations_page(outcomes, figures, config.cluster, config.rules, page_path)
+        others = {name: value for name, value in config.conditions.items() if name not in CONDITIONS}
+        write_simulations_page(outcomes, figures, config.cluster, config.rules, page_path, others)
     return figures
 
 
@@ -113,12 +114,13 @@ def _simulate(
     policy: str,
     arrivals: Sequence[Arrival],
     applications: Mapping[str, Application],
-    cluster: Cluster,
-    rules: Rules,
+    config: SimulationConfig,
+    capacity: Capacity | None,
 ) -> Outcome:
+    make_policy, cluster, rules = partial(config.make_policy, policy), config.cluster, config.rules
     with threadpool_limits(limits=1):  # several threads make a fit to a few values many times slower
-        lives = simulate(arrivals, applications, POLICIES[policy](), cluster, rules)
-        shares = fair_shares(lives, arrivals, applications, POLICIES[policy](), cluster, rules)
+        lives = simulate(arrivals, applications, make_policy(), cluster, rules, capacity)
+        shares = fair_shares(lives, arrivals, applications, make_policy(), cluster, rules)
     return Outcome.of(lives, shares, cluster.devices)
 
 

@@ -72,10 +72,12 @@ def written(tmp_path_factory):
         for name in JOBS:
             managed = manager.begin(name=name)
             managed.note(managed.job.take_effects())
+            managed.hand_over()
             manager.change(managed, total_batch_size=16)
             for _ in range(3):
                 jobs.train(managed.job, 2)
                 managed.note(managed.job.take_effects())
+                managed.hand_over()
     with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
         file.execute("UPDATE runs SET learned = ?", (learned,))
     return folder

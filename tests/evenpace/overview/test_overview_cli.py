@@ -124,7 +124,7 @@ def test_status_of_a_job_in_micro_batches_says_how_many_are_computed_at_once(bus
 
 @pytest.mark.parametrize("command", [["status"], ["top", "--once"]])
 def test_a_job_is_shown_with_its_gradient_noise(busy, command):
-    """A line with the scale and what it says once it is known, and else with the reason."""
+    """A line with the scale and what it says, and its goodput, once it is known, and else with the reason."""
     worker = MemberWorker(busy, "noisy")
     for iteration in range(100):
         worker.iterate(drawn_norms(iteration, [5, 5], 10.0))
@@ -137,7 +137,9 @@ def test_a_job_is_shown_with_its_gradient_noise(busy, command):
     assert figures["work_of_twice_least"] < 4 / 3 < figures["work_of_twice_most"]
     scale = phrases.samples(figures["noise_scale"])
     assert f"gradient noise: {scale} samples; {figures['noise_text']}\n" in known
+    assert f"goodput {figures['goodput']:,.0f} samples/s, efficiency {figures['efficiency']:.0%}" in known
     assert "gradient noise: not measured: it takes two gradients in each step" in unknown
+    assert "goodput" not in unknown
 
 
 @pytest.mark.parametrize("command", ["status", "top"])

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsize_manager.client import ManagerClient
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.sizers import Sizes, Sizing
 from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
 from evenpace.cli import cli
@@ -275,6 +277,18 @@ def test_wrong_usage_is_an_error(arguments, message):
     result = report(*arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_a_stored_run_names_the_sizer_that_it_began_with(tmp_path):
+    """The manager's own sizer is in the report of a run during which no operator set another."""
+    sizing = Sizing("similarity", Sizes(5, 50))
+    with serving(ManagerService(ManagerConfig(state=tmp_path, job=JobConfig(sizing=sizing)))) as address:
+        worker = MemberWorker(address, "stored")
+        worker.iterate()
+        worker.close()
+    page, stored = page_of(tmp_path, "stored")
+    assert stored["facts"]["sizer"] == "similarity"
+    assert "Sizer" in page.text
 
 
 def test_a_manager_that_runs_is_asked(tmp_path):

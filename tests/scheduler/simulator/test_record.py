@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.simulator.record import Life, Span, summary
+from scheduler.simulator.record import FIGURES, Life, Span, summary
 
 ONE = (("gpu-0", 1),)
 TWO = (("gpu-0", 1), ("gpu-1", 1))
@@ -42,6 +42,11 @@ def test_a_job_that_has_not_ended_has_no_spans():
     """The error names the job."""
     with pytest.raises(ValueError, match="job 'a' has not ended"):
         assert Life("a", "tiny", 0, started=0, placements=[(0, ONE)]).spans
+
+
+def test_figures_have_all_names():
+    """By the names a reader of results tells complete ones from those of earlier versions."""
+    assert summary([short()], [1.0], devices=4).keys() == FIGURES
 
 
 def test_utilisation_is_of_all_devices_until_the_last_end():

@@ -2,8 +2,11 @@
 
 import pytest
 
+from scheduler.allocation import Allocation
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
+from scheduler.policies.base import Policy
+from scheduler.simulator.capacity import Capacity
 from scheduler.simulator.record import summary
 from scheduler.simulator.rules import Rules
 from scheduler.simulator.simulation import simulate
@@ -13,10 +16,11 @@ from tests.scheduler.simulator.tiny import tiny_application
 CLUSTER = Cluster.of([("gpu", 2, 1)])
 
 
-def run(*arrivals, policy="tiresias", cluster=CLUSTER, rules=None):
+def run(*arrivals, policy="tiresias", cluster=CLUSTER, rules=None, capacity=None):
     """The lives of the arrivals' jobs."""
     applications = {"tiny": tiny_application()}
-    return simulate(arrivals, applications, POLICIES[policy](), cluster, rules or Rules())
+    policy = policy if isinstance(policy, Policy) else POLICIES[policy]()
+    return simulate(arrivals, applications, policy, cluster, rules or Rules(), capacity)
 
 
 def arrival(name="a", submitted=0, devices=1, batch=4, application="tiny"):
@@ -90,3 +94,71 @@ def test_two_jobs_of_one_name_are_refused():
     """Allocations are by name."""
     with pytest.raises(ValueError, match="two jobs are called 'a'"):
         run(arrival(), arrival(submitted=5))
+
+
+def nodes(*names):
+    """A set of names, as capacities have them."""
+    return frozenset(names)
+
+
+def test_a_job_goes_on_elsewhere_when_its_node_is_lost():
+    """It trains for 10 s on the first node, and for the rest of its 40 s on the second, after a pause."""
+    capacity = Capacity(((0.0, nodes("gpu-0", "gpu-1")), (100.0, nodes("gpu-1"))))
+    (life,) = run(arrival(), capacity=capacity)
+
+    assert life.placements == [(60, (("gpu-0", 1),)), (100, ()), (120, (("gpu-1", 1),))]
+    assert (life.losses, life.ended) == (1, 120 + 30 + 30)
+
+
+def test_training_since_the_checkpoint_is_done_again():
+    """Of the 10 s that it has trained, the 3 s since the last checkpoint, at 7 s, are lost."""
+    capacity = Capacity(((0.0, nodes("gpu-0", "gpu-1")), (100.0, nodes("gpu-1"))))
+    (life,) = run(arrival(), rules=Rules(checkpoint=7), capacity=capacity)
+
+    assert life.ended == 120 + 30 + 3 + 30
+
+
+def test_with_notice_a_node_is_left_before_it_is_lost():
+    """It is not given out in the round of 60 s already, 40 s before its loss; nothing is lost then."""
+    capacity = Capacity(((0.0, nodes("gpu-0", "gpu-1")), (100.0, nodes("gpu-1"))))
+    (life,) = run(arrival(), rules=Rules(notice=60), capacity=capacity)
+
+    assert life.placements == [(60, (("gpu-1", 1),))]
+    assert life.losses == 0
+
+
+def test_a_job_leaves_a_node_of_which_it_has_notice():
+    """It has been on the node since 60 s, which is lost at 200 s: at 180 s it goes to the other one."""
+    capacity = Capacity(((0.0, nodes("gpu-0")), (120.0, nodes("gpu-0", "gpu-1")), (200.0, nodes("gpu-1"))))
+    (life,) = run(arrival(batch=16), rules=Rules(notice=20, restart_cost=60), capacity=capacity)
+
+    assert life.placements == [(60, (("gpu-0", 1),)), (180, (("gpu-1", 1),))]
+    assert (life.losses, life.restarts) == (0, 1)
+
+
+def test_jobs_wait_while_no_node_is_there():
+    """The node comes at 200 s, and is given out in the round after."""
+    capacity = Capacity(((0.0, nodes()), (200.0, nodes("gpu-0"))))
+    (life,) = run(arrival(), capacity=capacity)
+
+    assert (life.started, life.ended) == (240, 240 + 30 + 40)
+
+
+class Crossed(Policy):
+    """Gives each of two jobs one device of each of two nodes."""
+
+    def allocate(self, at):
+        """Return the same placement for all jobs."""
+        return Allocation({job.name: (("gpu-0", 1), ("gpu-1", 1)) for job in at.jobs})
+
+
+def test_jobs_that_span_and_share_a_node_lose_their_share():
+    """Alone, one ends after its pause and its training; beside another, the training takes twice as long."""
+    cluster = Cluster.of([("gpu", 2, 2)])
+    rules = Rules(interval=1000, interference=0.5)
+    (alone,) = run(arrival(), policy=Crossed(), cluster=cluster, rules=rules)
+    two = run(arrival("a"), arrival("b"), policy=Crossed(), cluster=cluster, rules=rules)
+
+    trained = alone.ended - 1000 - 30
+    for life in two:
+        assert life.ended - 1000 - 30 == pytest.approx(2 * trained, abs=2)  # each of two epochs is rounded

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections import namedtuple
+from collections import Counter, namedtuple
 from pathlib import Path
 
 import click
@@ -19,6 +19,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import idl
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.service import ManagerConfig, ManagerService
+from batchsize_manager.sizers import Sizes, Sizing
 from evenpace.lab.data import load
 from idl.bounds import Bounds
 from idl.errors import EvenpaceError, InvalidRequestError
@@ -182,6 +185,72 @@ def test_partitions_train_as_well_as_shuffled_data(digits, wait_until):
     assert sum(balanced[2]) == sum(left_alone[2]) == len(labels)
 
 
+# -- batches whose size changes
+
+
+def train_with(sizing, batch_size, passes):
+    """Train a linear model on noise, with two workers of 24 samples each and batches that are split evenly.
+
+    Args:
+        sizing: How the size of the whole batch is chosen.
+        batch_size: The loaders'.
+        passes: Passes over the loaders.
+
+    Returns:
+        The samples of each pass, by worker and number, and the sizes of its batches.
+    """
+    used = [([], {}) for _ in range(passes)]
+    config = ManagerConfig("even", job=JobConfig(workers=2, sizing=sizing))
+    with (
+        serving(ManagerService(config)) as manager,
+        serving(shard_service()) as shard,
+        serving(partition_service(2)) as partitions,
+    ):
+
+        def work(number):
+            session = Session(SessionConfig(manager, (shard,), worker=f"w{number}"))
+            targets = torch.randn(24, generator=torch.Generator().manual_seed(number))
+            samples = TensorDataset(torch.arange(24), targets)
+            loader = PartitionedLoader(samples, batch_size, session=session, partitions=str(partitions))
+            torch.manual_seed(0)
+            model = nn.Linear(1, 1)
+            optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1e-3), loader)
+            for drawn, sizes in used:
+                for indices, values in loader:
+                    sizes[session.assignment.iteration] = session.assignment.total
+                    drawn += [(number, index) for index in indices.tolist()]
+                    optimizer.zero_grad()
+                    nn.functional.mse_loss(model(torch.ones(len(values), 1))[:, 0], values).backward()
+                    optimizer.step()
+            loader.close()
+            session.close()
+
+        in_threads(*(lambda i=i: work(i) for i in range(2)))
+    return [(drawn, list(sizes.values())) for drawn, sizes in used]
+
+
+def test_each_sample_is_used_once_in_a_pass_by_a_schedule_of_batch_sizes():
+    """Workers that take equal shares go through their parts once in each pass, whatever its batches' size."""
+    passes = train_with(Sizing(), {0: 8, 1: 12, 2: 24}, 4)
+    assert [sizes for _, sizes in passes] == [[8] * 6, [12] * 4, [24] * 2, [24] * 2]
+    every = [(worker, index) for worker in range(2) for index in range(24)]
+    assert [sorted(drawn) for drawn, _ in passes] == [every] * 4
+
+
+def test_samples_are_used_equally_often_when_the_batch_follows_its_noise():
+    """A pass has as many samples as there are, and each of a worker's is used as often as its others."""
+    passes = train_with(Sizing("similarity", Sizes(8, 48), similarity=0.9), 8, 60)
+    assert passes[0][1][0] == 8
+    assert max(sizes[0] for _, sizes in passes) > 8
+    assert [sum(sizes) for _, sizes in passes] == [48] * 60
+    assert [len(drawn) for drawn, _ in passes] == [48] * 60
+    times = Counter(sample for drawn, _ in passes for sample in drawn)
+    for worker in range(2):
+        own = [times[worker, index] for index in range(24)]
+        assert max(own) - min(own) <= 1
+
+
+# -- workers that die, freeze and come back
 # -- workers that die, freeze and come back
 
 LARGE = 2**15  # numbers in a sample; a chunk has but few such

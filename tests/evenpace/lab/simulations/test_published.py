@@ -22,9 +22,7 @@ WORKLOADS = [
     DATA / "pollux-workloads" / "workload-1.csv",
 ]
 
-with_data = pytest.mark.skipif(
-    not DATA.is_dir(), reason="the published measurements are not beside the project"
-)
+with_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/cluster-traces")
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +61,9 @@ def test_means_equal_the_published_ones_to_the_digit(applications, policy, path)
 
 @with_data
 def test_pollux_is_near_the_published_mean(applications):
-    """The published search is random, and varies by some percent; ours must be as good but for so much."""
+    """The published search is random, and varies by some percent; ours must be within five."""
     path = WORKLOADS[0]
-    assert mean(path, "pollux", applications) == pytest.approx(published_mean(path, "pollux"), rel=0.1)
+    assert mean(path, "pollux", applications) == pytest.approx(published_mean(path, "pollux"), rel=0.05)
 
 
 @with_data

@@ -120,14 +120,15 @@ def test_a_simulation_is_not_run_again(data):
     assert "123456.0" in simulate(data).output
 
 
-def test_results_without_fair_shares_are_made_again(data):
-    """The file of an earlier version has lives alone; its results stay until their simulation is run."""
+def test_results_of_an_earlier_version_are_made_again(data):
+    """Without fair shares and figures of them, results stay until their simulation is run."""
     simulate(data, policies=("tiresias", "optimus"))
     complete = results(data)
     older = json.loads(json.dumps(complete))
     for result in older:
         for life in result["lives"]:
             del life["fair_share"]
+        del result["figures"]["worst_rho"]
     (data / "out.json").write_text(json.dumps({"simulations": older}))
     shown = simulate(data)
 
@@ -167,6 +168,21 @@ def test_a_page_shows_results_of_an_earlier_run(data):
     assert all(name in first for name in ("workloads/w", "pollux", "tiresias", "a: 1 device on 1 node"))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("--interference", 0.25), ("--failures", 0.5), ("--share-nodes",), ("--capacity", "nodes.csv")],
+    ids=lambda options: options[0],
+)
+def test_a_simulation_with_other_settings_is_not_run_again(data, options):
+    """Settings are told from each other whether they are numbers, switches or files."""
+    (data / "nodes.csv").write_text("time_s,nodes\n0,2\n")
+    options = [data / option if option == "nodes.csv" else option for option in options]
+    simulate(data, *options)
+    spoil(data)
+
+    assert "123456.0" in simulate(data, *options).output
+
+
 def test_a_run_adds_what_is_missing(data):
     """A later run with one more policy simulates that one alone, and the file has both."""
     simulate(data)
@@ -194,9 +210,20 @@ def _other_traces(data):
         (lambda data: None, ["--restart-cost", 29]),
         (lambda data: None, ["--interval", 50]),
         (lambda data: None, ["--nodes", 3]),
+        (lambda data: None, ["--failures", 0.5]),
+        (lambda data: None, ["--interference", 0.25]),
         (lambda data: None, ["--devices-per-node", 2]),
     ],
-    ids=["arrivals", "measurements", "restart cost", "interval", "nodes", "devices"],
+    ids=[
+        "arrivals",
+        "measurements",
+        "restart cost",
+        "interval",
+        "nodes",
+        "failures",
+        "interference",
+        "devices",
+    ],
 )
 def test_a_simulation_of_something_else_is_run(data, change, options):
     """Other files or settings than those of a result are another simulation; the file keeps both."""
@@ -316,3 +343,58 @@ def test_a_file_of_something_else_is_not_overwritten(data):
     assert shown.exit_code == 1
     assert "not the results of simulations" in shown.output
     assert (data / "out.json").read_text() == '{"other": 1}'
+
+
+def test_nodes_come_and_go_as_a_file_says(data):
+    """Both nodes are lost at 200 s and one is back at 900 s: jobs lose their devices, and end later."""
+    events = [(0, "join", "x"), (0, "join", "y"), (200, "loss", "x"), (200, "loss", "y"), (900, "join", "x")]
+    rows = "".join(f"{time},{event},{node}\n" for time, event, node in events)
+    (data / "nodes.csv").write_text("time_s,event,node\n" + rows + "90000,join,y\n")
+    simulate(data)
+    shown = simulate(data, "--capacity", data / "nodes.csv")
+    assert shown.exit_code == 0, shown.output
+    figures = {"capacity" in result["conditions"]: result["figures"] for result in results(data)}
+    always, lost = figures[False], figures[True]
+
+    assert always["losses"] == 0 < lost["losses"]
+    assert lost["mean_completion_s"] > always["mean_completion_s"]
+
+
+def test_a_page_tells_of_lost_nodes(data):
+    """It names the setting, and counts the losses; without any there is no such row."""
+    (data / "nodes.csv").write_text("time_s,nodes\n0,2\n100,0\n900,1\n90000,2\n")
+    for name, options in (("lost.html", ["--capacity", data / "nodes.csv"]), ("kept.html", [])):
+        shown = simulate(data, *options, "--page", data / name)
+        assert shown.exit_code == 0, shown.output
+    lost, kept = ((data / name).read_text() for name in ("lost.html", "kept.html"))
+
+    for told in ("; capacity ", "devices lost with a node"):
+        assert told in lost
+        assert told not in kept
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("time_s,event,node\n0,joins,a\n", "line 2: event 'joins': must be join or loss"),
+        ("time_s,event,node\n0,loss,a\n", "nodes.csv: node 'a' is lost at 0 s, where it is gone already"),
+        ("time_s,nodes\n0,0\n", "nodes.csv: no node is ever there"),
+        ("time_s,nodes\n0,many\n", "line 2: nodes 'many': must be a whole number"),
+    ],
+)
+def test_a_file_of_nodes_that_cannot_be_is_refused(data, content, message):
+    """One line names the file and what is wrong."""
+    (data / "nodes.csv").write_text(content)
+    shown = simulate(data, "--capacity", data / "nodes.csv")
+
+    assert shown.exit_code == 1
+    assert message in shown.output
+
+
+def test_settings_that_contradict_each_other_are_refused(data):
+    """Nodes cannot go by a file and fail at random, too."""
+    (data / "nodes.csv").write_text("time_s,nodes\n0,2\n")
+    shown = simulate(data, "--capacity", data / "nodes.csv", "--failures", 5)
+
+    assert shown.exit_code != 0
+    assert "one of them says when nodes are there" in shown.output
