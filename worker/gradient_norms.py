@@ -10,6 +10,7 @@ differ from each other, norms could not be summed. To fetch the shards' would be
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
@@ -77,6 +78,7 @@ class OwnNorms:
         self._attempt = 0
         self._told: StepNorms | None = None
         self._reduced: list[tuple[int, SupportsFloat]] = []
+        self._pair: tuple[Assignment, Assignment, Sequence[SupportsFloat]] | None = None
         self._last: _Gradient | None = None  # the first of two that this worker alone has made
         self._moment: SecondMoment | None = None  # of the gradients that this worker alone has made
 
@@ -140,12 +142,9 @@ class OwnNorms:
             self._moment.add(gradient)
             if diagonal is None:
                 return
-        norms = GradientNorms.of_consecutive(
-            (last.part.count, squared_norm(last.values, layout, diagonal=diagonal)),
-            (part.count, squared_norm(gradient, layout, diagonal=diagonal)),
-            squared_norm(gradient, layout, minus=last.values, diagonal=diagonal),
-        )
-        self._told = StepNorms(part.iteration, norms)
+        norms = (squared_norm(one, layout, diagonal=diagonal) for one in (last.values, gradient))
+        difference = squared_norm(gradient, layout, minus=last.values, diagonal=diagonal)
+        self.take_pair(last.part, part, (*norms, difference))
 
     def take_reduced(self, iteration: int, squares: SupportsFloat) -> None:
         """Take the squared norm of a part of an iteration's gradient, summed over all workers.
@@ -154,9 +153,24 @@ class OwnNorms:
         """
         self._reduced.append((iteration, squares))
 
+    def take_pair(self, first: Assignment, second: Assignment, squares: Sequence[SupportsFloat]) -> None:
+        """Take the norms of two successive gradients, each of the whole batch (Pollux, section 3.1).
+
+        Args:
+            first: The slice of the first.
+            second: That of the second.
+            squares: Squared norms of the first, of the second, and of their difference.
+        """
+        self._pair = first, second, squares
+
     def take(self) -> StepNorms | None:
         """Return what was learned since the last call; None where nothing was, or a number is not finite."""
         told, self._told = self._told, None
+        if self._pair is not None:
+            (first, second, squares), self._pair = self._pair, None
+            before, after, difference = map(float, squares)
+            norms = GradientNorms.of_consecutive((first.count, before), (second.count, after), difference)
+            told = StepNorms(second.iteration, norms)
         if self._reduced:
             parts, self._reduced = self._reduced, []
             iteration = parts[-1][0]

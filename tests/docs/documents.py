@@ -56,6 +56,7 @@ DIRECTIVES = {
 REASONS = (
     r"needs a GPU",
     r"needs several machines",
+    r"needs published traces; run by (?P<of_traces>\S+)",
     r"needs a container engine; run by (?P<tests>\S+)",
     r"takes longer than a minute; run by (?P<others>\S+(?: and \S+)*)",
 )

@@ -18,6 +18,7 @@ from idl.errors import InvalidRequestError
 from worker.own_session import own_session
 from worker.session import Session
 from worker.torch.batch_norm import SyncBatchNorm
+from worker.torch.consecutive import ConsecutivePairs
 from worker.torch.device_timing import time_on
 from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
@@ -78,13 +79,14 @@ def balance(
             "ranks would wait for each other: put the models into one module, in DistributedDataParallel, or "
             "leave out micro_batch="
         )
-    preconditioner = preconditioner_of(optimizer)
+    preconditioner, group = preconditioner_of(optimizer), model.process_group
     device = next(model.parameters()).device
     note_device(session, device)
     time_on(device, session)
     watch_memory(session, device)
     try:
-        model.register_comm_hook(_Reduction(session, model.process_group, preconditioner), _reduce)
+        pairs = ConsecutivePairs(session.norms) if distributed.get_world_size(group) == 1 else None
+        model.register_comm_hook(_Reduction(session, group, preconditioner, pairs=pairs), _reduce)
     except RuntimeError as error:
         raise InvalidRequestError(
             f"balance needs to be the model's only communication hook: {error}"
@@ -172,12 +174,14 @@ class _Reduction:
         group: The model's process group.
         preconditioner: That of the model's optimiser; None for none.
         own: Squared norm of this worker's own gradient, as far as its buckets are ready.
+        pairs: Takes the gradients of the only rank; None where there are others.
     """
 
     session: Session
     group: distributed.ProcessGroup
     preconditioner: Preconditioner | None = None
     own: torch.Tensor | float = 0.0
+    pairs: ConsecutivePairs | None = None
 
 
 def _reduce(
@@ -196,7 +200,10 @@ def _reduce(
         diagonal = state.preconditioner.flat(bucket.parameters(), bucket.gradients(), assignment.iteration)
         is_measured = diagonal is not None
     of_slice = is_measured and session.samples_at_hand is None  # else norms of each micro-batch are taken
-    if of_slice:
+    alone = of_slice and state.pairs is not None
+    if alone and state.pairs is not None:
+        state.pairs.add(assignment, bucket, diagonal)
+    elif of_slice:
         state.own = state.own + squared_norm(gradient, diagonal)
     if assignment.count:
         # Over micro-batches, the gradient is accumulated in units of the last one's.
@@ -205,14 +212,14 @@ def _reduce(
         gradient.zero_()  # the gradient of a sample without weight may be infinite
     last = bucket.is_last()
     if last:
-        if of_slice:
+        if of_slice and not alone:
             session.norms.add(assignment, assignment.count, state.own, once=True)
         state.own = 0.0
         session.stopwatch.stop()
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         total = future.value()[0]
-        if is_measured:
+        if is_measured and not alone:
             session.norms.take_reduced(assignment.iteration, squared_norm(total, diagonal))
         if last:  # the rest of the iteration, such as the optimiser's step, is this worker's own time
             session.stopwatch.start()

@@ -30,7 +30,7 @@ class SimulationConfig:
 
     workload: Annotated[
         tuple[Path, ...],
-        Setting("CSV file of arrivals, or a folder of such files; may be repeated.", exists=True),
+        Setting("CSV file of arrivals, or a folder of such files; may be repeated."),
     ]
     policy: Annotated[tuple[str, ...], Setting("Policy; may be repeated.", choices=POLICIES)]
     traces: Annotated[
@@ -38,7 +38,6 @@ class SimulationConfig:
         Setting(
             "Folder of MODEL folders: placements.csv, scalability.csv, validation-M.csv.",
             folder=True,
-            exists=True,
         ),
     ]
     nodes: Annotated[int, Setting("Nodes of the cluster.", least=1)] = 16

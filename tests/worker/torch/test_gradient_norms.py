@@ -145,6 +145,24 @@ def test_with_adam_records_have_the_norms_of_preconditioned_gradients(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("adam", [False, True], ids=["sgd", "adam"])
+def test_one_rank_compares_its_gradients_in_pairs(tmp_path, wait_until, adam):
+    """Each second one with the one before, both preconditioned as the second is with Adam."""
+    arguments = ["--adam", "--epochs", "6"] if adam else []
+    records, by_iteration = trained(tmp_path, wait_until, 1, 0, arguments)
+    diagonals = preconditioners(by_iteration) if adam else [1.0] * len(records)
+    told = {record.iteration: record.norms for record in records if record.norms is not None}
+    # The reduction's buckets change after the first iteration, so that its gradient cannot be compared.
+    assert list(told) == list(range(11 if adam else 3, len(records), 2))
+    for iteration, step in told.items():
+        assert step.iteration == iteration
+        counts, gradients = zip(*(by_iteration[i][:2] for i in (iteration - 1, iteration)), strict=True)
+        assert_close(
+            step.norms, norms_of(np.concatenate(counts), np.concatenate(gradients) * diagonals[iteration])
+        )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--micro-batch", "3"]])
 def test_with_adam_one_worker_preconditions_pairs_of_its_gradients(tmp_path, wait_until, arguments):
     """By the second moment of those that it has made alone: from the eleventh on it knows of no others."""

@@ -324,8 +324,8 @@ def test_a_folder_without_workloads_is_refused(data):
 def test_a_workload_that_does_not_exist_is_refused(data):
     """The message names the path."""
     shown = simulate(data, workload="nowhere")
-    assert shown.exit_code == 2
-    assert "nowhere' does not exist" in shown.output
+    assert shown.exit_code == 1
+    assert "nowhere: there is no such file or folder" in shown.output
 
 
 def test_an_unknown_policy_is_refused(data):
