@@ -10,19 +10,29 @@ from evenpace.lab.simulations.config import SimulationConfig
 
 
 @click.command()
-@example("evenpace simulate --workload workloads --policy tiresias --traces pollux --json simulations.json")
+@example("evenpace simulate --workload workloads --policy tiresias --traces pollux --page simulations.html")
 @configured(SimulationConfig, "config")
 @json_path
-def simulate(config: SimulationConfig, json_path: Path | None) -> None:
+@click.option(
+    "--page",
+    "page_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Show jobs and devices over time on a page, an HTML file.",
+)
+def simulate(config: SimulationConfig, json_path: Path | None, page_path: Path | None) -> None:
     """Simulate jobs on a cluster under scheduling policies; nothing is trained.
 
     Jobs train with step times and gradient noise that were measured. Where the file of --json has the result
     of a simulation of the same files and settings, it is taken from there. Published figures are shown where
     pollux-published.csv lies beside a workload's folder.
+
+    rho is finish-time fairness: a job's completion time over that on a cluster of its own with the job's fair
+    share of the devices.
     """
     from rich.console import Console
 
     from evenpace.lab.simulations.run import run
 
     with user_mistakes():
-        run(config, Console(), json_path)
+        run(config, Console(), json_path, page_path)

@@ -3,11 +3,28 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scheduler.allocation import Placement
+
+FIGURES = frozenset(
+    (
+        *("jobs", "mean_completion_s", "median_completion_s", "p99_completion_s", "makespan_s"),
+        *("restarts", "losses", "device_hours", "utilisation", "mean_queue"),
+        *("rho_below_2", "median_rho", "p99_rho", "worst_rho"),
+    )
+)
+"""The names of the figures of a simulation."""
+
+
+class Span(NamedTuple):
+    """A time in which a job has the same devices: its first second, the second of its end, the devices."""
+
+    start: int
+    end: int
+    placement: Placement
 
 
 @dataclass
@@ -51,11 +68,50 @@ class Life:
             raise ValueError(f"job {self.name!r} has not ended")
         return self.ended - self.submitted
 
+    @property
+    def spans(self) -> list[Span]:
+        """The times with devices, in their order.
 
-def summary(lives: Sequence[Life]) -> dict[str, Any]:
-    """Return the figures of a simulation: completion times and makespan in seconds, restarts, device hours.
+        Raises:
+            ValueError: It has not ended.
+        """
+        ends = [*(start for start, _ in self.placements[1:]), self.submitted + self.completion]
+        return [
+            Span(start, end, placement)
+            for (start, placement), end in zip(self.placements, ends, strict=True)
+            if placement
+        ]
 
-    The makespan begins at time 0.
+    @property
+    def ran(self) -> int:
+        """Seconds with devices, the pauses after changes among them.
+
+        Raises:
+            ValueError: It has not ended.
+        """
+        return sum(end - start for start, end, _ in self.spans)
+
+    @property
+    def waited(self) -> int:
+        """Seconds without devices, before the start and later.
+
+        Raises:
+            ValueError: It has not ended.
+        """
+        return self.completion - self.ran
+
+
+def summary(lives: Sequence[Life], rhos: Sequence[float], devices: int) -> dict[str, Any]:
+    """Return the figures of a simulation, those of `FIGURES`.
+
+    Completion times and makespan are in seconds; the makespan begins at time 0. Utilisation is the share of
+    the devices' time until its end that jobs have them; the queue is the mean number of jobs without devices.
+    Devices of nodes that were not there count as unused.
+
+    Args:
+        lives: Of all jobs.
+        rhos: The finish-time fairness of each.
+        devices: Number of the cluster's devices.
 
     Raises:
         ValueError: A job has not ended, or there is none.
@@ -63,12 +119,21 @@ def summary(lives: Sequence[Life]) -> dict[str, Any]:
     if not lives:
         raise ValueError("there are no jobs to take the mean of")
     times = [life.completion for life in lives]
+    makespan = max(life.submitted + life.completion for life in lives)
+    device_seconds = sum(life.device_seconds for life in lives)
     return {
         "jobs": len(lives),
         "mean_completion_s": statistics.fmean(times),
+        "median_completion_s": float(np.percentile(times, 50)),
         "p99_completion_s": float(np.percentile(times, 99)),
-        "makespan_s": max(life.submitted + life.completion for life in lives),
+        "makespan_s": makespan,
         "restarts": sum(life.restarts for life in lives),
         "losses": sum(life.losses for life in lives),
-        "device_hours": sum(life.device_seconds for life in lives) / 3600,
+        "device_hours": device_seconds / 3600,
+        "utilisation": device_seconds / (devices * max(makespan, 1)),
+        "mean_queue": sum(life.waited for life in lives) / max(makespan, 1),
+        "rho_below_2": statistics.fmean(rho < 2 for rho in rhos),
+        "median_rho": float(np.percentile(rhos, 50)),
+        "p99_rho": float(np.percentile(rhos, 99)),
+        "worst_rho": max(rhos),
     }

@@ -56,6 +56,19 @@ class SimulatedJob:
         self._lost = 0  # seconds of training that are to be done again
         self._progress = 0.0
 
+    @property
+    def most_devices(self) -> int:
+        """The most devices that it can use, once it has learned of so many."""
+        model = self._application
+        if self._devices is not None:
+            return self._devices
+        most = [model.limits.most_devices or MOST_DEVICES]
+        if self._batch is not None:
+            most.append(self._batch // model.batches.least_local)
+        if self._learner is not None:
+            most.append(model.batches.largest // model.batches.least_local)
+        return min(most)
+
     def seen(self, now: int, kind: str, node: int) -> Job:
         """Return the job as a policy sees it.
 
@@ -171,16 +184,9 @@ class SimulatedJob:
         return replicas * self._local * (self._accumulations + 1)
 
     def _most_devices(self) -> int:
-        model = self._application
-        if self._devices is not None:
-            return self._devices
-        most = [model.limits.most_devices or MOST_DEVICES]
-        if self._batch is not None:
-            most.append(self._batch // model.batches.least_local)
-        if self._learner is not None:
-            most.append(max(2 * self._learner.most_replicas, 1))
-            most.append(model.batches.largest // model.batches.least_local)
-        return min(most)
+        if self._devices is not None or self._learner is None:
+            return self.most_devices
+        return min(self.most_devices, max(2 * self._learner.most_replicas, 1))
 
     def _seconds_left(self, batch: int, node: int, replicas: int) -> float:
         model = self._application

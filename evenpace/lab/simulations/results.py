@@ -5,12 +5,15 @@ It is JSON, a line for each simulation::
     {"simulations": [
      {"policy", "workload": path, "inputs": digest of arrivals and measurements,
       "conditions": {"nodes", "devices_per_node", "interval", "restart_cost", and what is not by default},
-      "figures": {"jobs", "mean_completion_s", "p99_completion_s", "makespan_s", "restarts", "device_hours"},
+      "figures": {"jobs", "mean_completion_s", "median_completion_s", "p99_completion_s", "makespan_s",
+         "restarts", "losses", "device_hours", "utilisation", "mean_queue", "rho_below_2", "median_rho",
+         "p99_rho", "worst_rho"},
       "lives": [{"name", "application", "submitted", "started", "ended", "restarts", "device_seconds",
          "placements": [[time, [[node, devices], ...]], ...], "batches": [[time, samples], ...],
-         "epochs": [time, ...]}]}]}
+         "epochs": [time, ...], "fair_share": {"contention", "devices", "completion", "rho"}}]}]}
 
-Times are in seconds from the start of the simulation.
+Times are in seconds from the start of the simulation, completion times from a job's submission. Results from
+before some figures were there stay in the file until their simulation is run again.
 """
 
 import json
@@ -20,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from evenpace.reports import files
-from scheduler.simulator.record import Life, summary
+from scheduler.simulator.fairness import FairShare
+from scheduler.simulator.record import FIGURES, Life, summary
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,35 @@ class Simulation:
     conditions: tuple[tuple[str, int | float | str], ...]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a simulation.
+
+    Attributes:
+        lives: Of its jobs.
+        shares: Each job's training on its fair share, in the same order.
+        figures: Over all jobs, by name.
+    """
+
+    lives: Sequence[Life]
+    shares: Sequence[FairShare]
+    figures: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, lives: Sequence[Life], shares: Sequence[FairShare], devices: int) -> "Outcome":
+        """Return the outcome with the figures of these lives on a cluster's number of devices.
+
+        Raises:
+            ValueError: A job has not ended, or there is none.
+        """
+        return cls(lives, shares, summary(lives, _rhos(lives, shares), devices))
+
+    @property
+    def rhos(self) -> list[float]:
+        """The finish-time fairness of each job, in the order of the lives."""
+        return _rhos(self.lives, self.shares)
+
+
 class Results:
     """The results so far, kept in a file if there is one."""
 
@@ -53,14 +86,16 @@ class Results:
         """
         self._path = path
         self._lines: dict[Simulation, str] = {}
-        self._figures: dict[Simulation, dict[str, Any]] = {}
+        self._outcomes: dict[Simulation, Outcome] = {}
         if path is None or not path.exists():
             return
         try:
             for result in json.loads(path.read_text())["simulations"]:
-                conditions = tuple((str(name), int(value)) for name, value in result["conditions"].items())
+                conditions = tuple(result["conditions"].items())
                 simulation = Simulation(result["policy"], result["inputs"], conditions)
-                self._remember(simulation, result)
+                self._lines[simulation] = json.dumps(result)
+                if result["figures"].keys() >= FIGURES:
+                    self._outcomes[simulation] = _outcome(result)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path}: not the results of simulations; name another file, or remove this one"
@@ -68,42 +103,68 @@ class Results:
 
     def __contains__(self, simulation: Simulation) -> bool:
         """Return whether a simulation has been run."""
-        return simulation in self._figures
+        return simulation in self._outcomes
 
-    def figures(self, simulation: Simulation) -> dict[str, Any]:
-        """Return the figures of a simulation.
+    def __getitem__(self, simulation: Simulation) -> Outcome:
+        """Return the outcome of a simulation.
 
         Raises:
             KeyError: It has not been run.
         """
-        return self._figures[simulation]
+        return self._outcomes[simulation]
 
-    def add(self, simulation: Simulation, workload: Path, lives: Sequence[Life]) -> None:
+    def add(self, simulation: Simulation, workload: Path, outcome: Outcome) -> None:
         """Add the result of a simulation, to the file, too.
 
         Args:
             simulation: What it was made of.
             workload: File of its arrivals.
-            lives: Of its jobs.
+            outcome: Its result.
 
         Raises:
             OSError: The file cannot be written.
         """
+        self._outcomes[simulation] = outcome
+        if self._path is None:
+            return
+        told = zip(outcome.lives, outcome.shares, outcome.rhos, strict=True)
         result = {
             "policy": simulation.policy,
             "workload": str(workload),
             "inputs": simulation.inputs,
             "conditions": dict(simulation.conditions),
-            "figures": summary(lives),
-            "lives": [asdict(life) for life in lives],
+            "figures": outcome.figures,
+            "lives": [
+                asdict(life) | {"fair_share": asdict(share) | {"rho": rho}} for life, share, rho in told
+            ],
         }
-        self._remember(simulation, result)
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # In an order that does not depend on which simulation ended first.
-            lines = sorted(self._lines.values())
-            files.replace(self._path, ('{"simulations": [\n' + ",\n".join(lines) + "\n]}\n").encode())
-
-    def _remember(self, simulation: Simulation, result: Mapping[str, Any]) -> None:
         self._lines[simulation] = json.dumps(result)
-        self._figures[simulation] = result["figures"]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # In an order that does not depend on which simulation ended first.
+        lines = sorted(self._lines.values())
+        files.replace(self._path, ('{"simulations": [\n' + ",\n".join(lines) + "\n]}\n").encode())
+
+
+def _rhos(lives: Sequence[Life], shares: Sequence[FairShare]) -> list[float]:
+    return [share.rho(life) for life, share in zip(lives, shares, strict=True)]
+
+
+def _outcome(result: Mapping[str, Any]) -> Outcome:
+    """Return the outcome that a file has.
+
+    Raises:
+        KeyError: Something is not there.
+        TypeError: Something is of another type.
+        ValueError: Something is of another form.
+    """
+    lives, shares = [], []
+    for told in result["lives"]:
+        share = told["fair_share"]
+        shares.append(FairShare(share["contention"], share["devices"], share["completion"]))
+        life = Life(**{name: value for name, value in told.items() if name != "fair_share"})
+        life.placements = [
+            (time, tuple((node, count) for node, count in placement)) for time, placement in life.placements
+        ]
+        life.batches = [(time, samples) for time, samples in life.batches]
+        lives.append(life)
+    return Outcome(lives, shares, result["figures"])

@@ -4,10 +4,10 @@ import hashlib
 import multiprocessing
 import os
 import signal
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,13 +16,14 @@ from threadpoolctl import threadpool_limits
 
 from evenpace.lab.simulations.config import SimulationConfig
 from evenpace.lab.simulations.published import CONDITIONS, published_mean
-from evenpace.lab.simulations.results import Results, Simulation
+from evenpace.lab.simulations.results import Outcome, Results, Simulation
+from evenpace.lab.simulations.tables import print_figures
 from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import find_workloads, read_workload
-from evenpace.lab.terminal import make_progress, make_table
+from evenpace.lab.terminal import make_progress
 from scheduler.simulator.applications import Application
 from scheduler.simulator.capacity import Capacity
-from scheduler.simulator.record import Life
+from scheduler.simulator.fairness import fair_shares
 from scheduler.simulator.simulation import check_arrivals, simulate
 from scheduler.simulator.workloads import Arrival
 from worker.parent import end_with_parent
@@ -31,13 +32,16 @@ _Key: TypeAlias = tuple[str, Path]
 """A policy and the file of a workload."""
 
 
-def run(config: SimulationConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
+def run(
+    config: SimulationConfig, console: Console, json_path: Path | None = None, page_path: Path | None = None
+) -> dict[str, Any]:
     """Simulate each workload under each policy, and print the figures.
 
     Args:
         config: Workloads, policies and cluster.
         console: Takes the progress and the table.
         json_path: File for the results; simulations whose results it has are not run again.
+        page_path: File for a page that shows them.
 
     Returns:
         The figures of each simulation by policy, then by the path of the workload.
@@ -72,22 +76,30 @@ def run(config: SimulationConfig, console: Console, json_path: Path | None = Non
         with make_progress(console) as bar:
             done = len(simulations) - len(tasks)
             task = bar.add_task("simulations", total=len(simulations), completed=done)
-            for (policy, path), lives in _simulated(tasks, config.jobs):
-                results.add(simulations[policy, path], path, lives)
+            for (policy, path), outcome in _simulated(tasks, config.jobs):
+                results.add(simulations[policy, path], path, outcome)
                 bar.advance(task)
     figures: dict[str, dict[str, Any]] = {}
     for (policy, path), one in simulations.items():
         published = published_mean(path, policy) if config.conditions == CONDITIONS else None
         figures.setdefault(policy, {})[str(path)] = {
-            **results.figures(one),
+            **results[one].figures,
             "published_mean_completion_s": published,
         }
-    _print(console, figures)
+    print_figures(console, figures)
+    if page_path is not None:
+        from evenpace.lab.simulations.page import write_simulations_page  # plots take long to load
+
+        outcomes: dict[Path, dict[str, Outcome]] = {}
+        for (policy, path), one in simulations.items():
+            outcomes.setdefault(path, {})[policy] = results[one]
+        others = {name: value for name, value in config.conditions.items() if name not in CONDITIONS}
+        write_simulations_page(outcomes, figures, config.cluster, config.rules, page_path, others)
     return figures
 
 
-def _simulated(tasks: Mapping[_Key, tuple[Any, ...]], jobs: int) -> Iterator[tuple[_Key, list[Life]]]:
-    """Simulate, and yield the lives of each task's jobs as soon as it is done."""
+def _simulated(tasks: Mapping[_Key, tuple[Any, ...]], jobs: int) -> Iterator[tuple[_Key, Outcome]]:
+    """Simulate, and yield the outcome of each task as soon as it is done."""
     if jobs == 1:
         for key, task in tasks.items():
             yield key, _simulate(*task)
@@ -104,16 +116,12 @@ def _simulate(
     applications: Mapping[str, Application],
     config: SimulationConfig,
     capacity: Capacity | None,
-) -> list[Life]:
+) -> Outcome:
+    make_policy, cluster, rules = partial(config.make_policy, policy), config.cluster, config.rules
     with threadpool_limits(limits=1):  # several threads make a fit to a few values many times slower
-        return simulate(
-            arrivals,
-            applications,
-            config.make_policy(policy),
-            config.cluster,
-            config.rules,
-            capacity,
-        )
+        lives = simulate(arrivals, applications, make_policy(), cluster, rules, capacity)
+        shares = fair_shares(lives, arrivals, applications, make_policy(), cluster, rules)
+    return Outcome.of(lives, shares, cluster.devices)
 
 
 @contextmanager
@@ -147,36 +155,3 @@ def _digest(paths: Sequence[Path]) -> str:
         content = path.read_bytes()
         digest.update(f"{name}:{len(content)}:".encode() + content)
     return digest.hexdigest()[:16]
-
-
-def _print(console: Console, figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    table = make_table(
-        "Simulated jobs by policy and workload",
-        "workload",
-        *("policy", "mean completion, s", "published", "p99, s", "makespan, s", "restarts", "device hours"),
-    )
-    for policy, by_path in figures.items():
-        for path, its in by_path.items():
-            table.add_row(f"{Path(path).parent.name}/{Path(path).stem}", policy, *_cells(its))
-        if len(by_path) > 1:
-            names = [name for name in next(iter(by_path.values())) if name != "jobs"]
-            means = {name: _mean([its[name] for its in by_path.values()]) for name in names}
-            table.add_row(f"mean of {len(by_path)}", policy, *_cells(means), end_section=True)
-    console.print(table)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
-
-
-def _cells(its: Mapping[str, Any]) -> list[str]:
-    published = its["published_mean_completion_s"]
-    return [
-        f"{its['mean_completion_s']:.1f}",
-        "" if published is None else f"{published:.1f}",
-        f"{its['p99_completion_s']:.0f}",
-        f"{its['makespan_s']:.0f}",
-        f"{its['restarts']:.0f}",
-        f"{its['device_hours']:.1f}",
-    ]

@@ -7,6 +7,7 @@ import pytest
 
 from evenpace.cli import cli
 from evenpace.reports.two_runs_page import write_two_runs_page
+from tests.evenpace.lab.simulations.simulated import write_page
 from tests.evenpace.reports.compared_runs import make_two, write_two
 from tests.evenpace.reports.stored_runs import records, write_run
 
@@ -72,3 +73,11 @@ def test_the_page_of_two_runs_is_fit_for_everybody(browser, tmp_path):
     """The demo's page is accessible, light and dark, wide and narrow."""
     write_two_runs_page(make_two(write_two(tmp_path)), tmp_path / "two.html")
     look_at(browser, tmp_path / "two.html", "two-runs-report")
+
+
+@pytest.mark.slow
+def test_the_page_of_simulations_is_fit_for_everybody(browser, tmp_path):
+    """The page of two workloads under three policies is accessible, light and dark, wide and narrow."""
+    path = tmp_path / "simulations.html"
+    write_page(path, ("tiresias", "optimus", "pollux"), workloads=["mine/v.csv", "mine/w.csv"])
+    look_at(browser, path, "simulations")

@@ -1,6 +1,7 @@
 """Simulations of published workloads, against the published results."""
 
 import csv
+import statistics
 
 import pytest
 
@@ -9,7 +10,7 @@ from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import read_workload
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
-from scheduler.simulator.record import summary
+from scheduler.simulator.fairness import fair_shares
 from scheduler.simulator.rules import Rules
 from scheduler.simulator.simulation import simulate
 from tests import SHARED_DATA
@@ -30,11 +31,24 @@ def applications():
     return read_applications(DATA / "pollux")
 
 
+CLUSTER = Cluster.of([("gpu", 16, 4)])
+
+
+def simulated(path, policy, applications):
+    """The lives of a workload's jobs on the published cluster."""
+    return simulate(read_workload(path), applications, POLICIES[policy](), CLUSTER, Rules())
+
+
 def mean(path, policy, applications):
     """The mean completion time of a workload on the published cluster."""
-    cluster = Cluster.of([("gpu", 16, 4)])
-    lives = simulate(read_workload(path), applications, POLICIES[policy](), cluster, Rules())
-    return summary(lives)["mean_completion_s"]
+    return statistics.fmean(life.completion for life in simulated(path, policy, applications))
+
+
+def fairness(path, policy, applications):
+    """The finish-time fairness of a workload's jobs on the published cluster, ascending."""
+    lives = simulated(path, policy, applications)
+    shares = fair_shares(lives, read_workload(path), applications, POLICIES[policy](), CLUSTER, Rules())
+    return sorted(share.rho(life) for share, life in zip(shares, lives, strict=True))
 
 
 @with_data
@@ -50,6 +64,17 @@ def test_pollux_is_near_the_published_mean(applications):
     """The published search is random, and varies by some percent; ours must be within five."""
     path = WORKLOADS[0]
     assert mean(path, "pollux", applications) == pytest.approx(published_mean(path, "pollux"), rel=0.05)
+
+
+@with_data
+def test_fairness_is_ordered_as_published(applications):
+    """Pollux has 99% of the jobs below 2, Tiresias some above 4, Optimus none of these (Pollux, 5.3.1)."""
+    rhos = {
+        policy: fairness(WORKLOADS[2], policy, applications) for policy in ("pollux", "tiresias", "optimus")
+    }
+
+    assert sum(rho < 2 for rho in rhos["pollux"]) >= 0.99 * len(rhos["pollux"])
+    assert rhos["tiresias"][-1] > 4 > rhos["optimus"][-1] > rhos["pollux"][-1]
 
 
 def write_published(folder, **columns):

@@ -43,12 +43,12 @@ def data(tmp_path):
     return tmp_path
 
 
-def simulate(data, *options, workload="workloads", policies=("tiresias",)):
+def simulate(data, *options, workload="workloads", policies=("tiresias",), columns=200):
     """The result of the command on a cluster of two nodes of one device."""
     arguments = ["simulate", "--workload", data / workload, "--traces", data / "traces", "--nodes", 2]
     arguments += ["--devices-per-node", 1, "--json", data / "out.json"]
     arguments += [part for policy in policies for part in ("--policy", policy)]
-    return CliRunner().invoke(cli, [*map(str, arguments), *map(str, options)], env={"COLUMNS": "200"})
+    return CliRunner().invoke(cli, [*map(str, arguments), *map(str, options)], env={"COLUMNS": str(columns)})
 
 
 def results(data):
@@ -78,25 +78,38 @@ def test_the_life_of_each_job_is_kept(data):
 
 
 def test_figures_are_shown_by_policy_and_workload(data):
-    """The table has the mean that the file has, for each policy."""
+    """The workload's table has the mean that the file has, for each policy."""
     shown = simulate(data, policies=("tiresias", "optimus", "pollux"))
+    assert "workloads/w" in shown.output
 
     assert sorted(result["policy"] for result in results(data)) == ["optimus", "pollux", "tiresias"]
     for result in results(data):
-        (line,) = [line for line in shown.output.splitlines() if f" {result['policy']} " in line]
-        assert "workloads/w" in line
+        (line,) = [line for line in shown.output.splitlines() if line.split()[:1] == [result["policy"]]]
         assert f"{result['figures']['mean_completion_s']:.1f}" in line
 
 
 def test_several_workloads_have_a_mean(data):
-    """A folder stands for its files; below them is the mean over them."""
+    """A folder stands for its files; below their tables is the one of the means over them."""
     (data / "workloads" / "v.csv").write_text(ARRIVALS.replace("70", "65"))
     shown = simulate(data, "--jobs", 2)
     means = [result["figures"]["mean_completion_s"] for result in results(data)]
 
     assert len(means) == 2
-    (line,) = [line for line in shown.output.splitlines() if "mean of 2" in line]
-    assert f"{sum(means) / 2:.1f}" in line
+    assert f"{sum(means) / 2:.1f}" in shown.output.partition("mean of 2 workloads")[2]
+
+
+def test_tables_fit_into_80_columns(data):
+    """Nothing is cut or wrapped, also with a long name of the workload and long figures."""
+    long = data / "a-folder-with-the-name-of-a-trace-of-jobs-1.5"
+    (data / "workloads").rename(long)
+    (long / "w.csv").write_text(HEADER + "a,9999000,made,1,4\n")
+    shown = simulate(data, workload=long.name, policies=("tiresias", "pollux"), columns=80)
+
+    assert f"{long.name}/w" in shown.output
+    assert "…" not in shown.output
+    for result in results(data):
+        (line,) = [line for line in shown.output.splitlines() if line.split()[:1] == [result["policy"]]]
+        assert {f"{result['figures']['makespan_s']}", f"{result['figures']['restarts']}"} <= set(line.split())
 
 
 def test_a_simulation_is_not_run_again(data):
@@ -105,6 +118,69 @@ def test_a_simulation_is_not_run_again(data):
     spoil(data)
 
     assert "123456.0" in simulate(data).output
+
+
+def test_results_of_an_earlier_version_are_made_again(data):
+    """Without fair shares and figures of them, results stay until their simulation is run."""
+    simulate(data, policies=("tiresias", "optimus"))
+    complete = results(data)
+    older = json.loads(json.dumps(complete))
+    for result in older:
+        for life in result["lives"]:
+            del life["fair_share"]
+        del result["figures"]["worst_rho"]
+    (data / "out.json").write_text(json.dumps({"simulations": older}))
+    shown = simulate(data)
+
+    assert shown.exit_code == 0, shown.output
+    assert results(data) == [older[0], complete[1]]
+
+
+def test_fairness_and_utilisation_are_kept(data):
+    """The first has the two devices as if alone; the second waits for it, and shares them for a time."""
+    simulate(data)
+    (result,) = results(data)
+    first, second = (life["fair_share"] for life in result["lives"])
+    both = result["lives"][0]["ended"] - 70
+    age = result["lives"][1]["ended"] - 70
+
+    assert first["contention"] == (122 + both) / 122
+    assert second["contention"] == (age + both) / age
+    assert (first["devices"], first["completion"], first["rho"]) == (2, 122, 1.0)
+    assert second["rho"] == age / second["completion"]
+    assert result["figures"]["worst_rho"] == second["rho"]
+    assert result["figures"]["mean_queue"] == (50 + 110) / result["figures"]["makespan_s"]
+    assert result["figures"]["utilisation"] == pytest.approx(
+        3600 * result["figures"]["device_hours"] / (2 * result["figures"]["makespan_s"])
+    )
+
+
+def test_a_page_shows_results_of_an_earlier_run(data):
+    """It is the same to the byte with lives from the file and with those just simulated."""
+    policies = ("tiresias", "pollux")
+    simulate(data, "--page", data / "pages" / "first.html", policies=policies)
+    spoilt = (data / "out.json").read_bytes()
+    simulate(data, "--page", data / "pages" / "again.html", policies=policies)
+    first, again = ((data / "pages" / name).read_text() for name in ("first.html", "again.html"))
+
+    assert (data / "out.json").read_bytes() == spoilt
+    assert first == again
+    assert all(name in first for name in ("workloads/w", "pollux", "tiresias", "a: 1 device on 1 node"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--interference", 0.25), ("--failures", 0.5), ("--share-nodes",), ("--capacity", "nodes.csv")],
+    ids=lambda options: options[0],
+)
+def test_a_simulation_with_other_settings_is_not_run_again(data, options):
+    """Settings are told from each other whether they are numbers, switches or files."""
+    (data / "nodes.csv").write_text("time_s,nodes\n0,2\n")
+    options = [data / option if option == "nodes.csv" else option for option in options]
+    simulate(data, *options)
+    spoil(data)
+
+    assert "123456.0" in simulate(data, *options).output
 
 
 def test_a_run_adds_what_is_missing(data):
@@ -282,6 +358,19 @@ def test_nodes_come_and_go_as_a_file_says(data):
 
     assert always["losses"] == 0 < lost["losses"]
     assert lost["mean_completion_s"] > always["mean_completion_s"]
+
+
+def test_a_page_tells_of_lost_nodes(data):
+    """It names the setting, and counts the losses; without any there is no such row."""
+    (data / "nodes.csv").write_text("time_s,nodes\n0,2\n100,0\n900,1\n90000,2\n")
+    for name, options in (("lost.html", ["--capacity", data / "nodes.csv"]), ("kept.html", [])):
+        shown = simulate(data, *options, "--page", data / name)
+        assert shown.exit_code == 0, shown.output
+    lost, kept = ((data / name).read_text() for name in ("lost.html", "kept.html"))
+
+    for told in ("; capacity ", "devices lost with a node"):
+        assert told in lost
+        assert told not in kept
 
 
 @pytest.mark.parametrize(
