@@ -17,6 +17,7 @@ from evenpace.lab.experiments.config import (
     NoiseTrainingConfig,
     SizersConfig,
 )
+from evenpace.lab.experiments.scheduling_config import ElasticityConfig
 from evenpace.lab.fields import whole_numbers
 from predictors import PredictorOptions
 
@@ -244,6 +245,23 @@ def sizers(config: SizersConfig, json_path: Path | None, plot_path: Path | None)
 
     with user_mistakes():
         run(config, Console(), json_path, plot_path)
+
+
+@experiment.command()
+@example("evenpace experiment elasticity --traces pollux --seeds 1,2,3,4,5")
+@configured(ElasticityConfig, "config")
+@json_path
+def elasticity(config: ElasticityConfig, json_path: Path | None) -> None:
+    """Figures 10 to 12 of VirtualFlow: jobs with priorities on a cluster, with and without resizing.
+
+    The jobs are simulated with step times that were measured; nothing is trained.
+    """
+    from rich.console import Console
+
+    from evenpace.lab.experiments.elasticity import run
+
+    with user_mistakes():
+        run(config, Console(), json_path)
 
 
 def _compare(

@@ -1,0 +1,207 @@
+"""Elastic weighted fair sharing against strict priorities (VirtualFlow, 6.4, Figures 10 to 12); simulated.
+
+The models and devices are those of other people's measurements, nearest to the paper's: cifar10 for its
+ResNet-56, imagenet for its ResNet-50, and bert. Nodes have 4 devices. Three jobs arrive in the order of
+rising priority at a node; twenty at four nodes, 12 an hour at random. Model, batch and priority of these are random,
+and the batch fills the devices. To fit hours, cifar10 is trained for 100 epochs, the others for one.
+
+Makespan and utilisation, the part of the devices that jobs have, are from the first arrival to the last end.
+The JSON has, with times in seconds::
+
+    {"config": {...}, "three": result, "twenty": [{"seed", **result}],
+     "medians": {"makespan", "completion", "queueing", "device_hours": median reduction in percent,
+        "utilisation": {policy: median in percent}}}
+
+where a result is {policy: {"makespan_s", "utilisation", "device_hours", "median_completion_s",
+"median_queueing_s", "first_priority_completion_s": of the job of the highest priority, the longest if there
+are several}}. Device hours need not be equal: on fewer devices less time goes to communication.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from evenpace.lab.experiments.scheduling_config import ElasticityConfig
+from evenpace.lab.simulations.trace_files import read_applications
+from evenpace.lab.terminal import make_table
+from evenpace.reports import files
+from scheduler.cluster import Cluster
+from scheduler.policies import POLICIES
+from scheduler.simulator.applications import Application
+from scheduler.simulator.record import Life
+from scheduler.simulator.rules import JobLimits, Rules
+from scheduler.simulator.simulation import simulate
+from scheduler.simulator.workloads import Arrival
+
+STATIC, ELASTIC = "priority", "weighted_fair_sharing"
+_LIMITS = {"cifar10": JobLimits(epochs=100), "imagenet": JobLimits(epochs=1), "bert": JobLimits(epochs=1)}
+_NODE = Cluster.of([("gpu", 1, 4)])
+_NODES = Cluster.of([("gpu", 4, 4)])
+_PRIORITIES = (1.0, 5.0, 10.0)
+_JOBS = 20
+_GAP = 300.0  # seconds between arrivals, in the mean
+# Rows of Table 3, of which each is as likely: a model with its batches, each with the devices that it fills.
+_BERT = ("bert", ((24, 2), (48, 4), (96, 8), (192, 16)))
+_MIX = (
+    ("cifar10", ((128, 1), (256, 2))),
+    ("imagenet", ((400, 2), (800, 4), (1600, 8), (3200, 16))),
+    _BERT,  # CoLA
+    _BERT,  # SST-2
+)
+
+
+def run(config: ElasticityConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
+    """Simulate both traces under both policies, print the figures beside the paper's, and write them.
+
+    Args:
+        config: Measurements, seeds, and the simulation's clock.
+        console: Takes the tables.
+        json_path: File for the figures.
+
+    Raises:
+        ValueError: The measurements lack a model or are of another form.
+        OSError: A file cannot be read or written.
+    """
+    applications = read_applications(config.traces, _LIMITS)
+    if lacking := _LIMITS.keys() - applications.keys():
+        raise ValueError(f"{config.traces}: there is no {', '.join(sorted(lacking))}, which the jobs train")
+    rules = Rules(config.interval, config.resize_cost)
+    three = _compared(three_jobs(), applications, _NODE, rules)
+    twenty = [
+        {"seed": seed, **_compared(twenty_jobs(seed), applications, _NODES, rules)} for seed in config.seeds
+    ]
+    figures = {
+        "config": {**asdict(config), "traces": str(config.traces)},
+        "three": three,
+        "twenty": twenty,
+        "medians": {
+            **{
+                name: statistics.median(_reduction(one, key) for one in twenty)
+                for name, key in (
+                    ("makespan", "makespan_s"),
+                    ("completion", "median_completion_s"),
+                    ("queueing", "median_queueing_s"),
+                    ("device_hours", "device_hours"),
+                )
+            },
+            "utilisation": {
+                policy: 100 * statistics.median(one[policy]["utilisation"] for one in twenty)
+                for policy in (STATIC, ELASTIC)
+            },
+        },
+    }
+    _print(console, figures)
+    if json_path is not None:
+        files.write_json(figures, json_path)
+    return figures
+
+
+def three_jobs() -> list[Arrival]:
+    """Return the jobs of section 6.4.1; the third arrives while the second runs if none is resized."""
+    return [
+        Arrival("bert-0", 0, "bert", devices=4, batch=48, priority=1.0),
+        Arrival("cifar10-1", 600, "cifar10", devices=2, batch=128, priority=5.0),
+        Arrival("bert-2", 2400, "bert", devices=4, batch=48, priority=10.0),
+    ]
+
+
+def twenty_jobs(seed: int) -> list[Arrival]:
+    """Return the jobs of a trace as in section 6.4.2.
+
+    Args:
+        seed: Of times, models, batches and priorities.
+    """
+    random = np.random.default_rng(seed)
+    arrivals, now = [], 0.0
+    for number in range(_JOBS):
+        now += random.exponential(_GAP)
+        model, sizes = _MIX[random.integers(len(_MIX))]
+        batch, number_of_devices = sizes[random.integers(len(sizes))]
+        priority = _PRIORITIES[random.integers(len(_PRIORITIES))]
+        arrivals.append(Arrival(f"{model}-{number}", round(now), model, number_of_devices, batch, priority))
+    return arrivals
+
+
+def figures_of(lives: Sequence[Life], arrivals: Sequence[Arrival], cluster: Cluster) -> dict[str, float]:
+    """Return the figures of a simulation, as the module describes.
+
+    Args:
+        lives: Of all jobs, which have ended.
+        arrivals: The same jobs, with their priorities.
+        cluster: The devices that they shared.
+    """
+    priorities = {arrival.name: arrival.priority for arrival in arrivals}
+    highest = max(priorities.values())
+    ends = [life.submitted + life.completion for life in lives]
+    makespan = max(ends) - min(life.submitted for life in lives)
+    starts = [life.submitted if life.started is None else life.started for life in lives]
+    used = sum(life.device_seconds for life in lives)
+    return {
+        "makespan_s": makespan,
+        "utilisation": used / (makespan * cluster.devices),
+        "device_hours": used / 3600,
+        "median_completion_s": statistics.median(life.completion for life in lives),
+        "median_queueing_s": statistics.median(
+            start - life.submitted for life, start in zip(lives, starts, strict=True)
+        ),
+        "first_priority_completion_s": max(
+            life.completion for life in lives if priorities[life.name] == highest
+        ),
+    }
+
+
+def _compared(
+    arrivals: Sequence[Arrival], applications: Mapping[str, Application], cluster: Cluster, rules: Rules
+) -> dict[str, dict[str, float]]:
+    return {
+        policy: figures_of(
+            simulate(arrivals, applications, POLICIES[policy](), cluster, rules), arrivals, cluster
+        )
+        for policy in (STATIC, ELASTIC)
+    }
+
+
+def _reduction(result: Mapping[str, Any], key: str) -> float:
+    """Return by how many percent resizing lessens a figure; 0 where it was 0."""
+    before, after = result[STATIC][key], result[ELASTIC][key]
+    return 100 * (1 - after / before) if before else 0.0
+
+
+def _print(console: Console, figures: Mapping[str, Any]) -> None:
+    table = make_table("Three jobs on four devices", "", STATIC, ELASTIC, "reduction", "VirtualFlow")
+    for text, key, paper in (
+        ("makespan, min", "makespan_s", "38%"),
+        ("completion of the highest priority, min", "first_priority_completion_s", "45%"),
+    ):
+        table.add_row(text, *_minutes(figures["three"], key), paper)
+    console.print(table)
+    table = make_table(
+        "Twenty jobs on 16 devices, minutes without and with resizing",
+        *("seed", "makespan", "utilisation", "median completion", "median queueing", "device hours"),
+    )
+    for one in figures["twenty"]:
+        cells = [
+            " to ".join(_minutes(one, key)[:2])
+            for key in ("makespan_s", "median_completion_s", "median_queueing_s")
+        ]
+        used = " to ".join(f"{100 * one[policy]['utilisation']:.1f}%" for policy in (STATIC, ELASTIC))
+        hours = " to ".join(f"{one[policy]['device_hours']:.1f}" for policy in (STATIC, ELASTIC))
+        table.add_row(str(one["seed"]), cells[0], used, *cells[1:], hours)
+    medians = figures["medians"]
+    used = " to ".join(f"{medians['utilisation'][policy]:.1f}%" for policy in (STATIC, ELASTIC))
+    cells = [f"{-medians[name]:+.1f}%" for name in ("makespan", "completion", "queueing", "device_hours")]
+    table.add_section()
+    table.add_row("median", cells[0], used, *cells[1:])
+    table.add_row("VirtualFlow", "-45.5%", "71.1% to 90.6%", "-47.6%", "-99.3%")
+    console.print(table)
+
+
+def _minutes(result: Mapping[str, Any], key: str) -> tuple[str, str, str]:
+    """Return a figure in minutes without and with resizing, and its reduction."""
+    before, after = (f"{result[policy][key] / 60:.1f}" for policy in (STATIC, ELASTIC))
+    return before, after, f"{_reduction(result, key):.1f}%"
