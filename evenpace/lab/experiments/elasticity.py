@@ -2,8 +2,9 @@
 
 The models and devices are those of other people's measurements, nearest to the paper's: cifar10 for its
 ResNet-56, imagenet for its ResNet-50, and bert. Nodes have 4 devices. Three jobs arrive in the order of
-rising priority at a node; twenty at four nodes, 12 an hour at random. Model, batch and priority of these are random,
-and the batch fills the devices. To fit hours, cifar10 is trained for 100 epochs, the others for one.
+rising priority at a node; twenty at four nodes, 12 an hour at random. The models, batches and priorities of
+these are random, and the batch fills the devices. To fit hours, cifar10 is trained for 100 epochs, the others
+for one.
 
 Makespan and utilisation, the part of the devices that jobs have, are from the first arrival to the last end.
 The JSON has, with times in seconds::
