@@ -87,7 +87,14 @@ def step_seconds(application: Application, configuration: Configuration, devices
 
 
 def configure(batches: Limits, batch: float, nodes: int, devices: int) -> Configuration:
-    """Return the configuration with a whole batch, or with the least that fills the devices of some nodes."""
+    """Return the configuration with a whole batch, or with the least that fills the devices of some nodes.
+
+    Args:
+        batches: The batches that are allowed.
+        batch: Samples of the whole batch, at most the largest.
+        nodes: Number of nodes.
+        devices: Devices of each.
+    """
     replicas = nodes * devices
     local, accumulations = batches.share(max(batch, batches.least_local * replicas), replicas)
     return Configuration(nodes, int(local), int(accumulations))

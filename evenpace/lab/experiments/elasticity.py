@@ -73,7 +73,7 @@ def run(config: ElasticityConfig, console: Console, json_path: Path | None = Non
         raise ValueError(f"{config.traces}: there is no {', '.join(sorted(lacking))}, which the jobs train")
     rules = Rules(config.interval, config.resize_cost)
     three = _compared(three_jobs(), applications, _NODE, rules)
-    twenty = [
+    twenty: list[dict[str, Any]] = [
         {"seed": seed, **_compared(twenty_jobs(seed), applications, _NODES, rules)} for seed in config.seeds
     ]
     figures = {

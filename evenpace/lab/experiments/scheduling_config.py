@@ -47,3 +47,52 @@ class ElasticityConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+Nodes = Annotated[int, Setting("Nodes that a job may have at most.", least=1)]
+"""Nodes for one job."""
+
+DevicesPerNode = Annotated[int, Setting("Devices of each node.", least=1)]
+"""Devices of a node."""
+
+RestartCost = Annotated[int, Setting("Seconds without progress after a changed number of nodes.", least=0)]
+"""Cost of a change."""
+
+
+@dataclass(frozen=True)
+class AutoscalingConfig:
+    """The configuration of one job that rents nodes by goodput, and by throughput.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    traces: Traces
+    model: Annotated[str, Setting("Model to train, a folder of the traces.", metavar="MODEL")] = "imagenet"
+    nodes: Nodes = 16
+    devices_per_node: DevicesPerNode = 4
+    restart_cost: RestartCost = 30
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class EpochScalingConfig:
+    """The configuration of jobs that choose their nodes for each epoch, by forecast batch sizes.
+
+    Attributes:
+        similarity: Threshold that batch sizes follow: a higher one asks for larger batches.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    traces: Traces
+    nodes: Nodes = 16
+    devices_per_node: DevicesPerNode = 4
+    restart_cost: RestartCost = 30
+    similarity: Annotated[float, Setting("Threshold that batch sizes follow.", above=0, below=1)] = 0.1
+
+    def __post_init__(self) -> None:
+        check_settings(self)
