@@ -95,3 +95,9 @@ def test_bad_arguments_are_refused(its, nodes, target, message):
     """The message names the value and what is allowed."""
     with pytest.raises(ValueError, match=message):
         scale_up(np.array(its), nodes, target=target)
+
+
+def test_at_the_upper_part_itself_a_job_stays():
+    """Two nodes with four thirds of one node's rate have two thirds of the ideal, not more."""
+    assert scale_up(np.array([3.0, 4.0, 5.0]), 2) == 2
+    assert scale_up(np.array([3.0, 4.1, 5.0]), 2) == 3

@@ -119,6 +119,12 @@ def test_shares_are_in_proportion_to_weights():
     assert fair_shares(chosen, {"1.0": 1, "5.0": 1, "10.0": 1}, 16) == {"1.0": 1, "5.0": 5, "10.0": 10}
 
 
+def test_of_equal_numbers_for_the_weight_the_larger_weight_is_next():
+    """After one and ten devices for weights of 1 and 10, the twelfth goes to the larger."""
+    chosen = [asking("small", 16), asking("large", 16, weight=10.0)]
+    assert fair_shares(chosen, {"small": 1, "large": 1}, 12) == {"small": 1, "large": 11}
+
+
 def test_the_paper_s_three_jobs_are_downsized_as_they_arrive():
     """On 4 devices, demands of 4, 2 and 4 with rising priorities run at once from the third arrival on."""
     first, second, third = (
