@@ -13,7 +13,6 @@ Traces = Annotated[
     Setting(
         "Folder of MODEL folders: placements.csv, scalability.csv, validation-M.csv.",
         folder=True,
-        exists=True,
     ),
 ]
 """Measured step times, and trainings epoch by epoch."""

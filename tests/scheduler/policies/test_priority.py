@@ -23,9 +23,9 @@ def weighted(draw):
     return cluster, [replace(job, weight=draw(weights)) for job in draw(jobs(cluster.kinds))]
 
 
-def allocate(*jobs, before=None):
+def allocate(*jobs, before=None, passing=False):
     """The numbers of devices that the policy chooses."""
-    chosen = Priority().allocate(Round(60.0, jobs, NODE, Allocation(before or {}))).placements
+    chosen = Priority(passing=passing).allocate(Round(60.0, jobs, NODE, Allocation(before or {}))).placements
     return {job: devices(placement) for job, placement in chosen.items()}
 
 
@@ -62,6 +62,13 @@ def test_a_job_that_would_fit_does_not_pass():
     before = {"1": (("gpu-0", 2),)}
     chosen = allocate(asking("1", 2), asking("2", 4, weight=10.0), asking("3", 2), before=before)
     assert chosen == {"1": 2}
+
+
+def test_a_job_that_fits_passes_where_it_may():
+    """What the next in order cannot use goes to the first that can."""
+    before = {"1": (("gpu-0", 2),)}
+    jobs = [asking("1", 2), asking("2", 4, weight=10.0), asking("3", 2), asking("4", 2, weight=5.0)]
+    assert allocate(*jobs, before=before, passing=True) == {"1": 2, "4": 2}
 
 
 def test_a_job_must_ask_for_a_number_of_devices():

@@ -146,6 +146,23 @@ def test_models_without_enough_epochs_are_refused(tmp_path):
     assert "no model has the 5 epochs that a forecast takes" in result.output
 
 
+def test_real_jobs_gain_little_by_a_forecast(tmp_path):
+    """By time and by cost, the forecast and the last size are within 5% of an oracle in every model."""
+    if not TRACES.exists():
+        pytest.skip("needs ../shared/data/cluster-traces")
+    out = tmp_path / "out.json"
+    result = experiment("epoch-scaling", TRACES, "--json", out)
+    assert result.exit_code == 0, result.output
+    figures = json.loads(out.read_text())
+
+    assert {one["model"] for one in figures["models"]} == {"cifar10", "deepspeech2", "imagenet", "yolov3"}
+    for one in figures["models"]:
+        oracle = one["results"]["oracle"]
+        for name in ("mean", "last"):
+            for key in ("hours", "device_hours"):
+                assert one["results"][name][key] == pytest.approx(oracle[key], rel=0.05)
+
+
 def test_imagenet_is_cheaper_by_goodput(tmp_path):
     """With real step times and noise it costs 10% to 30% less, and takes at most 25% longer."""
     if not TRACES.exists():
