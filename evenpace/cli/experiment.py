@@ -17,6 +17,11 @@ from evenpace.lab.experiments.config import (
     NoiseTrainingConfig,
     SizersConfig,
 )
+from evenpace.lab.experiments.scheduling_config import (
+    AutoscalingConfig,
+    ElasticityConfig,
+    EpochScalingConfig,
+)
 from evenpace.lab.fields import whole_numbers
 from predictors import PredictorOptions
 
@@ -244,6 +249,58 @@ def sizers(config: SizersConfig, json_path: Path | None, plot_path: Path | None)
 
     with user_mistakes():
         run(config, Console(), json_path, plot_path)
+
+
+@experiment.command()
+@example("evenpace experiment elasticity --traces pollux --seeds 1,2,3,4,5")
+@configured(ElasticityConfig, "config")
+@json_path
+def elasticity(config: ElasticityConfig, json_path: Path | None) -> None:
+    """Figures 10 to 12 of VirtualFlow: jobs with priorities on a cluster, with and without resizing.
+
+    The jobs are simulated with step times that were measured; nothing is trained.
+    """
+    from rich.console import Console
+
+    from evenpace.lab.experiments.elasticity import run
+
+    with user_mistakes():
+        run(config, Console(), json_path)
+
+
+@experiment.command()
+@example("evenpace experiment autoscaling --traces pollux --plot autoscaling.png")
+@configured(AutoscalingConfig, "config")
+@plot_path("Draw nodes and efficiency against the time, a PNG file.")
+@json_path
+def autoscaling(config: AutoscalingConfig, json_path: Path | None, plot_path: Path | None) -> None:
+    """Figure 9 of Pollux: nodes for one job by goodput, and by throughput.
+
+    The job is simulated with step times and gradient noise that were measured; nothing is trained.
+    """
+    from rich.console import Console
+
+    from evenpace.lab.experiments.autoscaling import run
+
+    with user_mistakes():
+        run(config, Console(), json_path, plot_path)
+
+
+@experiment.command("epoch-scaling")
+@example("evenpace experiment epoch-scaling --traces pollux")
+@configured(EpochScalingConfig, "config")
+@json_path
+def epoch_scaling(config: EpochScalingConfig, json_path: Path | None) -> None:
+    """Figure 13b of JABAS: nodes for each epoch by the forecast batch size, and by the last one.
+
+    Jobs are simulated with step times and gradient noise that were measured; nothing is trained.
+    """
+    from rich.console import Console
+
+    from evenpace.lab.experiments.epoch_scaling import run
+
+    with user_mistakes():
+        run(config, Console(), json_path)
 
 
 def _compare(

@@ -4,10 +4,14 @@ from scheduler.policies.base import Policy
 from scheduler.policies.least_attained_service import LeastAttainedService
 from scheduler.policies.optimus import Optimus
 from scheduler.policies.pollux import Pollux
+from scheduler.policies.priority import Priority
+from scheduler.policies.weighted_fair_sharing import WeightedFairSharing
 
 POLICIES: dict[str, type[Policy]] = {
     "tiresias": LeastAttainedService,
     "optimus": Optimus,
     "pollux": Pollux,
+    "priority": Priority,
+    "weighted_fair_sharing": WeightedFairSharing,
 }
 """The policies by their names."""

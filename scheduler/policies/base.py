@@ -31,7 +31,7 @@ class Policy(ABC):
     """A rule by which devices are given to jobs. One object serves one cluster, and may remember what it did.
 
     Attributes:
-        users_choose_devices: Whether a job has the number of devices that its user asks for, or none.
+        users_choose_devices: Whether a job has at most the number of devices that its user asks for.
         users_choose_batch: Whether a job trains with the batch that its user asks for.
     """
 

@@ -37,12 +37,13 @@ class SimulatedJob:
             arrival: Its submission.
             application: The model that it trains.
             rules: The cost of a change.
-            asks_devices: Let it have the number of devices of its submission only.
+            asks_devices: Let it have at most the number of devices of its submission.
             asks_batch: Let it train with the batch of its submission.
         """
         self.life = Life(arrival.name, application.name, arrival.submitted)
         self._application = application
         self._rules = rules
+        self._weight = arrival.priority
         self._devices = arrival.devices if asks_devices else None
         self._batch = arrival.batch if asks_batch else application.limits.batch
         self._placement: Placement = ()
@@ -83,6 +84,7 @@ class SimulatedJob:
             submitted=self.life.submitted,
             age=now - self.life.submitted,
             most_devices=self._most_devices(),
+            weight=self._weight,
             attained=self.life.device_seconds,
             restarts=self.life.restarts,
             devices=self._devices,

@@ -7,20 +7,27 @@ with a digit for each node in a placement; `scalability.csv` has `num_nodes,num_
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from evenpace.lab.csv_rows import Row, read_rows
 from scheduler.simulator.applications import Application, Array, Epochs, Shape, StepTime, StepTimes
-from scheduler.simulator.rules import PUBLISHED_LIMITS
+from scheduler.simulator.rules import PUBLISHED_LIMITS, JobLimits
 
 _SECONDS = ("step_time", "sync_time")
 _EPOCHS = ("progress", "iteration", "grad_sqr", "grad_var")
 
 
-def read_applications(folder: Path) -> dict[str, Application]:
-    """Read all models of a folder, by name, with the published limits of those that have them.
+def read_applications(
+    folder: Path, limits: Mapping[str, JobLimits] = PUBLISHED_LIMITS
+) -> dict[str, Application]:
+    """Read all models of a folder, by name.
+
+    Args:
+        folder: Folder of MODEL folders.
+        limits: Limits by model; others have none.
 
     Raises:
         ValueError: There is no model, or a file is of another form.
@@ -29,10 +36,10 @@ def read_applications(folder: Path) -> dict[str, Application]:
     models = sorted(path.parent for path in folder.glob("*/placements.csv"))
     if not models:
         raise ValueError(f"{folder}: there is no MODEL/placements.csv")
-    return {model.name: _read_application(model) for model in models}
+    return {model.name: _read_application(model, limits.get(model.name)) for model in models}
 
 
-def _read_application(folder: Path) -> Application:
+def _read_application(folder: Path, limits: JobLimits | None) -> Application:
     trainings = {
         int(name[1]): _read_epochs(path)
         for path in folder.iterdir()
@@ -44,7 +51,7 @@ def _read_application(folder: Path) -> Application:
         _read_placements(folder / "placements.csv"), _read_scalability(folder / "scalability.csv")
     )
     try:
-        return Application(folder.name, step_times, trainings, PUBLISHED_LIMITS.get(folder.name))
+        return Application(folder.name, step_times, trainings, limits)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 

@@ -1,4 +1,7 @@
-"""Files of arrivals of jobs: `name,time,application,num_replicas,batch_size`, a row for each job."""
+"""Files of arrivals of jobs: `name,time,application,num_replicas,batch_size`, a row for each job.
+
+There may be a column `priority` as well, a weight above 0; without it each job has 1.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,8 +46,9 @@ def read_workload(path: Path) -> list[Arrival]:
             application=row.text("application"),
             devices=row.integer("num_replicas", 1),
             batch=row.integer("batch_size", 1),
+            priority=row.positive("priority") if "priority" in row.values else 1.0,
         )
-        for row in read_rows(path, _COLUMNS)
+        for row in read_rows(path, _COLUMNS, ("priority",))
     ]
     if not arrivals:
         raise ValueError(f"{path}: there is no row")

@@ -77,6 +77,33 @@ def test_the_life_of_each_job_is_kept(data):
     assert second["placements"] == [[180, [["gpu-0", 1], ["gpu-1", 1]]]]
 
 
+def test_a_workload_may_have_priorities(data):
+    """Of two jobs that wait for the same devices the one of larger priority starts first."""
+    rows = ["a,10,made,2,8", "b,20,made,2,8", "c,30,made,2,8"]
+    for name, column in (("plain", ["", "", "", ""]), ("ranked", [",priority", ",1", ",1", ",2.5"])):
+        lines = [line + value for line, value in zip([HEADER.strip(), *rows], column, strict=True)]
+        (data / "workloads" / "w.csv").write_text("\n".join(lines) + "\n")
+        shown = simulate(data, "--interval", 70, policies=("priority",))
+        assert shown.exit_code == 0, shown.output
+        (lives,) = (result["lives"] for result in results(data))
+        order = sorted(lives, key=lambda life: life["started"])
+        assert [life["name"] for life in order] == (list("abc") if name == "plain" else list("cab"))
+        (data / "out.json").unlink()
+
+
+def test_weighted_fair_sharing_resizes_jobs(data):
+    """The second job starts beside the first, which loses a device to it, and has both in the end."""
+    (data / "workloads" / "w.csv").write_text(HEADER + "a,10,made,2,4\nb,25,made,2,4\n")
+    simulate(data, "--interval", 20, "--restart-cost", 1, policies=("weighted_fair_sharing",))
+    (result,) = results(data)
+    numbers = [
+        [sum(count for _, count in placement) for _, placement in life["placements"]]
+        for life in result["lives"]
+    ]
+
+    assert numbers == [[2, 1], [1, 2]]
+
+
 def test_figures_are_shown_by_policy_and_workload(data):
     """The workload's table has the mean that the file has, for each policy."""
     shown = simulate(data, policies=("tiresias", "optimus", "pollux"))
@@ -265,6 +292,7 @@ def test_without_a_file_the_table_is_all(data):
         ("name,time\na,1\n", "no column 'application'"),
         (HEADER + "a,soon,made,1,4\n", "line 2: time 'soon': must be a whole number"),
         (HEADER + "a,1,huge,1,4\n", "w.csv: job 'a' trains 'huge'; the applications are made"),
+        (HEADER.strip() + ",priority\na,1,made,1,4,0\n", "line 2: priority '0': must be a number above 0"),
         (HEADER + "a,1,made,3,4\n", "w.csv: job 'a' asks for 3 devices; the cluster has 2"),
         (HEADER + "a,1,made,1,99\n", "w.csv: job 'a' asks for batches of 99 samples"),
     ],

@@ -1,0 +1,181 @@
+"""Elastic weighted fair sharing: shares by weight, and admissions that spare larger weights."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.allocation import Allocation, devices
+from scheduler.cluster import Cluster
+from scheduler.policies.base import Round
+from scheduler.policies.weighted_fair_sharing import WeightedFairSharing, fair_shares
+from tests.scheduler.policies.rounds import asking, clusters, jobs, play
+
+NODE = Cluster.of([("gpu", 1, 4)])
+NODES = Cluster.of([("gpu", 2, 4)])
+
+
+@st.composite
+def weighted(draw):
+    """A cluster, and jobs of several weights."""
+    cluster = draw(clusters)
+    weights = st.sampled_from([1.0, 2.5, 5.0, 10.0])
+    return cluster, [replace(job, weight=draw(weights)) for job in draw(jobs(cluster.kinds))]
+
+
+def allocate(*jobs, before=None, cluster=NODE):
+    """The placements that the policy chooses."""
+    return WeightedFairSharing().allocate(Round(60.0, jobs, cluster, Allocation(before or {}))).placements
+
+
+def numbers(placements):
+    """The number of devices of each job."""
+    return {job: devices(placement) for job, placement in placements.items()}
+
+
+@given(weighted())
+def test_no_job_has_more_than_it_asks_for(case):
+    """Shares end at the demand, and fit the nodes."""
+    for at, allocation in play(WeightedFairSharing(), *case):
+        allocation.check(at.cluster)
+        assert all(devices(allocation[job.name]) <= job.devices for job in at.jobs)
+
+
+@given(weighted())
+def test_a_larger_weight_never_has_less(case):
+    """A job that runs with less than it asks for has as many devices as any of smaller weight, or more."""
+    for at, allocation in play(WeightedFairSharing(), *case):
+        for job in at.jobs:
+            if 0 < devices(allocation[job.name]) < job.devices:
+                smaller = [other for other in at.jobs if other.weight < job.weight]
+                assert all(
+                    devices(allocation[other.name]) <= devices(allocation[job.name]) for other in smaller
+                )
+
+
+@given(weighted())
+def test_no_device_is_free_that_a_job_could_use(case):
+    """Either all devices are in use, or every job has what it asks for."""
+    for at, allocation in play(WeightedFairSharing(), *case):
+        number = {job.name: devices(allocation[job.name]) for job in at.jobs}
+        assert sum(number.values()) == at.cluster.devices or all(
+            number[job.name] == job.devices for job in at.jobs
+        )
+
+
+@given(weighted())
+def test_a_running_job_goes_on(case):
+    """Jobs are made smaller, but none is suspended."""
+    for at, allocation in play(WeightedFairSharing(), *case):
+        assert all(allocation[job] for job in at.allocation.placements)
+
+
+@given(weighted())
+def test_an_admission_takes_nothing_from_a_larger_weight(case):
+    """A job loses devices only where one of its weight or a larger one is admitted."""
+    for at, allocation in play(WeightedFairSharing(), *case):
+        admitted = [job.weight for job in at.jobs if not at.allocation[job.name] and allocation[job.name]]
+        for job in at.jobs:
+            if devices(allocation[job.name]) < devices(at.allocation[job.name]):
+                assert max(admitted, default=0.0) >= job.weight
+
+
+@given(weighted())
+def test_jobs_wait_behind_those_of_larger_weight(case):
+    """No job has devices while one of larger weight, or of the same submitted before, has never had any."""
+    for at, allocation in play(WeightedFairSharing(), *case):
+        ranked = sorted(at.jobs, key=lambda job: -job.weight)
+        queued = [bool(allocation[job.name]) for job in ranked if not at.allocation[job.name]]
+        assert queued == sorted(queued, reverse=True)
+
+
+@given(weighted(), st.integers(8, 40))
+def test_nobody_could_be_given_more_fairly(case, total):
+    """No job is so far ahead of another that it could give it a device and still be ahead."""
+    _, chosen = case
+    shares = fair_shares(chosen, {job.name: 1 for job in chosen}, total)
+    for giver in chosen:
+        for taker in chosen:
+            if shares[giver.name] > 1 and shares[taker.name] < taker.devices:
+                assert (shares[giver.name] - 1) / giver.weight <= shares[taker.name] / taker.weight
+
+
+@given(weighted(), st.integers(8, 40), st.data())
+def test_a_job_that_leaves_costs_nobody_a_device(case, total, data):
+    """Shares of the others only grow, unlike those by largest remainders."""
+    _, chosen = case
+    gone = data.draw(st.sampled_from(chosen))
+    stay = [job for job in chosen if job is not gone]
+    before = fair_shares(chosen, {job.name: 1 for job in chosen}, total)
+    after = fair_shares(stay, {job.name: 1 for job in stay}, total)
+
+    assert all(after[job.name] >= before[job.name] for job in stay)
+
+
+def test_shares_are_in_proportion_to_weights():
+    """16 devices are shared 1 to 5 to 10 where nobody asks for less."""
+    chosen = [asking(str(weight), 16, weight=weight) for weight in (1.0, 5.0, 10.0)]
+    assert fair_shares(chosen, {"1.0": 1, "5.0": 1, "10.0": 1}, 16) == {"1.0": 1, "5.0": 5, "10.0": 10}
+
+
+def test_of_equal_numbers_for_the_weight_the_larger_weight_is_next():
+    """After one and ten devices for weights of 1 and 10, the twelfth goes to the larger."""
+    chosen = [asking("small", 16), asking("large", 16, weight=10.0)]
+    assert fair_shares(chosen, {"small": 1, "large": 1}, 12) == {"small": 1, "large": 11}
+
+
+def test_the_paper_s_three_jobs_are_downsized_as_they_arrive():
+    """On 4 devices, demands of 4, 2 and 4 with rising priorities run at once from the third arrival on."""
+    first, second, third = (
+        asking(name, demand, weight=weight)
+        for name, demand, weight in (("0", 4, 1.0), ("1", 2, 5.0), ("2", 4, 10.0))
+    )
+    alone = allocate(first)
+    both = allocate(first, second, before=alone)
+    all_of_them = allocate(first, second, third, before=both)
+
+    assert numbers(alone) == {"0": 4}
+    assert numbers(both) == {"0": 2, "1": 2}
+    assert numbers(all_of_them) == {"0": 1, "1": 1, "2": 2}
+
+
+def test_a_job_of_small_weight_waits_for_what_larger_ones_leave():
+    """The larger weight keeps all that it can use; a third job of its own weight shares with it."""
+    large, small = asking("large", 8, weight=10.0), asking("small", 8)
+    before = {"large": (("gpu-0", 4),)}
+
+    assert numbers(allocate(large, small, before=before)) == {"large": 4}
+    equal = asking("equal", 4, weight=10.0)
+    assert numbers(allocate(large, small, equal, before=before)) == {"large": 2, "equal": 2}
+
+
+def test_devices_that_a_larger_weight_leaves_do_not_wait():
+    """A smaller job has them though its fair share would be larger, at the larger weight's expense."""
+    large, small = asking("large", 3, weight=5.0), asking("small", 4, weight=4.0)
+    before = {"large": (("gpu-0", 3),)}
+
+    assert numbers(allocate(large, small, before=before)) == {"large": 3, "small": 1}
+
+
+def test_a_job_that_shrinks_leaves_nodes():
+    """It gives up devices where it has the fewest, and the new job has them all on that node."""
+    old, new = asking("old", 8), asking("new", 4)
+    before = {"old": (("gpu-0", 3), ("gpu-1", 4))}
+
+    assert allocate(old, new, before=before, cluster=NODES) == {
+        "old": (("gpu-1", 4),),
+        "new": (("gpu-0", 4),),
+    }
+
+
+def test_a_job_that_grows_stays_on_its_node():
+    """Free devices beside it come before those of an emptier node."""
+    before = {"a": (("gpu-1", 2),)}
+    assert allocate(asking("a", 4), before=before, cluster=NODES) == {"a": (("gpu-1", 4),)}
+
+
+def test_a_job_must_ask_for_a_number_of_devices():
+    """Without one there is no end to its share."""
+    with pytest.raises(ValueError, match="job 'a' must ask for a number of devices under weighted fair"):
+        allocate(replace(asking("a"), devices=None))

@@ -1,0 +1,103 @@
+"""Rules for the nodes of one job: bounds, monotony, and the cases of the papers."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.autoscaling import ABOVE, TARGET, cheapest, ideal_share, quickest, scale_up
+
+rates = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=16).map(np.array)
+scaled = rates.flatmap(lambda its: st.tuples(st.just(its), st.integers(1, len(its))))
+
+
+def amdahl(serial, nodes=16):
+    """Rates of a job of which a part does not scale."""
+    return 1 / (serial + (1 - serial) / np.arange(1, nodes + 1))
+
+
+@given(scaled)
+def test_a_job_never_has_fewer_nodes_than_before(case):
+    """It scales up only, and never beyond the nodes with a known rate."""
+    its, nodes = case
+    assert nodes <= scale_up(its, nodes) <= len(its)
+
+
+@given(scaled)
+def test_a_job_scales_only_above_the_upper_part_and_to_the_lower(case):
+    """At or below U it stays; above it has L of the ideal rate afterwards, and no larger number has."""
+    its, nodes = case
+    shares = ideal_share(its)
+    chosen = scale_up(its, nodes)
+
+    if shares[nodes - 1] <= ABOVE:
+        assert chosen == nodes
+    else:
+        assert shares[chosen - 1] >= TARGET
+        assert (shares[chosen:] < TARGET).all()
+
+
+@given(scaled, st.floats(1.0, 3.0))
+def test_better_scaling_never_means_fewer_nodes(case, factor):
+    """Where all rates beyond one node's are higher, the job has as many nodes or more."""
+    its, nodes = case
+    better = np.where(np.arange(len(its)) > 0, factor * its, its)
+    assert scale_up(better, nodes) >= scale_up(its, nodes)
+
+
+@given(scaled, st.floats(0.01, 100.0))
+def test_the_unit_of_rates_does_not_matter(case, unit):
+    """The shares are ratios."""
+    its, _ = case
+    assert ideal_share(its * unit) == pytest.approx(ideal_share(its))
+
+
+def test_a_job_that_scales_badly_stays_small():
+    """With a third that does not scale, two nodes have 3/4 of the ideal rate, four have 1/2 and five less."""
+    assert scale_up(amdahl(1 / 3), 1) == 4
+    assert scale_up(amdahl(1.0), 1) == 2
+    assert scale_up(amdahl(0.0), 1) == 16
+
+
+def test_a_job_waits_until_it_scales_better():
+    """Four nodes with 0.64 of the ideal rate are kept; with 0.73 there are more."""
+    assert scale_up(amdahl(0.19), 4) == 4
+    assert scale_up(amdahl(0.12), 4) == 9
+
+
+@given(rates)
+def test_the_quickest_and_the_cheapest_are_the_least(seconds):
+    """No other number of nodes has a shorter time, or a lower cost."""
+    nodes = np.arange(1, len(seconds) + 1)
+    assert seconds[quickest(seconds) - 1] == seconds.min()
+    assert (seconds * nodes)[cheapest(seconds) - 1] == (seconds * nodes).min()
+
+
+def test_of_equal_choices_the_smallest_is_taken():
+    """Nodes that save nothing are not rented."""
+    assert quickest(np.array([3.0, 2.0, 2.0])) == 2
+    assert cheapest(np.array([2.0, 1.0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("its", "nodes", "target", "message"),
+    [
+        ([], 1, 0.5, "rates .*: give a finite number above 0"),
+        ([1.0, 0.0], 1, 0.5, "rates .*: give a finite number above 0"),
+        ([1.0, np.inf], 1, 0.5, "rates .*: give a finite number above 0"),
+        ([1.0, 2.0], 3, 0.5, "3 nodes: there are rates for 1 to 2"),
+        ([1.0, 2.0], 0, 0.5, "0 nodes: there are rates for 1 to 2"),
+        ([1.0, 2.0], 1, 0.7, "target 0.7: must be above 0 and at most 0.666"),
+        ([1.0, 2.0], 1, 0.0, "target 0.0: must be above 0"),
+    ],
+)
+def test_bad_arguments_are_refused(its, nodes, target, message):
+    """The message names the value and what is allowed."""
+    with pytest.raises(ValueError, match=message):
+        scale_up(np.array(its), nodes, target=target)
+
+
+def test_at_the_upper_part_itself_a_job_stays():
+    """Two nodes with four thirds of one node's rate have two thirds of the ideal, not more."""
+    assert scale_up(np.array([3.0, 4.0, 5.0]), 2) == 2
+    assert scale_up(np.array([3.0, 4.1, 5.0]), 2) == 3
