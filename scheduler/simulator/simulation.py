@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from scheduler.allocation import Allocation
+from scheduler.allocation import Allocation, Placement
 from scheduler.cluster import Cluster
 from scheduler.policies.base import Policy, Round
 from scheduler.simulator.applications import Application
@@ -25,16 +25,17 @@ def simulate(
         arrivals: The jobs; of those that come at one time the earlier in this order is the first.
         applications: The models, by name.
         policy: A new one, for this simulation alone.
-        cluster: Nodes of devices like those that were measured, all of one kind.
+        cluster: Nodes of devices of the kinds that were measured.
         rules: Interval and cost of a change.
 
     Raises:
         ValueError: Two jobs have one name, a model is unknown, a job asks for more devices than there are or
-            for a batch that was not measured, or the policy gives away what the cluster does not have.
+            for a batch that was not measured, or the policy gives away what the cluster does not have, or
+            devices of two kinds to one job.
     """
     arrivals = sorted(arrivals, key=lambda arrival: arrival.submitted)
     check_arrivals(arrivals, applications, policy, cluster)
-    node = max(node.devices for node in cluster.nodes)
+    nodes = {kind: max(node.devices for node in cluster.nodes if node.kind == kind) for kind in cluster.kinds}
     jobs = [
         SimulatedJob(
             arrival,
@@ -42,6 +43,7 @@ def simulate(
             rules,
             asks_devices=policy.users_choose_devices,
             asks_batch=policy.users_choose_batch,
+            limits_batch=policy.users_limit_batch,
         )
         for arrival in arrivals
     ]
@@ -58,13 +60,26 @@ def simulate(
             present.append(waiting.pop())
         if present:
             before = Allocation({job.life.name: allocation[job.life.name] for job in present})
-            seen = [job.seen(now, cluster.kinds[0], node) for job in present]
+            seen = [job.seen(now, nodes) for job in present]
             allocation = policy.allocate(Round(now, seen, cluster, before))
             allocation.check(cluster)
             for job in present:
                 if allocation[job.life.name] != before[job.life.name]:
-                    job.place(allocation[job.life.name], now)
+                    placement = allocation[job.life.name]
+                    job.place(placement, now, _kind(job.life.name, placement, cluster))
     return [job.life for job in jobs]
+
+
+def _kind(name: str, placement: Placement, cluster: Cluster) -> str:
+    """Return the kind of a placement's devices, of the cluster's first node's if there are none.
+
+    Raises:
+        ValueError: They are of several kinds.
+    """
+    kinds = {cluster.by_name[node].kind for node, _ in placement} or {cluster.kinds[0]}
+    if len(kinds) > 1:
+        raise ValueError(f"job {name!r} was given devices of several kinds: {', '.join(sorted(kinds))}")
+    return kinds.pop()
 
 
 def check_arrivals(
@@ -89,8 +104,8 @@ def check_arrivals(
             raise ValueError(
                 f"job {arrival.name!r} asks for {arrival.devices} devices; the cluster has {cluster.devices}"
             )
-        if policy.users_choose_batch and not model.batches.initial <= arrival.batch <= model.batches.largest:
+        if policy.users_choose_batch and not model.initial <= arrival.batch <= model.largest:
             raise ValueError(
                 f"job {arrival.name!r} asks for batches of {arrival.batch} samples; {model.name} was "
-                f"measured with {model.batches.initial} to {model.batches.largest}"
+                f"measured with {model.initial} to {model.largest}"
             )

@@ -4,7 +4,7 @@ It is JSON, a line for each simulation::
 
     {"simulations": [
      {"policy", "workload": path, "inputs": digest of arrivals and measurements,
-      "conditions": {"nodes", "devices_per_node", "interval", "restart_cost"},
+      "conditions": {"cluster", "rules", "interval", "restart_cost": null for that of the rules},
       "figures": {"jobs", "mean_completion_s", "p99_completion_s", "makespan_s", "restarts", "device_hours"},
       "lives": [{"name", "application", "submitted", "started", "ended", "restarts", "device_seconds",
          "placements": [[time, [[node, devices], ...]], ...], "batches": [[time, samples], ...],
@@ -35,7 +35,7 @@ class Simulation:
 
     policy: str
     inputs: str
-    conditions: tuple[tuple[str, int], ...]
+    conditions: tuple[tuple[str, str | int | None], ...]
 
 
 class Results:
@@ -58,7 +58,7 @@ class Results:
             return
         try:
             for result in json.loads(path.read_text())["simulations"]:
-                conditions = tuple((str(name), int(value)) for name, value in result["conditions"].items())
+                conditions = tuple(result["conditions"].items())
                 simulation = Simulation(result["policy"], result["inputs"], conditions)
                 self._remember(simulation, result)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

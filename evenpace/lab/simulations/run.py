@@ -15,7 +15,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from evenpace.lab.simulations.config import SimulationConfig
-from evenpace.lab.simulations.published import CONDITIONS, published_mean
+from evenpace.lab.simulations.published import published_mean
 from evenpace.lab.simulations.results import Results, Simulation
 from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import find_workloads, read_workload
@@ -24,7 +24,7 @@ from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
 from scheduler.simulator.applications import Application
 from scheduler.simulator.record import Life
-from scheduler.simulator.rules import Rules
+from scheduler.simulator.rules import LIMITS, Rules
 from scheduler.simulator.simulation import check_arrivals, simulate
 from scheduler.simulator.workloads import Arrival
 from worker.parent import end_with_parent
@@ -49,23 +49,26 @@ def run(config: SimulationConfig, console: Console, json_path: Path | None = Non
         OSError: A file cannot be read or written.
     """
     workloads = {path: read_workload(path) for path in find_workloads(config.workload)}
-    applications = read_applications(config.traces)
+    cluster = config.nodes
+    models = {arrival.application for arrivals in workloads.values() for arrival in arrivals}
+    applications = read_applications(config.traces, cluster.kinds, LIMITS[config.rules], models)
     for path, arrivals in workloads.items():
         for policy in config.policy:
             try:
-                check_arrivals(arrivals, applications, POLICIES[policy](), config.cluster)
+                check_arrivals(arrivals, applications, POLICIES[policy](), cluster)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
-    measured = _digest(sorted(config.traces.glob("*/*.csv")))
-    conditions = tuple(config.conditions.items())
+    measured = _digest([path for folder in config.traces for path in sorted(folder.glob("*/*.csv"))])
     simulations = {
-        (policy, path): Simulation(policy, f"{_digest([path])}-{measured}", conditions)
+        (policy, path): Simulation(
+            policy, f"{_digest([path])}-{measured}", tuple(config.conditions(policy).items())
+        )
         for policy in dict.fromkeys(config.policy)
         for path in workloads
     }
     results = Results(json_path)
     tasks = {
-        (policy, path): (policy, workloads[path], applications, config.cluster, config.rules)
+        (policy, path): (policy, workloads[path], applications, cluster, config.rules_for(policy))
         for (policy, path), one in simulations.items()
         if one not in results
     }
@@ -78,10 +81,9 @@ def run(config: SimulationConfig, console: Console, json_path: Path | None = Non
                 bar.advance(task)
     figures: dict[str, dict[str, Any]] = {}
     for (policy, path), one in simulations.items():
-        published = published_mean(path, policy) if config.conditions == CONDITIONS else None
         figures.setdefault(policy, {})[str(path)] = {
             **results.figures(one),
-            "published_mean_completion_s": published,
+            "published_mean_completion_s": published_mean(path, policy, config.conditions(policy)),
         }
     _print(console, figures)
     return figures
@@ -144,19 +146,25 @@ def _digest(paths: Sequence[Path]) -> str:
 
 
 def _print(console: Console, figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    table = make_table(
-        "Simulated jobs by policy and workload",
-        "workload",
-        *("policy", "mean completion, s", "published", "p99, s", "makespan, s", "restarts", "device hours"),
-    )
-    for policy, by_path in figures.items():
-        for path, its in by_path.items():
-            table.add_row(f"{Path(path).parent.name}/{Path(path).stem}", policy, *_cells(its))
-        if len(by_path) > 1:
-            names = [name for name in next(iter(by_path.values())) if name != "jobs"]
-            means = {name: _mean([its[name] for its in by_path.values()]) for name in names}
-            table.add_row(f"mean of {len(by_path)}", policy, *_cells(means), end_section=True)
-    console.print(table)
+    """Print a table for each folder of workloads, in 80 columns; long names go on in a further line."""
+    paths = {path for by_path in figures.values() for path in by_path}
+    for folder in sorted({Path(path).parent for path in paths}):
+        title = f"{folder.resolve().name}: seconds to completion and end, device hours"
+        table = make_table(title, "workload", "policy", "mean", "paper", "p99", "end", "restarts", "hours")
+        table.show_edge = False
+        for column in table.columns[1:]:
+            column.no_wrap = True
+        table.columns[0].overflow = "fold"
+        table.columns[1].justify = "left"
+        for policy, by_path in figures.items():
+            its = {path: one for path, one in by_path.items() if Path(path).parent == folder}
+            for path, one in its.items():
+                table.add_row(Path(path).stem, policy, *_cells(one))
+            if len(its) > 1:
+                names = [name for name in next(iter(its.values())) if name != "jobs"]
+                means = {name: _mean([one[name] for one in its.values()]) for name in names}
+                table.add_row(f"mean of {len(its)}", policy, *_cells(means), end_section=True)
+        console.print(table)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -172,5 +180,5 @@ def _cells(its: Mapping[str, Any]) -> list[str]:
         f"{its['p99_completion_s']:.0f}",
         f"{its['makespan_s']:.0f}",
         f"{its['restarts']:.0f}",
-        f"{its['device_hours']:.1f}",
+        f"{its['device_hours']:.0f}",
     ]
