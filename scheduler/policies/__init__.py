@@ -1,13 +1,17 @@
 """Policies that give the devices of a cluster to jobs: one file each, and a table of them all."""
 
 from scheduler.policies.base import Policy
+from scheduler.policies.gavel import Gavel
 from scheduler.policies.least_attained_service import LeastAttainedService
 from scheduler.policies.optimus import Optimus
 from scheduler.policies.pollux import Pollux
+from scheduler.policies.sia import Sia
 
 POLICIES: dict[str, type[Policy]] = {
     "tiresias": LeastAttainedService,
     "optimus": Optimus,
     "pollux": Pollux,
+    "gavel": Gavel,
+    "sia": Sia,
 }
 """The policies by their names."""
