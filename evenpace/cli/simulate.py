@@ -25,7 +25,10 @@ def simulate(config: SimulationConfig, json_path: Path | None, page_path: Path |
 
     Jobs train with step times and gradient noise that were measured. Where the file of --json has the result
     of a simulation of the same files and settings, it is taken from there. Published figures are shown where
-    pollux-published.csv lies beside a workload's folder.
+    pollux-published.csv or heterogeneous-published.csv lies beside a workload's folder.
+
+    The policies sia and gavel serve clusters of several kinds of devices, too: --cluster
+    aws=6x4,dgx-ext=2x8,rtx=3x8 --rules mixed is the published one.
 
     rho is finish-time fairness: a job's completion time over that on a cluster of its own with the job's fair
     share of the devices.

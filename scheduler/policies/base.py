@@ -33,10 +33,16 @@ class Policy(ABC):
     Attributes:
         users_choose_devices: Whether a job has at most the number of devices that its user asks for.
         users_choose_batch: Whether a job trains with the batch that its user asks for.
+        users_limit_batch: Whether goodputs count for batches up to the one that a job's user asks for.
+        mixes: Whether it serves clusters of several kinds of devices, with each job on one kind at a time.
+        interval: Seconds from one round to the next, as published.
     """
 
     users_choose_devices: ClassVar[bool] = False
     users_choose_batch: ClassVar[bool] = False
+    users_limit_batch: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
+    interval: ClassVar[int] = 60
 
     @abstractmethod
     def allocate(self, at: Round) -> Allocation:

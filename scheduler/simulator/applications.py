@@ -3,6 +3,7 @@
 This module must not know where the measurements are kept.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -53,6 +54,36 @@ class StepTimes:
         return int(min(sizes)), int(max(sizes))
 
     @cached_property
+    def single_speed(self) -> float:
+        """Samples per second of one device: largest local batch by longest step, NaN if unmeasured."""
+        if (1,) not in self.placements:
+            return math.nan
+        locals_, seconds = self.placements[1,]
+        return float(locals_[-1] / seconds[:, 0].max())
+
+    @cached_property
+    def _most_local_by_replicas(self) -> dict[int, int]:
+        most: dict[int, int] = {}
+        for shape, (locals_, _) in self.placements.items():
+            most[sum(shape)] = max(most.get(sum(shape), 0), int(locals_[-1]))
+        return most
+
+    def most_local(self, shape: Shape) -> int | None:
+        """Return the largest local batch of a placement, or of those at least as wide if it was not measured.
+
+        None where neither was measured.
+        """
+        if (measured := self.placements.get(_normal(shape))) is not None:
+            return int(measured[0][-1])
+        points, _ = self.scalability
+        as_wide = points[(points[:, 0] >= len(shape)) & (points[:, 1] >= sum(shape))]
+        return int(as_wide[:, 2].max()) if len(as_wide) else None
+
+    def most_local_of(self, replicas: int) -> int | None:
+        """Return the largest local batch of all placements of some replicas, if any was measured."""
+        return self._most_local_by_replicas.get(replicas)
+
+    @cached_property
     def _between(self) -> LinearNDInterpolator:
         """Linear interpolation over (nodes, replicas, local batch), over the means of like placements.
 
@@ -83,7 +114,7 @@ class StepTimes:
         Raises:
             ValueError: It lies outside of what was measured.
         """
-        shape = min(shape[i:] + shape[:i] for i in range(len(shape)))
+        shape = _normal(shape)
         if shape in self.placements:
             locals_, seconds = self.placements[shape]
             if not locals_[0] <= local <= locals_[-1]:
@@ -95,6 +126,11 @@ class StepTimes:
         if np.isnan(step):
             raise ValueError(f"local batch {local} on {shape} devices is outside of what was measured")
         return StepTime(float(step), float(sync))
+
+
+def _normal(shape: Shape) -> Shape:
+    """Return the lexicographically smallest rotation of a shape."""
+    return min(shape[i:] + shape[:i] for i in range(len(shape)))
 
 
 @dataclass(frozen=True)
@@ -120,15 +156,17 @@ class Application:
     Attributes:
         name: The model's.
         epochs: Number of epochs after which a job ends.
-        batches: From the smallest to the largest batch that was trained with; progress is counted in the
-            smallest. Local ones are those of which step times were measured.
+        initial: Samples of the smallest whole batch that was trained with; progress is counted in these.
+        largest: Samples of the largest whole batch that was trained with.
+        batches: For each kind of devices, whole batches from the initial to the largest, and local ones of
+            which step times were measured.
         limits: What is fixed beside the measurements.
     """
 
     def __init__(
         self,
         name: str,
-        step_times: StepTimes,
+        step_times: Mapping[str, StepTimes],
         trainings: Mapping[int, Epochs],
         limits: JobLimits | None = None,
     ) -> None:
@@ -136,7 +174,7 @@ class Application:
 
         Args:
             name: The model's name.
-            step_times: Of its iterations.
+            step_times: Of its iterations, by kind of devices.
             trainings: By samples of the whole batch.
             limits: None for those of the measurements alone.
 
@@ -148,9 +186,12 @@ class Application:
         self._step_times = step_times
         self._sizes: Sequence[int] = sorted(trainings)
         self._trainings = trainings
-        least_local, most_local = step_times.local_batches
-        most_local = self.limits.most_local or most_local
-        self.batches = Limits(self._sizes[0], self._sizes[-1], least_local, most_local)
+        self.initial, self.largest = self._sizes[0], self._sizes[-1]
+        self.batches: dict[str, Limits] = {}
+        for kind, times in step_times.items():
+            least_local, most_local = times.local_batches
+            most_local = self.limits.most_local.get(kind, most_local)
+            self.batches[kind] = Limits(self.initial, self.largest, least_local, most_local)
         measured = min(len(training.progress) for training in trainings.values())
         self.epochs = self.limits.epochs or measured
         if measured < self.epochs:
@@ -164,18 +205,42 @@ class Application:
         ]
         self._known: dict[Any, Any] = {}
 
-    def step_time(self, shape: Shape, local: int) -> StepTime:
-        """Return the step time on the nodes of a placement.
+    def step_time(self, kind: str, shape: Shape, local: int) -> StepTime:
+        """Return the step time on the nodes of a placement of devices of one kind.
 
         Raises:
             ValueError: It lies outside of what was measured.
         """
-        if (found := self._known.get((shape, local))) is None:
+        if (found := self._known.get((kind, shape, local))) is None:
             try:
-                found = self._known[shape, local] = self._step_times.at(shape, local)
+                found = self._known[kind, shape, local] = self._step_times[kind].at(shape, local)
             except ValueError as error:
                 raise ValueError(f"{self.name}: {error}") from error
         return found
+
+    @cached_property
+    def single_speeds(self) -> dict[str, float]:
+        """Samples per second of one device, by kind; only those of kinds that were measured so."""
+        speeds = {kind: times.single_speed for kind, times in self._step_times.items()}
+        return {kind: speed for kind, speed in speeds.items() if not math.isnan(speed)}
+
+    def batches_at(self, kind: str, shape: Shape) -> Limits:
+        """Return the batches that the memory of a placement allows, as far as it counts by placement."""
+        limits = self.batches[kind]
+        if self.limits.memory_by_placement and (most := self._step_times[kind].most_local(shape)) is not None:
+            limits = replace(limits, most_local=max(most, limits.least_local))
+        return limits
+
+    def fitting(self, kind: str, replicas: int, local: int, accumulations: int) -> int:
+        """Return a local batch, lessened to what was measured with as many replicas on any placement.
+
+        Only where memory counts by placement; the whole batch stays within the largest.
+        """
+        if not self.limits.memory_by_placement:
+            return local
+        if (most := self._step_times[kind].most_local_of(replicas)) is not None:
+            local = min(local, most)
+        return min(local, self.largest // (replicas * (accumulations + 1)))
 
     def epoch_end(self, epoch: int) -> float:
         """Return the progress at which an epoch, counted from 0, ends: the least of all batch sizes."""
@@ -189,7 +254,7 @@ class Application:
         """
         if (found := self._known.get(("noise", batch, epoch))) is None:
             sqr, var = (self._between(batch, epoch, name) for name in ("sqr", "var"))
-            found = self._known["noise", batch, epoch] = Noise(sqr, var * self.batches.initial)
+            found = self._known["noise", batch, epoch] = Noise(sqr, var * self.initial)
         return found
 
     def gain(self, batch: int, epoch: int) -> float:
@@ -199,7 +264,7 @@ class Application:
             ValueError: The batch is smaller or larger than those that were trained with.
         """
         if (found := self._known.get(("gain", batch, epoch))) is None:
-            initial = self.batches.initial
+            initial = self.initial
             found = batch / initial * self.noise(batch, epoch).efficiency(batch, initial)
             self._known["gain", batch, epoch] = found
         return found
@@ -217,10 +282,11 @@ class Application:
             found = self._known["left", batch, epoch] = next(ends) - next(ends)
         return found
 
-    def packed_iteration(self, batch: int, devices: int, node: int) -> float:
+    def packed_iteration(self, kind: str, batch: int, devices: int, node: int) -> float:
         """Return the seconds of an iteration, accumulation and all, on full nodes and one with the rest.
 
         Args:
+            kind: The devices' kind.
             batch: Samples of the whole batch.
             devices: Number of replicas.
             node: Devices of a node.
@@ -228,21 +294,21 @@ class Application:
         Raises:
             ValueError: It lies outside of what was measured.
         """
-        if (found := self._known.get(("packed", batch, devices, node))) is None:
+        if (found := self._known.get(("packed", kind, batch, devices, node))) is None:
             full, rest = divmod(devices, node)
             shape = (node,) * full + ((rest,) if rest else ())
-            # As the published Optimus counts, which lets one device accumulate in any case.
-            local, accumulations = replace(self.batches, initial=1).share(batch, devices)
-            step, sync = self.step_time(shape, int(local))
-            found = step + int(accumulations) * (step - sync)
-            self._known["packed", batch, devices, node] = found
+            # As the published policies count, which let one device accumulate in any case.
+            local, accumulations = replace(self.batches_at(kind, shape), initial=1).share(batch, devices)
+            step, sync = self.step_time(kind, shape, int(local))
+            found = self._known["packed", kind, batch, devices, node] = step + int(accumulations) * (
+                step - sync
+            )
         return found
 
     def _between(self, batch: int, epoch: int, column: str) -> float:
-        if not self.batches.initial <= batch <= self.batches.largest:
+        if not self.initial <= batch <= self.largest:
             raise ValueError(
-                f"{self.name}: a batch of {batch} samples; measured are "
-                f"{self.batches.initial} to {self.batches.largest}"
+                f"{self.name}: a batch of {batch} samples; measured are {self.initial} to {self.largest}"
             )
         lower = max(size for size in self._sizes if size <= batch)
         upper = min(size for size in self._sizes if size >= batch)

@@ -53,6 +53,9 @@ def fair_shares(
 ) -> list[FairShare]:
     """Return each job's training on its fair share, in the order of the lives.
 
+    Where there are several kinds of devices, the share has a part of each, and the job trains on the kind on
+    which it ends first.
+
     Args:
         lives: Of all jobs that shared the cluster.
         arrivals: Their submissions, in any order.
@@ -66,12 +69,18 @@ def fair_shares(
     """
     by_name = {arrival.name: arrival for arrival in arrivals}
     shares = []
+    kinds = [Cluster(tuple(node for node in cluster.nodes if node.kind == kind)) for kind in cluster.kinds]
     for life, present in zip(lives, presence(lives), strict=True):
         age = max(life.completion, 1)
-        devices = -(-cluster.devices * age // present)  # without floats, of which the ceiling may be one more
         arrival = by_name[life.name]
         application = applications[arrival.application]
-        completion = isolated_completion(arrival, application, devices, policy, cluster, rules)
+        ends = []
+        for part in kinds:
+            devices = -(
+                -part.devices * age // present
+            )  # without floats, of which the ceiling may be one more
+            ends.append((isolated_completion(arrival, application, devices, policy, part, rules), devices))
+        completion, devices = min(ends)
         shares.append(FairShare(present / age, devices, completion))
     return shares
 
@@ -105,7 +114,7 @@ def isolated_completion(
         application: The model that it trains.
         devices: The most devices that it has; a job whose user asks for more trains on these.
         policy: It says which of devices and batch are the users' choice.
-        cluster: The nodes on which the devices are.
+        cluster: The nodes on which the devices are, all of one kind.
         rules: Interval and cost of a change.
 
     Raises:
@@ -117,9 +126,11 @@ def isolated_completion(
         rules,
         asks_devices=policy.users_choose_devices,
         asks_batch=policy.users_choose_batch,
+        limits_batch=policy.users_limit_batch,
     )
+    (kind,) = cluster.kinds
     now = max(-(-arrival.submitted // rules.interval), 1) * rules.interval
-    job.place(take(min(devices, job.most_devices), free_devices(cluster, {})), now)
+    job.place(take(min(devices, job.most_devices_of(kind)), free_devices(cluster, {})), now, kind)
     while job.life.ended is None:
         job.advance(now, rules.interval)
         now += rules.interval

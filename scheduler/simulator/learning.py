@@ -1,5 +1,7 @@
 """A job's knowledge of its own speed: step times and noise that it has seen, and its goodput by them."""
 
+from collections.abc import Mapping
+
 from idl.noise import Noise
 from scheduler.goodput import Goodput, Limits
 from scheduler.simulator.applications import StepTime
@@ -7,49 +9,65 @@ from scheduler.throughput import Throughput, fit
 
 
 class Learner:
-    """What a job learns while it trains, as Pollux's agent does (Pollux, 4.1)."""
+    """What a job learns while it trains, as Pollux's agent does (Pollux, 4.1).
 
-    def __init__(self, batches: Limits, total: int | None) -> None:
+    Step times are learned by kind of devices, the gradient noise is the same on all of them.
+    """
+
+    def __init__(self, batches: Mapping[str, Limits], total: int | None) -> None:
         """Make a learner that has seen nothing.
 
         Args:
-            batches: The batches that are allowed.
+            batches: The batches that are allowed, by kind.
             total: Samples of the whole batch where it is fixed.
         """
         self._batches = batches
         self._total = total
-        self._steps: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._steps: dict[str, dict[tuple[int, int, int], tuple[float, float]]] = {}
         self._noise: Noise | None = None
-        self._throughput: Throughput | None = None
-        self._goodput: Goodput | None = None
+        self._throughputs: dict[str, Throughput] = {}
+        self._goodputs: dict[str, Goodput] = {}
+
+    def most_replicas(self, kind: str) -> int:
+        """Return the most replicas that it has trained on, on devices of a kind; 0 before any."""
+        return max((replicas for _, replicas, _ in self._steps.get(kind, ())), default=0)
 
     @property
-    def most_replicas(self) -> int:
-        """The most replicas that it has trained on, 0 before any."""
-        return max((replicas for _, replicas, _ in self._steps), default=0)
+    def goodputs(self) -> dict[str, Goodput]:
+        """The goodputs by kind, of kinds on which it has trained, in the order of `batches`."""
+        known = {kind: self.goodput(kind) for kind in self._batches}
+        return {kind: goodput for kind, goodput in known.items() if goodput is not None}
 
-    @property
-    def goodput(self) -> Goodput | None:
-        """The goodput by all that was seen; the same object until something new is, None before anything."""
-        if self._goodput is None and self._noise is not None:
-            if self._throughput is None:
-                self._throughput = fit(self._steps)
-            self._goodput = Goodput(self._throughput, self._noise, self._batches, self._total)
-        return self._goodput
+    def goodput(self, kind: str) -> Goodput | None:
+        """Return the goodput on a kind by all that was seen, None before it has trained there.
 
-    def observe(self, nodes: int, replicas: int, local: int, step_time: StepTime, noise: Noise) -> None:
+        It is the same object until something new is seen.
+        """
+        if kind not in self._goodputs and self._noise is not None and kind in self._steps:
+            if kind not in self._throughputs:
+                self._throughputs[kind] = fit(self._steps[kind])
+            limits = self._batches[kind]
+            self._goodputs[kind] = Goodput(self._throughputs[kind], self._noise, limits, self._total)
+        return self._goodputs.get(kind)
+
+    def observe(
+        self, kind: str, nodes: int, replicas: int, local: int, step_time: StepTime, noise: Noise
+    ) -> None:
         """Learn from some time of training; of a configuration the first step time counts.
 
         Args:
+            kind: The kind of the devices.
             nodes: Number of nodes.
             replicas: Number of replicas.
             local: Samples at once on each of them.
             step_time: Of this configuration.
             noise: The gradient's, as it is now.
         """
-        if (nodes, replicas, local) not in self._steps:
-            self._steps[nodes, replicas, local] = step_time
-            self._throughput = self._goodput = None
+        steps = self._steps.setdefault(kind, {})
+        if (nodes, replicas, local) not in steps:
+            steps[nodes, replicas, local] = step_time
+            self._throughputs.pop(kind, None)
+            self._goodputs.pop(kind, None)
         if noise != self._noise:
             self._noise = noise
-            self._goodput = None
+            self._goodputs.clear()

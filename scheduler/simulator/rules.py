@@ -1,6 +1,88 @@
 """The numbers of a simulation that are no job's: interval, cost of a change, and limits of the models."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """What is fixed for all jobs of a model, beyond its measurements.
+
+    Attributes:
+        epochs: Number of epochs after which a job ends; None for all that were measured.
+        most_local: Most samples at once on a device, by kind; without one, the most that was measured.
+        most_devices: Most devices of a job; None for no limit.
+        batch: Samples of the whole batch where no user's batch is used; None to follow the goodput.
+        largest: Samples of the largest whole batch for which a policy plans, where it plans up to the user's
+            batch; None for the user's.
+        memory_by_placement: Allow a placement no larger local batches than were measured on it.
+        slowdown: Seconds of training for each second that was measured.
+        restart_cost: Seconds without progress after a change; they count as device time.
+        expected_cost: Seconds that a policy takes a change to cost.
+
+    Raises:
+        ValueError: A cost is negative, or the slowdown is not above 0.
+    """
+
+    epochs: int | None = None
+    most_local: Mapping[str, int] = field(default_factory=dict)
+    most_devices: int | None = None
+    batch: int | None = None
+    largest: int | None = None
+    memory_by_placement: bool = False
+    slowdown: float = 1.0
+    restart_cost: int = 30
+    expected_cost: int = 30
+
+    def __post_init__(self) -> None:
+        """Check the costs and the slowdown."""
+        for name in ("restart_cost", "expected_cost"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} s: at least 0 s is needed")
+        if not self.slowdown > 0:
+            raise ValueError(f"slowdown {self.slowdown}: must be above 0")
+
+
+_POLLUX = {
+    "bert": JobLimits(epochs=2),
+    "cifar10": JobLimits(epochs=100),
+    "ncf": JobLimits(epochs=10, most_devices=1, batch=32_768),
+    "imagenet": JobLimits(epochs=90),
+    "deepspeech2": JobLimits(epochs=80),
+    "yolov3": JobLimits(epochs=50, most_local={"gpu": 8}),
+}
+
+# The published policies expect other costs than changes have in the published simulator.
+_SIA = {
+    "bert": JobLimits(epochs=2, memory_by_placement=True, slowdown=1.2, restart_cost=120, expected_cost=120),
+    "cifar10": JobLimits(
+        epochs=100, memory_by_placement=True, slowdown=1.8, restart_cost=50, expected_cost=30
+    ),
+    "ncf": JobLimits(
+        epochs=10,
+        largest=32_768,
+        memory_by_placement=True,
+        slowdown=1.5,
+        restart_cost=15,
+        expected_cost=30,
+    ),
+    "imagenet": JobLimits(
+        epochs=90, memory_by_placement=True, slowdown=1.2, restart_cost=250, expected_cost=250
+    ),
+    "deepspeech2": JobLimits(
+        epochs=80,
+        most_local={"rtx": 57},
+        memory_by_placement=True,
+        slowdown=1.2,
+        restart_cost=25,
+        expected_cost=25,
+    ),
+    "yolov3": JobLimits(epochs=50, memory_by_placement=True, slowdown=1.2, restart_cost=80, expected_cost=45),
+}
+
+LIMITS: Mapping[str, Mapping[str, JobLimits]] = MappingProxyType({"pollux": _POLLUX, "mixed": _SIA})
+"""The limits of published simulations, by the name of their rules, then by model; other models have none."""
 
 
 @dataclass(frozen=True)
@@ -9,7 +91,9 @@ class Rules:
 
     Attributes:
         interval: Seconds from one round of the policy to the next; devices that fall free in between wait.
-        restart_cost: Seconds without progress after a changed placement; they count as device time.
+        restart_cost: Seconds without progress after a changed placement; they count as device time. None
+            for those of each model.
+        free_moves: Let a job go on at once where it moves to as many devices of the same kind on each node.
         checkpoint: Seconds of training from checkpoint to checkpoint; what was done since the last one is
             done again after the loss of a node. With 0, nothing is lost.
         notice: Seconds before the loss of a node, in which it is not given out any more.
@@ -20,7 +104,8 @@ class Rules:
     """
 
     interval: int = 60
-    restart_cost: int = 30
+    restart_cost: int | None = None
+    free_moves: bool = False
     checkpoint: int = 0
     notice: int = 0
     interference: float = 0.0
@@ -30,38 +115,14 @@ class Rules:
         if self.interval < 1:
             raise ValueError(f"interval {self.interval} s: at least 1 s is needed")
         for name in ("restart_cost", "checkpoint", "notice"):
-            if (seconds := getattr(self, name)) < 0:
+            if (seconds := getattr(self, name)) is not None and seconds < 0:
                 raise ValueError(f"{name.replace('_', ' ')} {seconds} s: at least 0 s is needed")
         if not 0 <= self.interference < 1:
             raise ValueError(f"interference {self.interference}: must be at least 0 and below 1")
 
 
-@dataclass(frozen=True, slots=True)
-class JobLimits:
-    """What is fixed for all jobs of a model, beyond its measurements.
-
-    Attributes:
-        epochs: Number of epochs after which a job ends; None for all that were measured.
-        most_local: Most samples at once on a device; None for the most that was measured.
-        most_devices: Most devices of a job; None for no limit.
-        batch: Samples of the whole batch where no user's batch is used; None to follow the goodput.
-    """
-
-    epochs: int | None = None
-    most_local: int | None = None
-    most_devices: int | None = None
-    batch: int | None = None
-
-
-PUBLISHED_LIMITS = {
-    "bert": JobLimits(epochs=2),
-    "cifar10": JobLimits(epochs=100),
-    "ncf": JobLimits(epochs=10, most_devices=1, batch=32_768),
-    "imagenet": JobLimits(epochs=90),
-    "deepspeech2": JobLimits(epochs=80),
-    "yolov3": JobLimits(epochs=50, most_local=8),
-}
-"""The limits of the published simulations, by model; other models have none."""
+RULES: Mapping[str, Rules] = MappingProxyType({"pollux": Rules(), "mixed": Rules(free_moves=True)})
+"""The rules of published simulations by name: of like devices (Pollux), and of several kinds (Sia)."""
 
 MOST_DEVICES = 64
 """Most devices of a job for which a policy chooses; step times were measured up to here."""

@@ -28,17 +28,18 @@ def simulate(
         arrivals: The jobs; of those that come at one time the earlier in this order is the first.
         applications: The models, by name.
         policy: A new one, for this simulation alone.
-        cluster: Nodes of devices like those that were measured, all of one kind.
+        cluster: Nodes of devices of the kinds that were measured.
         rules: Interval and cost of a change.
         capacity: The nodes of the cluster that are there, over time; None for all, always.
 
     Raises:
         ValueError: Two jobs have one name, a model is unknown, a job asks for more devices than there are or
-            for a batch that was not measured, or the policy gives away what the cluster does not have.
+            for a batch that was not measured, or the policy gives away what the cluster does not have, or
+            devices of two kinds to one job.
     """
     arrivals = sorted(arrivals, key=lambda arrival: arrival.submitted)
     check_arrivals(arrivals, applications, policy, cluster)
-    node = max(node.devices for node in cluster.nodes)
+    nodes = {kind: max(node.devices for node in cluster.nodes if node.kind == kind) for kind in cluster.kinds}
     jobs = [
         SimulatedJob(
             arrival,
@@ -46,6 +47,7 @@ def simulate(
             rules,
             asks_devices=policy.users_choose_devices,
             asks_batch=policy.users_choose_batch,
+            limits_batch=policy.users_limit_batch,
         )
         for arrival in arrivals
     ]
@@ -73,12 +75,13 @@ def simulate(
         if present and there.nodes:
             names = [job.life.name for job in present]
             usable = {name: held.get(name, ()) for name in names if _is_on(held.get(name, ()), there)}
-            seen = [job.seen(now, cluster.kinds[0], node) for job in present]
+            seen = [job.seen(now, nodes) for job in present]
             allocation = policy.allocate(Round(now, seen, there, Allocation(usable)))
             allocation.check(there)
         for job in present:
-            if allocation[job.life.name] != held.get(job.life.name, ()):
-                job.place(allocation[job.life.name], now)
+            name, placement = job.life.name, allocation[job.life.name]
+            if placement != held.get(name, ()):
+                job.place(placement, now, _kind(name, placement, cluster))
         held = {job.life.name: allocation[job.life.name] for job in present}
     return [job.life for job in jobs]
 
@@ -98,6 +101,18 @@ def _sharing(held: Mapping[str, Placement]) -> set[str]:
     spanning = {name: {node for node, _ in its} for name, its in held.items() if len(its) > 1}
     parts = Counter(node for nodes in spanning.values() for node in nodes)
     return {name for name, nodes in spanning.items() if any(parts[node] > 1 for node in nodes)}
+
+
+def _kind(name: str, placement: Placement, cluster: Cluster) -> str:
+    """Return the kind of a placement's devices, of the cluster's first node's if there are none.
+
+    Raises:
+        ValueError: They are of several kinds.
+    """
+    kinds = {cluster.by_name[node].kind for node, _ in placement} or {cluster.kinds[0]}
+    if len(kinds) > 1:
+        raise ValueError(f"job {name!r} was given devices of several kinds: {', '.join(sorted(kinds))}")
+    return kinds.pop()
 
 
 def check_arrivals(
@@ -122,8 +137,8 @@ def check_arrivals(
             raise ValueError(
                 f"job {arrival.name!r} asks for {arrival.devices} devices; the cluster has {cluster.devices}"
             )
-        if policy.users_choose_batch and not model.batches.initial <= arrival.batch <= model.batches.largest:
+        if policy.users_choose_batch and not model.initial <= arrival.batch <= model.largest:
             raise ValueError(
                 f"job {arrival.name!r} asks for batches of {arrival.batch} samples; {model.name} was "
-                f"measured with {model.batches.initial} to {model.batches.largest}"
+                f"measured with {model.initial} to {model.largest}"
             )

@@ -50,7 +50,7 @@ def train(application: Application, choose: Choose, devices: int, restart_cost: 
     """Train to the end, and return the epochs.
 
     Args:
-        application: The model.
+        application: The model, measured on one kind of devices.
         choose: Chooses nodes and batch before each epoch.
         devices: Devices of a node.
         restart_cost: Seconds without progress when the number of nodes changes.
@@ -70,7 +70,7 @@ def train(application: Application, choose: Choose, devices: int, restart_cost: 
         done = end
         if before is not None and before.nodes != nodes:
             seconds += restart_cost
-        efficiency = application.noise(batch, epoch).efficiency(batch, application.batches.initial)
+        efficiency = application.noise(batch, epoch).efficiency(batch, application.initial)
         trained.append(TrainedEpoch(nodes, batch, seconds, efficiency))
     return trained
 
@@ -82,7 +82,8 @@ def step_seconds(application: Application, configuration: Configuration, devices
         ValueError: It lies outside of what was measured.
     """
     nodes, local, accumulations = configuration
-    step, sync = application.step_time((devices,) * nodes, local)
+    (kind,) = application.batches
+    step, sync = application.step_time(kind, (devices,) * nodes, local)
     return step + accumulations * (step - sync)
 
 
@@ -121,10 +122,10 @@ def profile(application: Application, nodes: int, devices: int) -> Throughput:
     Raises:
         ValueError: One lies outside of what was measured.
     """
-    batches = application.batches
+    ((kind, batches),) = application.batches.items()
     timed = {}
     for count in range(1, nodes + 1):
         most = min(batches.most_local, batches.largest // (count * devices))
         for size in np.geomspace(batches.least_local, most, _SIZES).round().astype(int).tolist():
-            timed[count, count * devices, size] = application.step_time((devices,) * count, size)
+            timed[count, count * devices, size] = application.step_time(kind, (devices,) * count, size)
     return fit(timed)

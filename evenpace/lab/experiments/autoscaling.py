@@ -24,13 +24,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from evenpace.lab.experiments.scheduling_config import AutoscalingConfig
-from evenpace.lab.simulations.trace_files import read_applications
+from evenpace.lab.simulations.trace_files import PLAIN, read_applications
 from evenpace.lab.terminal import make_table
 from evenpace.reports import files, style
 from idl.noise import Noise
 from scheduler.autoscaling import scale_up
 from scheduler.goodput import Goodput
 from scheduler.simulator.applications import Application
+from scheduler.simulator.rules import LIMITS
 from scheduler.simulator.single_job import Configuration, TrainedEpoch, most_nodes, profile, train
 
 GOODPUT, THROUGHPUT = "goodput", "throughput"
@@ -52,7 +53,7 @@ def run(
         ValueError: The model is unknown, or the measurements are too few or of another form.
         OSError: A file cannot be read or written.
     """
-    applications = read_applications(config.traces)
+    applications = read_applications([config.traces], [PLAIN], LIMITS["pollux"])
     if (application := applications.get(config.model)) is None:
         raise ValueError(f"model {config.model!r}: there are {', '.join(sorted(applications))}")
     figures: dict[str, Any] = {"config": {**asdict(config), "traces": str(config.traces)}}
@@ -78,7 +79,7 @@ def scaled(application: Application, rule: str, config: AutoscalingConfig) -> li
     Raises:
         ValueError: A step time lies outside of what was measured.
     """
-    batches, devices = application.batches, config.devices_per_node
+    batches, devices = application.batches[PLAIN], config.devices_per_node
     counts = np.arange(1, most_nodes(batches, config.nodes, devices) + 1)
     throughput = profile(application, len(counts), devices)
 

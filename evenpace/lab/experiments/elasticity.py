@@ -32,7 +32,7 @@ import numpy as np
 from rich.console import Console
 
 from evenpace.lab.experiments.scheduling_config import ElasticityConfig
-from evenpace.lab.simulations.trace_files import read_applications
+from evenpace.lab.simulations.trace_files import PLAIN, read_applications
 from evenpace.lab.terminal import make_table
 from evenpace.reports import files
 from scheduler.cluster import Cluster
@@ -80,7 +80,7 @@ def run(config: ElasticityConfig, console: Console, json_path: Path | None = Non
         ValueError: The measurements lack a model or are of another form.
         OSError: A file cannot be read or written.
     """
-    applications = read_applications(config.traces, _LIMITS)
+    applications = read_applications([config.traces], [PLAIN], _LIMITS)
     if lacking := _LIMITS.keys() - applications.keys():
         raise ValueError(f"{config.traces}: there is no {', '.join(sorted(lacking))}, which the jobs train")
     rules = Rules(config.interval, config.resize_cost)

@@ -27,12 +27,13 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from evenpace.lab.experiments.scheduling_config import EpochScalingConfig
-from evenpace.lab.simulations.trace_files import read_applications
+from evenpace.lab.simulations.trace_files import PLAIN, read_applications
 from evenpace.lab.terminal import make_table
 from evenpace.reports import files
 from predictors.batch_sizes import FEWEST, forecast
 from scheduler.autoscaling import Array, cheapest, quickest
 from scheduler.simulator.applications import Application
+from scheduler.simulator.rules import LIMITS
 from scheduler.simulator.single_job import (
     Configuration,
     TrainedEpoch,
@@ -60,7 +61,7 @@ def run(config: EpochScalingConfig, console: Console, json_path: Path | None = N
     """
     chosen = [
         application
-        for application in read_applications(config.traces).values()
+        for application in read_applications([config.traces], [PLAIN], LIMITS["pollux"]).values()
         if application.epochs > FEWEST and application.limits.most_devices != 1
     ]
     if not chosen:
@@ -92,7 +93,7 @@ def batch_sizes(application: Application, similarity: float) -> Array:
     It is the one at which the expected similarity 1 / (1 + 2φ/B) is at the threshold, within what was trained
     with; the noise scale φ is that of the epoch, with a batch of the size before.
     """
-    batches = application.batches
+    batches = application.batches[PLAIN]
     sizes = np.empty(application.epochs)
     size = batches.initial
     for epoch in range(application.epochs):
@@ -131,7 +132,7 @@ def scaled(
     Raises:
         ValueError: A step time lies outside of what was measured.
     """
-    batches, devices = application.batches, config.devices_per_node
+    batches, devices = application.batches[PLAIN], config.devices_per_node
     counts = range(1, most_nodes(batches, config.nodes, devices) + 1)
 
     def seconds(batch: float, nodes: int) -> float:

@@ -2,19 +2,58 @@
 
 import hashlib
 import math
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from evenpace.lab.simulations.capacity_files import read_capacity
-from evenpace.lab.simulations.published import CONDITIONS
 from idl.settings import Setting, check_settings
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Policy
 from scheduler.policies.pollux import Pollux
 from scheduler.simulator.capacity import Capacity
-from scheduler.simulator.rules import Rules
+from scheduler.simulator.rules import RULES, Rules
+
+
+class NodeGroup(NamedTuple):
+    """A number of like nodes.
+
+    Attributes:
+        kind: The kind of their devices.
+        nodes: How many they are.
+        devices: Number of devices of each.
+    """
+
+    kind: str
+    nodes: int
+    devices: int
+
+    def __str__(self) -> str:
+        """Return the form that `parse_cluster` reads."""
+        return f"{self.kind}={self.nodes}x{self.devices}"
+
+
+def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
+    """Read groups of nodes such as `aws=6x4,rtx=3x8`, six nodes of four devices and three of eight.
+
+    Raises:
+        ValueError: It is of another form, a number is 0, or a kind comes twice.
+    """
+    groups = []
+    for part in text.split(","):
+        found = re.fullmatch(r"([A-Za-z0-9_.-]+)=([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", part)
+        if not found:
+            raise ValueError(
+                f"cluster {text!r}: give KIND=NODESxDEVICES for each kind, as in aws=6x4,rtx=3x8"
+            )
+        groups.append(NodeGroup(found[1], int(found[2]), int(found[3])))
+    kinds = [group.kind for group in groups]
+    if len(set(kinds)) < len(kinds):
+        raise ValueError(f"cluster {text!r}: a kind comes twice")
+    return tuple(groups)
+
 
 _OTHERS = ("interference", "power", "share_nodes", "failures", "repair", "seed", "notice", "checkpoint")
 """Settings on which results depend, and which published simulations do not have."""
@@ -34,18 +73,31 @@ class SimulationConfig:
     ]
     policy: Annotated[tuple[str, ...], Setting("Policy; may be repeated.", choices=POLICIES)]
     traces: Annotated[
-        Path,
+        tuple[Path, ...],
         Setting(
-            "Folder of MODEL folders: placements.csv, scalability.csv, validation-M.csv.",
+            "Folder of MODEL folders: placements-KIND.csv, scalability-KIND.csv (without -KIND for gpu), "
+            "validation-M.csv. May be repeated; a model's files may lie in several.",
             folder=True,
         ),
     ]
-    nodes: Annotated[int, Setting("Nodes of the cluster.", least=1)] = 16
-    devices_per_node: Annotated[int, Setting("Devices of each node.", least=1)] = 4
-    interval: Annotated[int, Setting("Seconds from round to round.", least=1)] = Rules.interval
-    restart_cost: Annotated[int, Setting("Seconds without progress after a changed placement.", least=0)] = (
-        Rules.restart_cost
-    )
+    cluster: Annotated[
+        tuple[NodeGroup, ...],
+        Setting(
+            "Nodes, and devices of each, by kind.",
+            metavar="KIND=NODESxDEVICES,...",
+            read=parse_cluster,
+        ),
+    ] = (NodeGroup("gpu", 16, 4),)
+    rules: Annotated[
+        str, Setting("Published rules: models' limits, and what counts as a change.", choices=RULES)
+    ] = "pollux"
+    interval: Annotated[
+        int | None, Setting("Seconds from round to round.  [default: the policy's]", least=1)
+    ] = None
+    restart_cost: Annotated[
+        int | None,
+        Setting("Seconds without progress after a changed placement.  [default: by the rules]", least=0),
+    ] = None
     interference: Annotated[
         float,
         Setting(
@@ -92,11 +144,23 @@ class SimulationConfig:
         check_settings(self)
         if self.capacity is not None and self.failures is not None:
             raise ValueError("capacity and failures: one of them says when nodes are there")
+        for policy in self.policy:
+            if len(self.cluster) > 1 and not POLICIES[policy].mixes:
+                able = ", ".join(name for name, its in POLICIES.items() if its.mixes)
+                raise ValueError(
+                    f"policy {policy!r} takes all devices to be alike; for several kinds there are {able}"
+                )
 
-    @property
-    def rules(self) -> Rules:
-        """Interval, costs of changes and losses, and interference."""
-        return Rules(self.interval, self.restart_cost, self.checkpoint, self.notice, self.interference)
+    def rules_for(self, policy: str) -> Rules:
+        """Return interval, costs of changes and losses, and interference under a policy."""
+        return replace(
+            RULES[self.rules],
+            interval=self.interval or POLICIES[policy].interval,
+            restart_cost=self.restart_cost,
+            checkpoint=self.checkpoint,
+            notice=self.notice,
+            interference=self.interference,
+        )
 
     def make_policy(self, name: str) -> Policy:
         """Return a new policy of this name, for one simulation."""
@@ -108,30 +172,40 @@ class SimulationConfig:
         """Return the nodes that are there, over time; None for all, always.
 
         Raises:
-            ValueError: The file is of another form, or names nodes that the cluster does not have.
+            ValueError: The file is of another form, or no node is ever there.
             OSError: The file cannot be read.
         """
-        names = [node.name for node in self.cluster.nodes]
+        names = [node.name for node in self.nodes.nodes]
         if self.failures is not None:
             return Capacity.of_failures(names, self.failures * 3600, self.repair, self.seed)
         return None if self.capacity is None else read_capacity(self.capacity, names)
 
     @property
-    def cluster(self) -> Cluster:
-        """Nodes of like devices."""
-        return Cluster.of([("gpu", self.nodes, self.devices_per_node)])
+    def nodes(self) -> Cluster:
+        """The cluster's nodes."""
+        return Cluster.of(self.cluster)
+
+    def conditions(self, policy: str) -> dict[str, int | float | str | None]:
+        """Return the settings on which results depend, beside policy, arrivals and measurements.
+
+        Those that published simulations have are all there; of the others, those that are not by default.
+        """
+        return {
+            "cluster": ",".join(map(str, self.cluster)),
+            "rules": self.rules,
+            "interval": self.interval or POLICIES[policy].interval,
+            "restart_cost": self.restart_cost,
+            **self.others,
+        }
 
     @property
-    def conditions(self) -> dict[str, int | float | str]:
-        """The settings on which results depend, beside policy, arrivals and measurements.
-
-        Those of the published simulations are all there; of the others, those that are not by default.
-        """
-        conditions: dict[str, int | float | str] = {name: getattr(self, name) for name in CONDITIONS}
+    def others(self) -> dict[str, int | float | str]:
+        """The settings that are not by default, and that published simulations do not have."""
+        others: dict[str, int | float | str] = {
+            setting.name: getattr(self, setting.name)
+            for setting in fields(self)
+            if setting.name in _OTHERS and getattr(self, setting.name) != setting.default
+        }
         if self.capacity is not None:
-            conditions["capacity"] = hashlib.sha256(self.capacity.read_bytes()).hexdigest()[:16]
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if setting.name in _OTHERS and value != setting.default:
-                conditions[setting.name] = value
-        return conditions
+            others["capacity"] = hashlib.sha256(self.capacity.read_bytes()).hexdigest()[:16]
+        return others

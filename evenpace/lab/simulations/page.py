@@ -38,7 +38,7 @@ def write_simulations_page(
     outcomes: Mapping[Path, Mapping[str, Outcome]],
     figures: Mapping[str, Mapping[str, Mapping[str, Any]]],
     cluster: Cluster,
-    rules: Rules,
+    rules: Mapping[str, Rules],
     path: Path,
     conditions: Mapping[str, float | str] | None = None,
 ) -> None:
@@ -48,7 +48,7 @@ def write_simulations_page(
         outcomes: By the workload's path, then by policy, all with the same policies.
         figures: Of the same simulations, with the published means, by policy, then by the workload's path.
         cluster: The nodes that the jobs shared.
-        rules: Interval and cost of a change.
+        rules: Interval and cost of a change, by policy.
         path: The page's file; its folder is made if need be.
         conditions: Other settings that are not by default, by name.
 
@@ -66,7 +66,7 @@ def write_simulations_page(
         "simulations.html.j2",
         path,
         cluster=cluster,
-        rules=rules,
+        clocks=list(dict.fromkeys(map(_clock, rules.values()))),
         conditions=conditions or {},
         policies=policies,
         models=models,
@@ -155,3 +155,10 @@ def _jobs(outcome: Outcome) -> list[dict[str, Any]]:
         }
         for life, rho in zip(outcome.lives, outcome.rhos, strict=True)
     ]
+
+
+def _clock(rules: Rules) -> str:
+    """Return interval and cost of a change in words."""
+    cost = rules.restart_cost
+    pause = "each model's pause" if cost is None else f"{numbers.span(cost)} without progress"
+    return f"a round every {numbers.span(rules.interval)}, {pause} after a changed placement"

@@ -4,7 +4,8 @@ It is JSON, a line for each simulation::
 
     {"simulations": [
      {"policy", "workload": path, "inputs": digest of arrivals and measurements,
-      "conditions": {"nodes", "devices_per_node", "interval", "restart_cost", and what is not by default},
+      "conditions": {"cluster", "rules", "interval", "restart_cost": null for that of the rules, and what is
+         not by default},
       "figures": {"jobs", "mean_completion_s", "median_completion_s", "p99_completion_s", "makespan_s",
          "restarts", "losses", "device_hours", "utilisation", "mean_queue", "rho_below_2", "median_rho",
          "p99_rho", "worst_rho"},
@@ -39,7 +40,7 @@ class Simulation:
 
     policy: str
     inputs: str
-    conditions: tuple[tuple[str, int | float | str], ...]
+    conditions: tuple[tuple[str, int | float | str | None], ...]
 
 
 @dataclass(frozen=True)

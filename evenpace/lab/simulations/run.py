@@ -15,7 +15,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from evenpace.lab.simulations.config import SimulationConfig
-from evenpace.lab.simulations.published import CONDITIONS, published_mean
+from evenpace.lab.simulations.published import published_mean
 from evenpace.lab.simulations.results import Outcome, Results, Simulation
 from evenpace.lab.simulations.tables import print_figures
 from evenpace.lab.simulations.trace_files import read_applications
@@ -24,6 +24,7 @@ from evenpace.lab.terminal import make_progress
 from scheduler.simulator.applications import Application
 from scheduler.simulator.capacity import Capacity
 from scheduler.simulator.fairness import fair_shares
+from scheduler.simulator.rules import LIMITS
 from scheduler.simulator.simulation import check_arrivals, simulate
 from scheduler.simulator.workloads import Arrival
 from worker.parent import end_with_parent
@@ -51,18 +52,20 @@ def run(
         OSError: A file cannot be read or written.
     """
     workloads = {path: read_workload(path) for path in find_workloads(config.workload)}
-    applications = read_applications(config.traces)
-    capacity = config.read_capacity()
+    cluster, capacity = config.nodes, config.read_capacity()
+    models = {arrival.application for arrivals in workloads.values() for arrival in arrivals}
+    applications = read_applications(config.traces, cluster.kinds, LIMITS[config.rules], models)
     for path, arrivals in workloads.items():
         for policy in config.policy:
             try:
-                check_arrivals(arrivals, applications, config.make_policy(policy), config.cluster)
+                check_arrivals(arrivals, applications, config.make_policy(policy), cluster)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
-    measured = _digest(sorted(config.traces.glob("*/*.csv")))
-    conditions = tuple(config.conditions.items())
+    measured = _digest([path for folder in config.traces for path in sorted(folder.glob("*/*.csv"))])
     simulations = {
-        (policy, path): Simulation(policy, f"{_digest([path])}-{measured}", conditions)
+        (policy, path): Simulation(
+            policy, f"{_digest([path])}-{measured}", tuple(config.conditions(policy).items())
+        )
         for policy in dict.fromkeys(config.policy)
         for path in workloads
     }
@@ -81,10 +84,9 @@ def run(
                 bar.advance(task)
     figures: dict[str, dict[str, Any]] = {}
     for (policy, path), one in simulations.items():
-        published = published_mean(path, policy) if config.conditions == CONDITIONS else None
         figures.setdefault(policy, {})[str(path)] = {
             **results[one].figures,
-            "published_mean_completion_s": published,
+            "published_mean_completion_s": published_mean(path, policy, config.conditions(policy)),
         }
     print_figures(console, figures)
     if page_path is not None:
@@ -93,8 +95,8 @@ def run(
         outcomes: dict[Path, dict[str, Outcome]] = {}
         for (policy, path), one in simulations.items():
             outcomes.setdefault(path, {})[policy] = results[one]
-        others = {name: value for name, value in config.conditions.items() if name not in CONDITIONS}
-        write_simulations_page(outcomes, figures, config.cluster, config.rules, page_path, others)
+        rules = {policy: config.rules_for(policy) for policy in config.policy}
+        write_simulations_page(outcomes, figures, cluster, rules, page_path, config.others)
     return figures
 
 
@@ -117,7 +119,7 @@ def _simulate(
     config: SimulationConfig,
     capacity: Capacity | None,
 ) -> Outcome:
-    make_policy, cluster, rules = partial(config.make_policy, policy), config.cluster, config.rules
+    make_policy, cluster, rules = partial(config.make_policy, policy), config.nodes, config.rules_for(policy)
     with threadpool_limits(limits=1):  # several threads make a fit to a few values many times slower
         lives = simulate(arrivals, applications, make_policy(), cluster, rules, capacity)
         shares = fair_shares(lives, arrivals, applications, make_policy(), cluster, rules)

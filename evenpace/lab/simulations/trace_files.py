@@ -1,59 +1,105 @@
 """Files of measurements of models, and the applications that are made of them.
 
-A model has a folder by its name. `placements.csv` has the columns `placement,local_bsz,step_time,sync_time`,
-with a digit for each node in a placement; `scalability.csv` has `num_nodes,num_replicas` instead of it. A
-`validation-M.csv` has a row for each epoch of a training with batches of M samples, with the columns
-`progress,iteration,grad_sqr,grad_var`, and may have `metric` as well.
+A model has a folder by its name, or several in folders of their own. `placements-KIND.csv` has step times
+on devices of a kind, with the columns `placement,local_bsz,step_time,sync_time`, with a digit for each node
+in a placement; `scalability-KIND.csv` has `num_nodes,num_replicas` instead. For the kind `gpu` they are
+called `placements.csv` and `scalability.csv`. A `validation-M.csv` has a row for each epoch of a training
+with batches of M samples, with the columns `progress,iteration,grad_sqr,grad_var`, and perhaps `metric`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from evenpace.lab.csv_rows import Row, read_rows
 from scheduler.simulator.applications import Application, Array, Epochs, Shape, StepTime, StepTimes
-from scheduler.simulator.rules import PUBLISHED_LIMITS, JobLimits
+from scheduler.simulator.rules import JobLimits
 
 _SECONDS = ("step_time", "sync_time")
 _EPOCHS = ("progress", "iteration", "grad_sqr", "grad_var")
 
+PLAIN = "gpu"
+"""The kind of devices whose files have no kind in their names."""
+
 
 def read_applications(
-    folder: Path, limits: Mapping[str, JobLimits] = PUBLISHED_LIMITS
+    folders: Sequence[Path],
+    kinds: Sequence[str],
+    limits: Mapping[str, JobLimits],
+    needed: Collection[str] = (),
 ) -> dict[str, Application]:
-    """Read all models of a folder, by name.
+    """Read all models that were measured on all kinds of devices, by name.
 
     Args:
-        folder: Folder of MODEL folders.
-        limits: Limits by model; others have none.
+        folders: Each has folders of models; a model's files may lie in several of these.
+        kinds: The kinds of devices.
+        limits: Of models that have any, by name.
+        needed: Models that must not be left out for want of a measurement, as far as they are there at all.
 
     Raises:
-        ValueError: There is no model, or a file is of another form.
+        ValueError: No model was measured on all kinds, a needed one was not, or a file is of another form.
         OSError: A file cannot be read.
     """
-    models = sorted(path.parent for path in folder.glob("*/placements.csv"))
-    if not models:
-        raise ValueError(f"{folder}: there is no MODEL/placements.csv")
-    return {model.name: _read_application(model, limits.get(model.name)) for model in models}
+    models: dict[str, dict[str, Path]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*/*.csv")):
+            models.setdefault(path.parent.name, {}).setdefault(path.name, path)
+    applications = {}
+    for name, files in sorted(models.items()):
+        missing = _missing(files, kinds)
+        if not missing:
+            applications[name] = _read_application(name, files, kinds, limits.get(name))
+        elif name in needed:
+            raise ValueError(f"model {name!r}: there is no {missing} in {_named(folders)}")
+    if not applications:
+        raise ValueError(f"{_named(folders)}: there is no MODEL with {', '.join(_wanted(kinds))}")
+    return applications
 
 
-def _read_application(folder: Path, limits: JobLimits | None) -> Application:
-    trainings = {
-        int(name[1]): _read_epochs(path)
-        for path in folder.iterdir()
-        if (name := re.fullmatch(r"validation-([1-9][0-9]{0,17})\.csv", path.name))
+def _named(folders: Sequence[Path]) -> str:
+    return " or ".join(map(str, folders))
+
+
+def _suffix(kind: str) -> str:
+    return "" if kind == PLAIN else f"-{kind}"
+
+
+def _wanted(kinds: Sequence[str]) -> list[str]:
+    of_kinds = [f"{file}{_suffix(kind)}.csv" for kind in kinds for file in ("placements", "scalability")]
+    return [*of_kinds, "validation-M.csv"]
+
+
+def _missing(files: Mapping[str, Path], kinds: Sequence[str]) -> str | None:
+    """Return the name of a file that a model lacks, if there is one."""
+    for name in _wanted(kinds):
+        if name not in files and not (name == "validation-M.csv" and any(map(_validated, files))):
+            return name
+    return None
+
+
+def _validated(name: str) -> int | None:
+    """Return the samples of a batch by the name of the file of its training, None for another file's name."""
+    found = re.fullmatch(r"validation-([1-9][0-9]{0,17})\.csv", name)
+    return int(found[1]) if found else None
+
+
+def _read_application(
+    name: str, files: Mapping[str, Path], kinds: Sequence[str], limits: JobLimits | None
+) -> Application:
+    trainings = {size: _read_epochs(path) for file, path in files.items() if (size := _validated(file))}
+    step_times = {
+        kind: StepTimes(
+            _read_placements(files[f"placements{_suffix(kind)}.csv"]),
+            _read_scalability(files[f"scalability{_suffix(kind)}.csv"]),
+        )
+        for kind in kinds
     }
-    if not trainings:
-        raise ValueError(f"{folder}: there is no validation-M.csv, with M a number of samples")
-    step_times = StepTimes(
-        _read_placements(folder / "placements.csv"), _read_scalability(folder / "scalability.csv")
-    )
     try:
-        return Application(folder.name, step_times, trainings, limits)
+        return Application(name, step_times, trainings, limits)
     except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+        raise ValueError(f"model {name!r}: {error}") from error
 
 
 def _read_placements(path: Path) -> dict[Shape, tuple[Array, Array]]:

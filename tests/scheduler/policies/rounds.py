@@ -38,6 +38,7 @@ def jobs(draw, kinds):
                 asking(f"job-{number}", wanted, float(draw(st.integers(0, 300)))),
                 goodputs=dict.fromkeys(kinds, goodput) if draw(st.booleans()) else {},
                 seconds_left=lambda n, work=work: work / n + 20.0 * n,
+                iterations_per_second=lambda kind, work=work: 1e4 / work + len(kind),
             )
         )
     return sorted(found, key=lambda job: job.submitted)

@@ -8,7 +8,7 @@ from scheduler.policies import POLICIES
 from scheduler.policies.base import Policy
 from scheduler.simulator.capacity import Capacity
 from scheduler.simulator.record import summary
-from scheduler.simulator.rules import Rules
+from scheduler.simulator.rules import RULES, Rules
 from scheduler.simulator.simulation import simulate
 from scheduler.simulator.workloads import Arrival
 from tests.scheduler.simulator.tiny import tiny_application
@@ -88,6 +88,31 @@ def test_a_job_that_could_never_run_is_refused(wrong, message):
     """The error names the job and what is allowed, before anything is simulated."""
     with pytest.raises(ValueError, match=message):
         run(arrival(**wrong))
+
+
+def test_a_job_on_two_kinds_at_once_is_refused():
+    """A policy that takes all devices to be alike cannot serve several kinds."""
+    applications = {"tiny": tiny_application(kinds=("slow", "fast"))}
+    cluster = Cluster.of([("slow", 1, 1), ("fast", 1, 1)])
+    with pytest.raises(ValueError, match="job 'a' was given devices of several kinds: fast, slow"):
+        simulate([arrival(devices=2)], applications, POLICIES["tiresias"](), cluster, Rules())
+
+
+@pytest.mark.parametrize("policy", [name for name, its in POLICIES.items() if its.mixes])
+def test_jobs_end_on_clusters_of_several_kinds(policy):
+    """More jobs than devices, on two kinds, all end, and in the same way again."""
+    applications = {"tiny": tiny_application(kinds=("slow", "fast"))}
+    cluster = Cluster.of([("slow", 2, 1), ("fast", 1, 2)])
+    arrivals = [arrival(f"job-{i}", 13 * i, devices=1 + i % 2, batch=8) for i in range(12)]
+    first, second = (
+        simulate(arrivals, applications, POLICIES[policy](), cluster, RULES["mixed"]) for _ in range(2)
+    )
+
+    assert first == second
+    assert {node.split("-")[0] for life in first for _, its in life.placements for node, _ in its} == {
+        "slow",
+        "fast",
+    }
 
 
 def test_two_jobs_of_one_name_are_refused():

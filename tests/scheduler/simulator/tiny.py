@@ -26,11 +26,11 @@ def tiny_step_times():
     return StepTimes(placements, (wide, np.array([step_time(*row) for row in wide])))
 
 
-def tiny_application(limits=None):
+def tiny_application(limits=None, kinds=("gpu",)):
     """The model: 2 to 8 samples at once, batches of 4 to 16, epochs that end at a progress of 10 and 20."""
     noise = np.array([SQR, SQR]), np.array([VAR, VAR])
     trainings = {
         4: Epochs(np.array([10.0, 20.5]), np.array([10.0, 20.0]), *noise),
         16: Epochs(np.array([10.5, 20.0]), np.array([4.0, 8.0]), *noise),
     }
-    return Application("tiny", tiny_step_times(), trainings, limits)
+    return Application("tiny", dict.fromkeys(kinds, tiny_step_times()), trainings, limits)

@@ -37,5 +37,5 @@ def write_page(path, policies, arrivals=ARRIVALS, workloads=("mine/w.csv",), pub
         }
         for policy, its in outcomes.items()
     }
-    write_simulations_page({Path(name): outcomes for name in workloads}, figures, CLUSTER, Rules(), path)
+    write_simulations_page({Path(name): outcomes for name in workloads}, figures, CLUSTER, dict.fromkeys(figures, Rules()), path)
     return outcomes

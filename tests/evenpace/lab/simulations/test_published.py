@@ -2,6 +2,7 @@
 
 import csv
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -11,11 +12,15 @@ from evenpace.lab.simulations.workload_files import read_workload
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
 from scheduler.simulator.fairness import fair_shares
-from scheduler.simulator.rules import Rules
+from scheduler.simulator.rules import LIMITS, RULES, Rules
 from scheduler.simulator.simulation import simulate
 from tests import SHARED_DATA
 
 DATA = SHARED_DATA / "cluster-traces"
+PHILLY = DATA / "heterogeneous-workloads-philly"
+MIXED = [("aws", 6, 4), ("dgx-ext", 2, 8), ("rtx", 3, 8)]
+MIXED_CLUSTER = {"cluster": "aws=6x4,dgx-ext=2x8,rtx=3x8", "rules": "mixed"}
+LIKE_CLUSTER = {"cluster": "gpu=16x4", "rules": "pollux"}
 WORKLOADS = [
     DATA / "pollux-workloads-0.5" / "workload-1.csv",
     DATA / "pollux-workloads-0.5" / "workload-2.csv",
@@ -28,7 +33,12 @@ with_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/c
 @pytest.fixture(scope="module")
 def applications():
     """The models that were measured."""
-    return read_applications(DATA / "pollux")
+    return read_applications([DATA / "pollux"], ["gpu"], LIMITS["pollux"])
+
+
+def conditions(policy, its=LIKE_CLUSTER):
+    """The settings under which figures were published."""
+    return {**its, "interval": POLICIES[policy].interval, "restart_cost": None}
 
 
 CLUSTER = Cluster.of([("gpu", 16, 4)])
@@ -56,14 +66,15 @@ def fairness(path, policy, applications):
 @pytest.mark.parametrize("policy", ["tiresias", "optimus"])
 def test_means_equal_the_published_ones_to_the_digit(applications, policy, path):
     """Both policies are deterministic: each job must end in the very second."""
-    assert round(mean(path, policy, applications), 1) == published_mean(path, policy)
+    assert round(mean(path, policy, applications), 1) == published_mean(path, policy, conditions(policy))
 
 
 @with_data
 def test_pollux_is_near_the_published_mean(applications):
     """The published search is random, and varies by some percent; ours must be within five."""
     path = WORKLOADS[0]
-    assert mean(path, "pollux", applications) == pytest.approx(published_mean(path, "pollux"), rel=0.05)
+    published = published_mean(path, "pollux", conditions("pollux"))
+    assert mean(path, "pollux", applications) == pytest.approx(published, rel=0.05)
 
 
 @with_data
@@ -75,6 +86,36 @@ def test_fairness_is_ordered_as_published(applications):
 
     assert sum(rho < 2 for rho in rhos["pollux"]) >= 0.99 * len(rhos["pollux"])
     assert rhos["tiresias"][-1] > 4 > rhos["optimus"][-1] > rhos["pollux"][-1]
+
+
+@pytest.fixture(scope="module")
+def mixed_applications():
+    """The models that were measured on the three kinds of the published mixed cluster."""
+    folders = [DATA / "heterogeneous", DATA / "pollux"]
+    return read_applications(folders, [kind for kind, _, _ in MIXED], LIMITS["mixed"])
+
+
+def mixed_mean(number, policy, applications):
+    """The mean completion time of a workload on the published mixed cluster."""
+    rules = replace(RULES["mixed"], interval=POLICIES[policy].interval)
+    arrivals = read_workload(PHILLY / f"workload-{number}.csv")
+    lives = simulate(arrivals, applications, POLICIES[policy](), Cluster.of(MIXED), rules)
+    return statistics.fmean(life.completion for life in lives)
+
+
+@with_data
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_gavel_has_the_published_means_to_the_digit(mixed_applications, number):
+    """All is deterministic: each job must end in the very second."""
+    published = published_mean(PHILLY / f"workload-{number}.csv", "gavel", conditions("gavel", MIXED_CLUSTER))
+    assert round(mixed_mean(number, "gavel", mixed_applications), 1) == published
+
+
+@with_data
+def test_sia_is_near_the_published_mean(mixed_applications):
+    """Another solver finds other optima, and another fit other step times; the mean varies by percents."""
+    published = published_mean(PHILLY / "workload-3.csv", "sia", conditions("sia", MIXED_CLUSTER))
+    assert mixed_mean(3, "sia", mixed_applications) == pytest.approx(published, rel=0.03)
 
 
 def write_published(folder, **columns):
@@ -89,9 +130,10 @@ def write_published(folder, **columns):
 def test_a_published_mean_is_found_by_folder_and_number(tmp_path):
     """The folder's name has the load, 1 where it has none, and the file's the column."""
     write_published(tmp_path, workload_1=2.5, workload_2=3.5)
+    its = conditions("tiresias")
 
-    assert published_mean(tmp_path / "pollux-workloads" / "workload-2.csv", "tiresias") == 3.5
-    assert published_mean(tmp_path / "pollux-workloads-1.5" / "workload-1.csv", "tiresias") == 7.5
+    assert published_mean(tmp_path / "pollux-workloads" / "workload-2.csv", "tiresias", its) == 3.5
+    assert published_mean(tmp_path / "pollux-workloads-1.5" / "workload-1.csv", "tiresias", its) == 7.5
 
 
 @pytest.mark.parametrize(
@@ -108,9 +150,42 @@ def test_a_published_mean_is_found_by_folder_and_number(tmp_path):
 def test_most_workloads_have_no_published_mean(tmp_path, workload, policy):
     """Workloads, loads and policies without a figure have none."""
     write_published(tmp_path, workload_1=2.5)
-    assert published_mean(tmp_path / workload, policy) is None
+    assert published_mean(tmp_path / workload, policy, conditions(policy)) is None
 
 
 def test_without_the_file_nothing_is_published(tmp_path):
     """The figures need not lie beside a workload."""
-    assert published_mean(tmp_path / "pollux-workloads" / "workload-1.csv", "tiresias") is None
+    assert (
+        published_mean(tmp_path / "pollux-workloads" / "workload-1.csv", "tiresias", conditions("tiresias"))
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    "other", [{"cluster": "gpu=8x4"}, {"rules": "mixed"}, {"interval": 30}, {"restart_cost": 2}]
+)
+def test_other_settings_have_no_published_mean(tmp_path, other):
+    """The figures hold for the published cluster, rules and clock."""
+    write_published(tmp_path, workload_1=2.5)
+    path = tmp_path / "pollux-workloads" / "workload-1.csv"
+    assert published_mean(path, "tiresias", conditions("tiresias")) == 2.5
+    assert published_mean(path, "tiresias", conditions("tiresias") | other) is None
+
+
+@pytest.mark.parametrize(
+    ("workload", "policy", "mean"),
+    [
+        ("heterogeneous-workloads-philly/workload-2.csv", "sia", 2.5),
+        ("heterogeneous-workloads-philly/workload-2.csv", "gavel", None),
+        ("heterogeneous-workloads-philly/workload-1.csv", "sia", None),
+        ("heterogeneous-workloads-saturn/workload-2.csv", "sia", None),
+        ("pollux-workloads/workload-2.csv", "sia", None),
+    ],
+)
+def test_a_published_mean_of_a_mixed_cluster_is_found_by_policy_and_workload(
+    tmp_path, workload, policy, mean
+):
+    """The folder's name has the arrivals, and the file's their number."""
+    rows = "policy,workload,mean_completion_s\nsia,philly-2,2.5\n"
+    (tmp_path / "heterogeneous-published.csv").write_text(rows)
+    assert published_mean(tmp_path / workload, policy, conditions(policy, MIXED_CLUSTER)) == mean

@@ -13,18 +13,20 @@ ARRIVALS = HEADER + "a,10,made,1,4\nb,70,made,2,16\n"
 SECONDS = "step_time,sync_time\n"
 
 
-def write_traces(folder, batches=(4, 16)):
+def write_traces(folder, batches=(4, 16), model="made", suffix=""):
     """Write a model: a sample takes 0.5 s, a node a little, and noise is 3 to 1 at batches of 4."""
-    model = folder / "made"
-    model.mkdir(parents=True)
+    model = folder / model
+    model.mkdir(parents=True, exist_ok=True)
     placed = [
         f"{shape},{local},{0.1 * len(shape) + 0.5 * local},{0.1 * len(shape)}"
         for shape in ("1", "2", "11", "12")
         for local in (2, 8)
     ]
-    (model / "placements.csv").write_text(f"placement,local_bsz,{SECONDS}" + "\n".join(placed) + "\n")
+    (model / f"placements{suffix}.csv").write_text(
+        f"placement,local_bsz,{SECONDS}" + "\n".join(placed) + "\n"
+    )
     wide = [f"3,{n},{local},{0.3 + 0.5 * local},0.3" for n in (3, 6) for local in (2, 8)]
-    (model / "scalability.csv").write_text(
+    (model / f"scalability{suffix}.csv").write_text(
         f"num_nodes,num_replicas,local_bsz,{SECONDS}" + "\n".join(wide) + "\n"
     )
     for batch in batches:
@@ -45,8 +47,8 @@ def data(tmp_path):
 
 def simulate(data, *options, workload="workloads", policies=("tiresias",), columns=200):
     """The result of the command on a cluster of two nodes of one device."""
-    arguments = ["simulate", "--workload", data / workload, "--traces", data / "traces", "--nodes", 2]
-    arguments += ["--devices-per-node", 1, "--json", data / "out.json"]
+    arguments = ["simulate", "--workload", data / workload, "--traces", data / "traces"]
+    arguments += ["--cluster", "gpu=2x1", "--json", data / "out.json"]
     arguments += [part for policy in policies for part in ("--policy", policy)]
     return CliRunner().invoke(cli, [*map(str, arguments), *map(str, options)], env={"COLUMNS": str(columns)})
 
@@ -236,10 +238,10 @@ def _other_traces(data):
         (_other_traces, []),
         (lambda data: None, ["--restart-cost", 29]),
         (lambda data: None, ["--interval", 50]),
-        (lambda data: None, ["--nodes", 3]),
+        (lambda data: None, ["--cluster", "gpu=3x1"]),
         (lambda data: None, ["--failures", 0.5]),
         (lambda data: None, ["--interference", 0.25]),
-        (lambda data: None, ["--devices-per-node", 2]),
+        (lambda data: None, ["--cluster", "gpu=2x2"]),
     ],
     ids=[
         "arrivals",
@@ -333,7 +335,7 @@ def test_measurements_of_another_form_are_refused(data, file, content, message):
 def test_a_folder_without_models_is_refused(data):
     """The message says what a folder of measurements has."""
     shutil.rmtree(data / "traces" / "made")
-    assert "there is no MODEL/placements.csv" in simulate(data).output
+    assert "there is no MODEL with placements.csv, scalability.csv, validation-M.csv" in simulate(data).output
 
 
 def test_a_model_without_trainings_is_refused(data):
@@ -426,3 +428,67 @@ def test_settings_that_contradict_each_other_are_refused(data):
 
     assert shown.exit_code != 0
     assert "one of them says when nodes are there" in shown.output
+
+
+@pytest.fixture
+def mixed(data):
+    """Measurements on two kinds of devices, their trainings in another folder, and one workload."""
+    shutil.rmtree(data / "traces")
+    for suffix in ("-slow", "-fast"):
+        write_traces(data / "traces", (), suffix=suffix)
+    write_traces(data / "trainings")
+    return data
+
+
+def simulate_mixed(data, *options, cluster="slow=1x2,fast=1x2", policies=("sia", "gavel")):
+    """The result of the command on a cluster of two kinds."""
+    options = ("--traces", data / "trainings", "--cluster", cluster, "--rules", "mixed", *options)
+    return simulate(data, *options, policies=policies)
+
+
+def test_clusters_of_several_kinds_are_simulated(mixed):
+    """Files of a model may lie in several folders; each policy has its own interval, which the file has."""
+    shown = simulate_mixed(mixed)
+    assert shown.exit_code == 0, shown.output
+    gavel, sia = sorted(results(mixed), key=lambda result: result["policy"])
+
+    cluster = {"cluster": "slow=1x2,fast=1x2", "rules": "mixed", "restart_cost": None}
+    assert gavel["conditions"] == {**cluster, "interval": 360}
+    assert sia["conditions"] == {**cluster, "interval": 60}
+    assert [life["started"] for life in gavel["lives"]] == [360, 360]
+    assert all(life["ended"] for life in sia["lives"])
+
+
+def test_a_restart_cost_is_for_all_models(mixed):
+    """Without a cost, jobs end sooner."""
+    simulate_mixed(mixed, "--restart-cost", 0, policies=("sia",))
+    simulate_mixed(mixed, policies=("sia",))
+    free, costly = (result["figures"]["mean_completion_s"] for result in results(mixed))
+
+    assert free < costly
+
+
+@pytest.mark.parametrize(
+    ("cluster", "policy", "message"),
+    [
+        ("slow=1x2,huge=1x2", "sia", "model 'made': there is no placements-huge.csv in "),
+        ("gpu=1x2,huge=1x2", "sia", "model 'made': there is no placements-huge.csv in "),
+        ("slow=1x2,fast=1x2", "pollux", "policy 'pollux' takes all devices to be alike; for several kinds"),
+        ("slow=1x2,slow=2x2", "sia", "a kind comes twice"),
+        ("slow=1x0", "sia", "cluster 'slow=1x0': give KIND=NODESxDEVICES for each kind"),
+        ("slow", "sia", "cluster 'slow': give KIND=NODESxDEVICES for each kind"),
+    ],
+)
+def test_a_cluster_that_cannot_be_simulated_is_refused(mixed, cluster, policy, message):
+    """One line names what is missing or what is allowed, and nothing is written."""
+    shown = simulate_mixed(mixed, cluster=cluster, policies=(policy,))
+
+    assert shown.exit_code != 0
+    assert message in shown.output
+    assert not (mixed / "out.json").exists()
+
+
+def test_a_model_that_no_job_trains_need_not_be_measured_on_all_kinds(mixed):
+    """It is left out, as if it were not there."""
+    write_traces(mixed / "traces", model="other", suffix="-slow")
+    assert simulate_mixed(mixed, policies=("gavel",)).exit_code == 0

@@ -1,0 +1,114 @@
+"""Gavel's linear programme, and the order in which jobs have their shares."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.allocation import Allocation, devices
+from scheduler.cluster import Cluster
+from scheduler.policies.base import Round
+from scheduler.policies.gavel import Gavel, max_sum_shares
+from tests.scheduler.policies.rounds import asking, play
+
+TWO_KINDS = Cluster.of([("slow", 1, 2), ("fast", 1, 2)])
+
+
+def with_speeds(name, number, slow, fast):
+    """A job with its speed on each of two kinds."""
+    return asking(name, number, iterations_per_second={"slow": slow, "fast": fast}.__getitem__)
+
+
+def vertices(rates, wanted, sizes):
+    """All corners of the shares that are allowed, by solving each choice of constraints as equations."""
+    jobs, kinds = rates.shape
+    upper = [*np.kron(wanted, np.eye(kinds)), *np.kron(np.eye(jobs), np.ones(kinds))]
+    rows = np.array([*upper, *-np.eye(jobs * kinds)])
+    limits = np.array([*sizes, *np.ones(jobs), *np.zeros(jobs * kinds)])
+    for chosen in map(list, itertools.combinations(range(len(rows)), jobs * kinds)):
+        if abs(np.linalg.det(rows[chosen])) > 1e-9:
+            corner = np.linalg.solve(rows[chosen], limits[chosen])
+            if (rows @ corner <= limits + 1e-9).all():
+                yield corner
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), jobs=st.integers(1, 3))
+def test_no_corner_of_the_programme_has_a_larger_sum_of_throughputs(data, jobs):
+    """The shares are allowed, and as good as the best of all corners, but for rounding."""
+    numbers = st.integers(1, 20)
+    rates = np.array([[data.draw(numbers) for _ in range(2)] for _ in range(jobs)], dtype=float)
+    wanted = np.array([data.draw(st.integers(1, 4)) for _ in range(jobs)])
+    sizes = np.array([data.draw(st.integers(1, 6)) for _ in range(2)])
+    shares = max_sum_shares(rates, wanted, sizes)
+
+    assert (shares >= 0).all()
+    assert (shares.sum(axis=1) <= 1 + 1e-4).all()
+    assert (wanted @ shares <= sizes + 1e-3).all()
+    best = max(rates.ravel() @ corner for corner in vertices(rates, wanted, sizes))
+    assert (rates * shares).sum() == pytest.approx(best, abs=20 * rates.size * 1e-5)
+
+
+def test_like_jobs_have_like_shares():
+    """Three jobs with equal speeds share two devices by thirds, though any two of them could have these."""
+    shares = max_sum_shares(np.ones((3, 1)), np.ones(3, dtype=int), np.array([2]))
+    assert shares == pytest.approx(np.full((3, 1), 2 / 3), abs=1e-5)
+
+
+def test_a_job_is_on_the_kind_where_it_gains_the_most():
+    """Of two jobs the one that gains more by fast devices has these."""
+    its = [with_speeds("a", 2, slow=1.0, fast=2.0), with_speeds("b", 2, slow=1.0, fast=5.0)]
+    for _, allocation in play(Gavel(), TWO_KINDS, its, rounds=2):
+        assert (allocation["a"], allocation["b"]) == ((("slow-0", 2),), (("fast-0", 2),))
+
+
+def test_jobs_take_turns():
+    """Of like jobs that do not fit together each runs about as often as the others."""
+    its = [with_speeds(name, 2, slow=1.0, fast=0.5) for name in "abc"]
+    cluster, policy, before = Cluster.of([("slow", 1, 2)]), Gavel(), Allocation()
+    ran = dict.fromkeys("abc", 0)
+    for number in range(30):
+        before = policy.allocate(Round(360.0 * number, its, cluster, before))
+        for name in before.placements:
+            ran[name] += 1
+
+    assert sum(ran.values()) == 30
+    assert max(ran.values()) - min(ran.values()) <= 2
+
+
+def test_a_job_that_goes_on_keeps_its_devices():
+    """A new job gets others, and the old one does not move."""
+    cluster = Cluster.of([("slow", 2, 2)])
+    first, second = (with_speeds(name, 1, slow=1.0, fast=1.0) for name in "ab")
+    policy = Gavel()
+    before = policy.allocate(Round(0.0, [first, second], cluster, Allocation()))
+    after = policy.allocate(Round(360.0, [second], cluster, before))
+
+    assert after["b"] == before["b"]
+
+
+def test_a_job_may_cross_nodes():
+    """Devices are taken in the nodes' order, also where only parts of two nodes are free."""
+    cluster = Cluster.of([("slow", 2, 3)])
+    its = [with_speeds("a", 4, slow=1.0, fast=1.0), with_speeds("b", 2, slow=1.0, fast=1.0)]
+    allocation = Gavel().allocate(Round(0.0, its, cluster, Allocation()))
+
+    assert allocation["a"] == (("slow-0", 3), ("slow-1", 1))
+    assert devices(allocation["b"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ({"devices": None}, "job 'a' must ask for a number of devices under Gavel"),
+        ({"iterations_per_second": None}, "job 'a' must have a known speed under Gavel"),
+    ],
+)
+def test_a_job_without_what_gavel_needs_is_refused(missing, message):
+    """The error names the job and what it lacks."""
+    job = replace(with_speeds("a", 1, slow=1.0, fast=1.0), **missing)
+    with pytest.raises(ValueError, match=message):
+        Gavel().allocate(Round(0.0, [job], TWO_KINDS, Allocation()))
