@@ -20,7 +20,7 @@ class Life:
         submitted: Time of its submission.
         started: Time at which it first had devices; None before.
         ended: Time at which its last epoch ended; None before.
-        restarts: How often its placement was changed to another one with devices since it first started.
+        restarts: Changes since it first started, to another placement with devices, that had a pause.
         device_seconds: Device time, the pauses after changes among it.
         placements: Times of changes, each with the placement from then on.
         batches: Times of changes, each with the samples of the whole batch from then on.
