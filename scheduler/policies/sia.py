@@ -15,6 +15,7 @@ from scheduler.job import Job
 from scheduler.policies.base import Policy, Round
 
 _FAIRNESS = -0.5  # exponent p of goodputs
+_SECONDS = 60.0  # of the solver; it takes hundredths, but did not always end on nearly equal costs
 _WAITING = 1.1  # cost of a job without devices, λ; a job's least cost is 1 at the most before restarts
 _LEAST = 1e-4  # goodputs up to here count as none
 
@@ -123,6 +124,7 @@ def choose(
         integrality=np.ones(len(jobs)),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(limits, ub=most),
+        options={"time_limit": _SECONDS},
     )
     if solved.x is None:
         raise RuntimeError(f"the configurations of {len(costs)} jobs: {solved.message}")

@@ -37,7 +37,7 @@ class Life:
         submitted: Time of its submission.
         started: Time at which it first had devices; None before.
         ended: Time at which its last epoch ended; None before.
-        restarts: How often its placement was changed to another one with devices since it first started.
+        restarts: Changes since it first started, to another placement with devices, that had a pause.
         losses: How often it lost its devices with a node.
         device_seconds: Device time, the pauses after changes among it.
         placements: Times of changes, each with the placement from then on.

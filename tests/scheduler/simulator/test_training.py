@@ -9,6 +9,7 @@ from tests.scheduler.simulator.tiny import tiny_application
 
 ONE = (("gpu-0", 1),)
 TWO = (("gpu-0", 1), ("gpu-1", 1))
+FREE_MOVES = Rules(free_moves=True)
 
 
 def job(batch=4, asked=True, submitted=0):
@@ -115,7 +116,7 @@ def test_a_job_uses_as_many_devices_as_its_batch_feeds():
     assert job(batch=7).seen(0, {"gpu": 2}).most_devices == 3
 
 
-def mixed_job(rules=Rules(free_moves=True), **limits):  # noqa: B008
+def mixed_job(rules=FREE_MOVES, **limits):
     """A job of a model that was measured on two kinds of devices, alike."""
     application = tiny_application(JobLimits(**limits), kinds=("slow", "fast"))
     return SimulatedJob(Arrival("tiny-0", 0, "tiny", 1, 4), application, rules, asks_batch=True)
