@@ -37,5 +37,6 @@ def write_page(path, policies, arrivals=ARRIVALS, workloads=("mine/w.csv",), pub
         }
         for policy, its in outcomes.items()
     }
-    write_simulations_page({Path(name): outcomes for name in workloads}, figures, CLUSTER, dict.fromkeys(figures, Rules()), path)
+    by_path = {Path(name): outcomes for name in workloads}
+    write_simulations_page(by_path, figures, CLUSTER, dict.fromkeys(figures, Rules()), path)
     return outcomes
