@@ -1,17 +1,19 @@
 """Gavel: shares of time on each kind of devices by a linear programme (Narayanan et al., OSDI 2020)."""
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from scheduler.allocation import Allocation, Placement
-from scheduler.cluster import Cluster
 from scheduler.job import Job
 from scheduler.policies.base import Policy, Round
 
+_Device: TypeAlias = tuple[str, int]  # the name of its node, and its number on that
 _CANNOT = 0.1  # iterations per second on a kind that has fewer devices than a job asks for, as published
 _DECIMALS = 5  # of shares
 
@@ -32,7 +34,7 @@ class Gavel(Policy):
         """Make a policy that has seen no job."""
         self._time: dict[str, dict[str, float]] = {}  # of each job on each kind, in rounds
         self._total: dict[str, float] = {}  # of all jobs on each kind, also of those that have ended
-        self._had: dict[str, tuple[str, tuple[int, ...]]] = {}  # kind and numbers of devices of each job
+        self._had: dict[str, tuple[_Device, ...]] = {}  # devices of each job
 
     def allocate(self, at: Round) -> Allocation:
         """Return the placements of all jobs for the time until the next round.
@@ -43,20 +45,25 @@ class Gavel(Policy):
         kinds, cluster = at.cluster.kinds, at.cluster
         sizes = {kind: sum(node.devices for node in cluster.nodes if node.kind == kind) for kind in kinds}
         for job in at.jobs:
-            if job.name not in self._time:
-                self._time[job.name] = dict.fromkeys(kinds, 0.5)
-                for kind in kinds:
+            times = self._time.setdefault(job.name, {})
+            for kind in kinds:
+                if kind not in times:
+                    times[kind] = 0.5
                     self._total[kind] = self._total.get(kind, 0.0) + 0.5
         chosen = self._choose(at.jobs, sizes)
-        self._had = {
-            name: (kind, numbers)
-            for kind in kinds
-            for name, numbers in self._place(chosen[kind], kind, sizes[kind]).items()
-        }
-        for name, (kind, _) in self._had.items():
-            self._time[name][kind] += 1
-            self._total[kind] += 1
-        return Allocation({name: _placement(cluster, *its) for name, its in self._had.items()})
+        had, self._had = self._had, {}
+        for kind in kinds:
+            there = [
+                (node.name, slot)
+                for node in cluster.nodes
+                if node.kind == kind
+                for slot in range(node.devices)
+            ]
+            self._had |= _place(chosen[kind], had, there)
+            for name in chosen[kind]:
+                self._time[name][kind] += 1
+                self._total[kind] += 1
+        return Allocation({name: _placement(its) for name, its in self._had.items()})
 
     def _choose(self, jobs: Sequence[Job], sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Return the jobs that run on each kind, with their numbers of devices."""
@@ -76,24 +83,6 @@ class Gavel(Policy):
                 chosen[kind][name] = wanted[name]
                 left[kind] -= wanted[name]
         return chosen
-
-    def _place(self, jobs: Mapping[str, int], kind: str, size: int) -> dict[str, tuple[int, ...]]:
-        """Return the numbers of the devices of each job on a kind; large jobs first, staying if they can."""
-        taken: set[int] = set()
-        placed: dict[str, tuple[int, ...]] = {}
-        for number in sorted(set(jobs.values()), reverse=True):
-            alike = [name for name, its in jobs.items() if its == number]
-            for name in alike:
-                before, devices = self._had.get(name, (None, ()))
-                if before == kind and len(devices) == number and taken.isdisjoint(devices):
-                    placed[name] = devices
-                    taken.update(devices)
-            for name in alike:
-                if name not in placed:
-                    free = (device for device in range(size) if device not in taken)
-                    placed[name] = tuple(device for device, _ in zip(free, range(number), strict=False))
-                    taken.update(placed[name])
-        return placed
 
 
 def max_sum_shares(
@@ -143,10 +132,34 @@ def _rate(job: Job, kind: str, size: int) -> float:
     return job.iterations_per_second(kind) if _wanted(job) <= size else _CANNOT
 
 
-def _placement(cluster: Cluster, kind: str, numbers: Sequence[int]) -> Placement:
-    """Return the placement on devices of a kind, numbered from 0 through its nodes."""
-    nodes = [node.name for node in cluster.nodes if node.kind == kind for _ in range(node.devices)]
-    counts: dict[str, int] = {}
-    for number in numbers:
-        counts[nodes[number]] = counts.get(nodes[number], 0) + 1
-    return tuple(counts.items())
+def _place(
+    jobs: Mapping[str, int], had: Mapping[str, tuple[_Device, ...]], there: Sequence[_Device]
+) -> dict[str, tuple[_Device, ...]]:
+    """Return the devices of each job on a kind; large jobs first, staying if they can.
+
+    Args:
+        jobs: Number of devices of each.
+        had: What jobs had in the round before.
+        there: The devices of the kind, in order.
+    """
+    left = dict.fromkeys(there)
+    placed: dict[str, tuple[_Device, ...]] = {}
+    for number in sorted(set(jobs.values()), reverse=True):
+        alike = [name for name, its in jobs.items() if its == number]
+        for name in alike:
+            devices = had.get(name, ())
+            if len(devices) == number and left.keys() >= set(devices):
+                placed[name] = devices
+                for device in devices:
+                    del left[device]
+        for name in alike:
+            if name not in placed:
+                placed[name] = tuple(itertools.islice(left, number))
+                for device in placed[name]:
+                    del left[device]
+    return placed
+
+
+def _placement(devices: Sequence[_Device]) -> Placement:
+    """Return the number of devices on each node, in order."""
+    return tuple(Counter(node for node, _ in devices).items())

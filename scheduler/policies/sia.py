@@ -52,12 +52,15 @@ class Sia(Policy):
     def __init__(self) -> None:
         """Make a policy that has worked out nothing."""
         self._rows: dict[str, _Row] = {}
+        self._choices: list[Configuration] = []
 
     def allocate(self, at: Round) -> Allocation:
         """Return the placements of all jobs for the time until the next round."""
         if not at.jobs:
             return Allocation()
         choices = configurations(at.cluster)
+        if choices != self._choices:
+            self._rows, self._choices = {}, choices
         self._rows = {job.name: self._row(job, at.cluster, choices) for job in at.jobs}
         free = _devices_by_kind(at.cluster)
         chosen: dict[str, tuple[str, int]] = {}

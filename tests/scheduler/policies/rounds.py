@@ -44,7 +44,7 @@ def jobs(draw, kinds):
     return sorted(found, key=lambda job: job.submitted)
 
 
-def play(policy, cluster, jobs, rounds=8, attained=60.0):
+def play(policy, cluster, jobs, rounds=8, attained=60.0, lose=False):
     """Yield each round and its allocation; jobs come when they are submitted, and soon one goes each round.
 
     Args:
@@ -53,6 +53,7 @@ def play(policy, cluster, jobs, rounds=8, attained=60.0):
         jobs: The jobs, in order of submission.
         rounds: Number of rounds.
         attained: Device-seconds that a job gets for each of its devices in each round.
+        lose: Let another node of several be away in each round.
     """
     allocation, had = Allocation(), dict.fromkeys((job.name for job in jobs), 0.0)
     for number in range(1, rounds + 1):
@@ -66,7 +67,14 @@ def play(policy, cluster, jobs, rounds=8, attained=60.0):
         ]
         if not present:
             continue
-        before = Allocation({job.name: allocation[job.name] for job in present})
-        at = Round(now, present, cluster, before)
+        there = cluster
+        if lose and len(cluster.nodes) > 1:
+            away = number % len(cluster.nodes)
+            there = Cluster(cluster.nodes[:away] + cluster.nodes[away + 1 :])
+        stay = {
+            job.name for job in present if {node for node, _ in allocation[job.name]} <= there.by_name.keys()
+        }
+        before = Allocation({name: allocation[name] for name in sorted(stay)})
+        at = Round(now, present, there, before)
         allocation = policy.allocate(at)
         yield at, allocation

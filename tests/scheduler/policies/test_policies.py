@@ -34,6 +34,15 @@ def test_jobs_have_no_more_devices_than_they_can_use(name, case):
 @pytest.mark.parametrize("name", POLICIES)
 @few
 @given(case=cases)
+def test_nodes_that_are_away_have_no_jobs(name, case):
+    """While nodes come and go, devices are given out of those that are there."""
+    for at, allocation in play(POLICIES[name](), *case, lose=True):
+        allocation.check(at.cluster)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@few
+@given(case=cases)
 def test_policies_repeat(name, case):
     """Two objects of a policy that see the same rounds choose the same placements."""
     first, second = (
