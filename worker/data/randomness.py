@@ -4,6 +4,7 @@ This module knows the generators of Python and NumPy, and no framework.
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import logging
@@ -40,7 +41,7 @@ def seed_generators(seed: int) -> None:
 class SeededLoading:
     """The loading of micro-batches with random numbers of their own.
 
-    The first is loaded again, to see whether they follow.
+    The first is loaded again, and made into a batch again, to see whether they follow.
 
     Args:
         source: The samples, whose generators are named if the two differ.
@@ -69,21 +70,28 @@ class SeededLoading:
             again = [self._load(part) for _ in range(2)]
             try:
                 follow = all(are_alike(samples, one) for one in again)
+                # Of copies: a function may change the samples that it makes a batch of.
+                follow = follow and are_alike(
+                    *(self._collate(part, copy.deepcopy(samples)) for _ in range(2))
+                )
             except Exception as error:  # noqa: BLE001 - whatever the samples' own types raise
                 log.debug("samples cannot be compared: %r", error, extra=self._log_fields())
             else:
                 if not follow:
                     self._warn()
-        self._seed_generators(part.seed(Draws.COMPUTING))
-        return self._source.collate(samples)
+        return self._collate(part, samples)
 
     def _load(self, part: MicroBatch) -> Any:
         if self._source.is_seeded:
             self._seed_generators(part.seed(Draws.LOADING))
         return self._source.samples(part)
 
+    def _collate(self, part: MicroBatch, samples: Any) -> Any:
+        self._seed_generators(part.seed(Draws.COMPUTING))
+        return self._source.collate(samples)
+
     def _warn(self) -> None:
-        own = own_generators("dataset", self._source.drawing["dataset"])
+        own = [where for name, value in self._source.drawing.items() for where in own_generators(name, value)]
         log.warning(
             "samples differ when they are loaded again, so that the result depends on which worker loads "
             "them: draw random numbers from the generators of random, numpy.random and the framework that "

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch.utils.data as torch_data
+from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from worker.data.micro_batches import MicroBatch
@@ -36,7 +38,8 @@ class StreamLoader(Loader):
         seed: Seed of these permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
         micro_batch: Samples of a micro-batch, as for `worker.torch.loader.DataLoader`. Random augmentation
-            belongs into `collate_fn`, whose generators are seeded; the stream itself is not.
+            belongs into `collate_fn`, whose generators are seeded; the stream itself is not. A worker reads
+            its first micro-batch twice, and warns if the samples differ.
         collate_fn: Makes a batch from a list of samples.
 
     Raises:
@@ -105,7 +108,10 @@ class _StreamSource(Source):
         self._stream.keep(part.assignment.total + 2 * self._order.shuffle_buffer)
 
     def forget(self, part: MicroBatch) -> bool:
-        return False
+        return self._stream.forget(int(self._places(part).max()))
 
     def samples(self, part: Slice | MicroBatch) -> Any:
-        return self.load(self._order.indices(part.epoch, int(part.indices[0]), len(part.indices)))
+        return self.load(self._places(part))
+
+    def _places(self, part: Slice | MicroBatch) -> NDArray[np.int64]:
+        return self._order.indices(part.epoch, int(part.indices[0]), len(part.indices))

@@ -84,6 +84,29 @@ def test_own_generators_are_named_in_one_warning(caplog):
     assert [record.message.count("dataset.held[0].held (Generator)") for record in caplog.records] == [1]
 
 
+def test_a_generator_of_the_function_that_makes_batches_is_named(caplog):
+    """Where the samples follow their micro-batch, and the batch that is made of them does not."""
+    noise = Holder(np.random.default_rng(1))
+    loading = seeded(None, drawn, lambda samples: np.array(samples) + noise.held.random())
+    with caplog.at_level(logging.WARNING):
+        loading.load(PART)
+    assert "such as collate_fn.noise.held (Generator)" in caplog.text
+
+
+def test_a_function_that_makes_batches_may_change_the_samples(caplog):
+    """It is tried out on copies, and what is drawn after it follows from the micro-batch as before."""
+
+    def collate(samples):
+        return [sample.pop() + random.random() for sample in samples]
+
+    batches = []
+    loading = seeded(None, lambda: [1.0], collate)
+    for _ in range(2):  # with and without the check
+        batches.append((loading.load(PART), drawn()))
+    assert batches[0] == batches[1]
+    assert "samples differ" not in caplog.text
+
+
 class OfModule:
     """A data set that uses generators of modules."""
 
