@@ -4,7 +4,7 @@ This module knows the session and the plan, and no framework.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from worker.data.micro_batches import MicroBatch
@@ -23,7 +23,6 @@ class Loader(ABC):
         source: The samples.
         batch_size: As `Slices` takes it.
         session: The session with the services; None for this process's.
-        seed_generators: Seeds the generators that a script may draw from.
         options: Further options of `Slices`.
 
     Attributes:
@@ -36,17 +35,12 @@ class Loader(ABC):
     """
 
     def __init__(
-        self,
-        source: Source,
-        batch_size: int | Mapping[int, int],
-        session: Session | None,
-        seed_generators: Callable[[int], None],
-        **options: Any,
+        self, source: Source, batch_size: int | Mapping[int, int], session: Session | None, **options: Any
     ) -> None:
         self.session = session or own_session()
         self.source = source
         self.slices = Slices(len(source), batch_size, self.session, **options)
-        self._seeded = SeededLoading(source, seed_generators, self.session.log_fields)
+        self._seeded = SeededLoading(source, self._seed_generators, self.session.log_fields)
 
     def __len__(self) -> int:
         """Return the number of batches of the current epoch; it changes if the batch size does."""
@@ -87,6 +81,11 @@ class Loader(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
         self.slices.load_state_dict(state)
+
+    @staticmethod
+    @abstractmethod
+    def _seed_generators(seed: int) -> None:
+        """Seed the generators that a script may draw from."""
 
     @abstractmethod
     def _sliced(self, part: Slice) -> SlicedBatch:

@@ -43,6 +43,8 @@ class DataLoader(Loader):
         InvalidRequestError: A value is not allowed, or the session has a loader already.
     """
 
+    _seed_generators = staticmethod(seed_generators)
+
     def __init__(
         self,
         data: Any,
@@ -59,7 +61,6 @@ class DataLoader(Loader):
             source,
             batch_size,
             session,
-            seed_generators,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,

@@ -61,6 +61,8 @@ class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no typ
         InvalidRequestError: A value is not allowed, or the session has a loader already.
     """
 
+    _seed_generators = staticmethod(seed_generators)
+
     def __init__(
         self,
         *data: Any,
@@ -75,7 +77,6 @@ class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no typ
             _source(data),
             batch_size,
             session,
-            seed_generators,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,

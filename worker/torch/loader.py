@@ -27,22 +27,12 @@ class MapStyleDataset(Protocol):
 class Loader(loader.Loader):
     """Any evenpace loader for PyTorch.
 
-    Args:
-        source: The samples.
-        batch_size: As `Slices` takes it.
-        session: The session with the services; None for this process's.
-        options: Further options of `Slices`.
-
     Attributes:
         accumulation: What sums up micro-batches; functions that exchange gradients set it.
     """
 
     accumulation: Accumulation | None = None
-
-    def __init__(
-        self, source: Source, batch_size: int | Mapping[int, int], session: Session | None, **options: Any
-    ) -> None:
-        super().__init__(source, batch_size, session, seed_generators, **options)
+    _seed_generators = staticmethod(seed_generators)
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
