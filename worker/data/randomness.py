@@ -4,6 +4,7 @@ This module knows the generators of Python and NumPy, and no framework.
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import logging
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from worker.data.micro_batches import Draws, MicroBatch
+from worker.data.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -39,54 +41,57 @@ def seed_generators(seed: int) -> None:
 class SeededLoading:
     """The loading of micro-batches with random numbers of their own.
 
-    The first is loaded again, to see whether they follow.
+    The first is loaded again, and made into a batch again, to see whether they follow.
 
     Args:
-        dataset: The data set, whose generators are named if the two differ.
-        seed_generators: Seeds the generators that the data set, and the passes over a micro-batch, may draw
+        source: The samples, whose generators are named if the two differ.
+        seed_generators: Seeds the generators that the source, and the passes over a micro-batch, may draw
             from.
         log_fields: Returns the structured fields of log lines.
     """
 
     def __init__(
         self,
-        dataset: Any,
+        source: Source,
         seed_generators: Callable[[int], None],
         log_fields: Callable[[], dict[str, object]],
     ) -> None:
-        self._dataset = dataset
+        self._source = source
         self._seed_generators = seed_generators
         self._log_fields = log_fields
         self._is_checked = False  # whether samples follow their micro-batch
 
-    def load(self, part: MicroBatch, load: Callable[[], Any]) -> Any:
-        """Return the samples of a micro-batch, and seed the computation that follows.
-
-        Args:
-            part: The micro-batch.
-            load: Loads its samples.
-        """
-        samples = self._load(part, load)
-        if not self._is_checked:
+    def load(self, part: MicroBatch) -> Any:
+        """Return a micro-batch, made of its samples with the generators that its computation draws from."""
+        samples = self._load(part)
+        if not self._is_checked and self._source.forget(part):
             self._is_checked = True
             # Twice: a loading process draws from a copy, with which this process's generator agrees at first.
-            again = [self._load(part, load) for _ in range(2)]
+            again = [self._load(part) for _ in range(2)]
             try:
                 follow = all(are_alike(samples, one) for one in again)
+                # Of copies: a function may change the samples that it makes a batch of.
+                follow = follow and are_alike(
+                    *(self._collate(part, copy.deepcopy(samples)) for _ in range(2))
+                )
             except Exception as error:  # noqa: BLE001 - whatever the samples' own types raise
                 log.debug("samples cannot be compared: %r", error, extra=self._log_fields())
             else:
                 if not follow:
                     self._warn()
-        self._seed_generators(part.seed(Draws.COMPUTING))
-        return samples
+        return self._collate(part, samples)
 
-    def _load(self, part: MicroBatch, load: Callable[[], Any]) -> Any:
-        self._seed_generators(part.seed(Draws.LOADING))
-        return load()
+    def _load(self, part: MicroBatch) -> Any:
+        if self._source.is_seeded:
+            self._seed_generators(part.seed(Draws.LOADING))
+        return self._source.samples(part)
+
+    def _collate(self, part: MicroBatch, samples: Any) -> Any:
+        self._seed_generators(part.seed(Draws.COMPUTING))
+        return self._source.collate(samples)
 
     def _warn(self) -> None:
-        own = own_generators("dataset", self._dataset)
+        own = [where for name, value in self._source.drawing.items() for where in own_generators(name, value)]
         log.warning(
             "samples differ when they are loaded again, so that the result depends on which worker loads "
             "them: draw random numbers from the generators of random, numpy.random and the framework that "

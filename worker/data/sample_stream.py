@@ -107,6 +107,17 @@ class Stream:
         """Keep at least so many of the samples read last, from now on."""
         self._recent_samples = max(self._recent_samples, recent)
 
+    def forget(self, place: int) -> bool:
+        """Drop the samples that are kept, so that those up to a place are read again.
+
+        Returns:
+            Whether that was done: not if more samples than are kept would have to be read.
+        """
+        if place >= self._recent_samples and not hasattr(self._dataset, "iter_from"):
+            return False
+        self._next = -1
+        return True
+
     def samples(self, indices: NDArray[np.int64]) -> list[Any]:
         """Return the samples at one or more places of the stream; those between are kept, however many.
 

@@ -34,6 +34,11 @@ class Slice:
     indices: NDArray[np.int64]
     micro_batches: Sequence[MicroBatch] = ()
 
+    @property
+    def epoch(self) -> int:
+        """The number of its epoch."""
+        return self.assignment.epoch
+
 
 class Slices:
     """An iterable over this worker's slices of a job's batches, one pass for each epoch.

@@ -3,7 +3,8 @@
 It serves custom training loops and `model.fit`. It knows no optimiser.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import keras
@@ -13,16 +14,15 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # which `
 from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
-from worker.data.micro_batches import MicroBatch
-from worker.data.randomness import SeededLoading
-from worker.data.slices import Slices
+from worker.data.loader import Loader
+from worker.data.slices import Slice
+from worker.data.source import Source, load
 from worker.keras.micro_batches import Accumulation, SlicedBatch
 from worker.keras.randomness import seed_generators
-from worker.own_session import own_session
 from worker.session import Session
 
 
-class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
+class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no types
     """The training data, for custom training loops and for `model.fit`.
 
     Each pass over it is one epoch of the job. Batches vary in size from iteration to iteration, as the
@@ -61,6 +61,8 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
         InvalidRequestError: A value is not allowed, or the session has a loader already.
     """
 
+    _seed_generators = staticmethod(seed_generators)
+
     def __init__(
         self,
         *data: Any,
@@ -71,10 +73,8 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
         drop_last: bool = False,
         micro_batch: int | None = None,
     ) -> None:
-        session = session or own_session()
-        self._source = _Samples(data[0]) if len(data) == 1 and _is_map_style(data[0]) else _Arrays(data)
-        self.slices = Slices(
-            len(self._source),
+        super().__init__(
+            _source(data),
             batch_size,
             session,
             shuffle=shuffle,
@@ -82,9 +82,7 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
             drop_last=drop_last,
             micro_batch=micro_batch,
         )
-        self.session = session
-        self.accumulation = Accumulation(session)
-        self._seeded = SeededLoading(data[0], seed_generators, session.log_fields)
+        self.accumulation = Accumulation(self.session)
         self.resumed_at = 0
         self.steps = 0
 
@@ -102,41 +100,11 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     def first(self) -> Any:
         """Return the data set's first sample, as a batch of one."""
-        return self._batch(np.zeros(1, dtype=np.int64))
-
-    def __len__(self) -> int:
-        """Return the number of batches of the current epoch; it changes if the batch size does."""
-        return len(self.slices)
-
-    @property
-    def progress(self) -> float:
-        """The progress before the present batch, in batches of the first size; see `Slices.progress`."""
-        return self.slices.progress
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield this worker's parts of the next epoch's batches.
-
-        In a job with micro-batches, `evenpace.keras.micro_batches` makes them of what is yielded.
-
-        Raises:
-            InvalidRequestError: The last epoch was not finished, or an iteration was not.
-            EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
-        """
-        for part in self.slices:
-            if part.micro_batches:
-                yield SlicedBatch(part, self._load, self.accumulation)
-                continue
-            with self.session.tally.phase("load", part.assignment):
-                batch = self._batch(part.indices)
-            yield batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
-        return self.slices.state_dict()
+        return self.source.collate(self.source.load(np.zeros(1, dtype=np.int64)))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
-        self.slices.load_state_dict(state)
+        super().load_state_dict(state)
         self.resumed_at = int(state["iteration"])
 
     # -- keras.src.trainers.data_adapters.DataAdapter, which `fit` uses
@@ -150,57 +118,27 @@ class DataLoader(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """Return the number of batches of the current epoch, as far as is known."""
         return len(self)
 
-    @property
-    def batch_size(self) -> int:
-        """Return the samples of a whole batch, over all workers."""
-        return self.slices.spec.total_batch_size
-
-    def _load(self, part: MicroBatch) -> Any:
-        """Return a micro-batch, with random numbers of its own."""
-        with self.session.tally.phase("load", self.session.assignment):
-            return self._seeded.load(part, lambda: self._batch(part.indices))
-
-    def _batch(self, indices: NDArray[np.int64]) -> Any:
-        return keras.tree.map_structure(_tensor, self._source.take(indices))
+    def _sliced(self, part: Slice) -> SlicedBatch:
+        return SlicedBatch(part, self._load, self.accumulation)
 
 
-class _Arrays:
-    """Arrays of the same length, in a structure."""
-
-    def __init__(self, data: tuple[Any, ...]) -> None:
-        whole = data if len(data) > 1 else data[0] if data else ()
-        leaves = keras.tree.flatten(whole)
-        if not leaves or not all(getattr(leaf, "shape", ()) for leaf in leaves):
-            kinds = ", ".join(type(part).__name__ for part in data)
-            raise InvalidRequestError(
-                f"data of {kinds or 'nothing'}: give arrays, in tuples or dictionaries if there are several, "
-                f"or one map-style data set, with __len__ and __getitem__"
-            )
-        self._data = keras.tree.map_structure(_indexable, whole)
-        lengths = {len(leaf) for leaf in keras.tree.flatten(self._data)}
-        if len(lengths) > 1:
-            raise InvalidRequestError(f"arrays of {sorted(lengths)} samples: they must be of the same length")
-        self._length = lengths.pop()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def take(self, indices: NDArray[np.int64]) -> Any:
-        return keras.tree.map_structure(lambda array: array[indices], self._data)
-
-
-class _Samples:
-    """A map-style data set."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def take(self, indices: NDArray[np.int64]) -> Any:
-        samples = [self._dataset[int(index)] for index in indices]
-        return keras.tree.map_structure(lambda *parts: np.stack(parts), *samples)
+def _source(data: tuple[Any, ...]) -> Source:
+    """Return the source of the samples of arrays of the same length, in a structure, or of a data set."""
+    whole = data if len(data) > 1 else data[0] if data else ()
+    if _is_map_style(whole):
+        return Source(whole, len(whole), partial(load, whole), _stack)
+    leaves = keras.tree.flatten(whole)
+    if not leaves or not all(getattr(leaf, "shape", ()) for leaf in leaves):
+        kinds = ", ".join(type(part).__name__ for part in data)
+        raise InvalidRequestError(
+            f"data of {kinds or 'nothing'}: give arrays, in tuples or dictionaries if there are several, "
+            f"or one map-style data set, with __len__ and __getitem__"
+        )
+    arrays = keras.tree.map_structure(_indexable, whole)
+    lengths = {len(leaf) for leaf in keras.tree.flatten(arrays)}
+    if len(lengths) > 1:
+        raise InvalidRequestError(f"arrays of {sorted(lengths)} samples: they must be of the same length")
+    return Source(whole, lengths.pop(), partial(_rows, arrays), _tensors)
 
 
 def _is_map_style(data: Any) -> bool:
@@ -216,6 +154,18 @@ def _is_map_style(data: Any) -> bool:
 def _indexable(array: Any) -> Any:
     """Convert tensors and pandas frames to NumPy arrays, which can be indexed by arrays of indices."""
     return np.asarray(array) if hasattr(array, "numpy") or hasattr(array, "to_numpy") else array
+
+
+def _rows(arrays: Any, indices: NDArray[np.int64]) -> Any:
+    return keras.tree.map_structure(lambda array: array[indices], arrays)
+
+
+def _stack(samples: list[Any]) -> Any:
+    return _tensors(keras.tree.map_structure(lambda *parts: np.stack(parts), *samples))
+
+
+def _tensors(batch: Any) -> Any:
+    return keras.tree.map_structure(_tensor, batch)
 
 
 def _tensor(array: Any) -> Any:

@@ -1,7 +1,7 @@
 """PyTorch: a loader for workers each of which has a part of the data set, and no other."""
 
 import atexit
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from rpc.address import Address
-from worker.data.slices import Slices
+from worker.data.micro_batches import MicroBatch
+from worker.data.slices import Slice
+from worker.data.source import Source
 from worker.own_session import own_session
 from worker.partitions.link import PartitionConfig, PartitionLink
 from worker.partitions.samples import SampleForm
 from worker.session import Session
-from worker.torch.loader import MapStyleDataset
-from worker.torch.micro_batches import Accumulation
+from worker.torch.loader import Loader, MapStyleDataset
 
 
-class PartitionedLoader:
+class PartitionedLoader(Loader):
     """A loader like `worker.torch.loader.DataLoader`, for a data set of which each worker has a part.
 
     A worker takes from its part as many samples as the manager plans for it, and begins the part again, in
@@ -85,55 +86,38 @@ class PartitionedLoader:
             config, len(dataset), dataset.__getitem__, SampleForm(dataset[0], _revive)
         )
         try:
-            self.slices = Slices(
-                self.partition.dataset_size, batch_size, session, seed=seed, drop_last=drop_last
+            super().__init__(
+                _Partition(dataset, self.partition.dataset_size, self.partition.draw, collate_fn),
+                batch_size,
+                session,
+                seed=seed,
+                drop_last=drop_last,
             )
         except BaseException:
             self.partition.close()
             raise
-        self.session = session
-        self.accumulation: Accumulation | None = None
         self.dataset = dataset
-        self.batch_size = self.slices.spec.total_batch_size
-        self._collate = collate_fn
         if of_process:
             atexit.register(self.close)
-
-    def __len__(self) -> int:
-        """Return the number of batches of the current pass; it changes if the batch size does."""
-        return len(self.slices)
-
-    @property
-    def progress(self) -> float:
-        """The progress before the present batch, in batches of the first size; see `Slices.progress`."""
-        return self.slices.progress
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield this worker's parts of the next pass's batches, as `collate_fn` makes them.
-
-        Raises:
-            InvalidRequestError: The last pass was not finished, or an iteration was not.
-            EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
-        """
-        for part in self.slices:
-            with self.session.tally.phase("load", part.assignment):
-                batch = self._collate(self.partition.draw(len(part.indices), part.assignment.iteration))
-            yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`.
 
         It does not have the samples' places: a resumed job begins with each worker's own samples.
         """
-        return self.slices.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
-        self.slices.load_state_dict(state)
+        return super().state_dict()
 
     def close(self) -> None:
         """Leave the DataPartitionManager; samples that other workers have handed over return to them."""
         self.partition.close()
+
+
+class _Partition(Source):
+    """The samples of this worker and those of others that it has: the next ones for each slice."""
+
+    def samples(self, part: Slice | MicroBatch) -> Any:
+        assert isinstance(part, Slice)  # there are no micro-batches
+        return self.load(len(part.indices), part.assignment.iteration)
 
 
 def _revive(example: Any, array: NDArray[Any]) -> Any:

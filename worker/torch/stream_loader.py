@@ -1,6 +1,6 @@
 """PyTorch: a loader that gives each worker exactly its slice of every batch of a stream of samples."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,16 +8,16 @@ import torch.utils.data as torch_data
 from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
-from worker.data.micro_batches import Draws, MicroBatch
+from worker.data.micro_batches import MicroBatch
 from worker.data.sample_stream import Stream, StreamOrder
-from worker.data.slices import Slices
+from worker.data.slices import Slice
+from worker.data.source import Source
 from worker.own_session import own_session
 from worker.session import Session
-from worker.torch.micro_batches import Accumulation, SlicedBatch
-from worker.torch.randomness import seed_generators
+from worker.torch.loader import Loader
 
 
-class StreamLoader:
+class StreamLoader(Loader):
     """A loader like `worker.torch.loader.DataLoader`, for an `IterableDataset` or any other iterable.
 
     Every worker reads the same stream, and takes the positions that the manager plans for it. The samples of
@@ -38,7 +38,8 @@ class StreamLoader:
         seed: Seed of these permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
         micro_batch: Samples of a micro-batch, as for `worker.torch.loader.DataLoader`. Random augmentation
-            belongs into `collate_fn`, whose generators are seeded; the stream itself is not.
+            belongs into `collate_fn`, whose generators are seeded; the stream itself is not. A worker reads
+            its first micro-batch twice, and warns if the samples differ.
         collate_fn: Makes a batch from a list of samples.
 
     Raises:
@@ -60,51 +61,21 @@ class StreamLoader:
         collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
     ) -> None:
         session = session or own_session()
-        self._stream = Stream(dataset, size, session.log_fields())
-        self._order = StreamOrder(self._stream.size, shuffle_buffer, seed)
-        self.slices = Slices(
-            self._stream.size, batch_size, session, seed=seed, drop_last=drop_last, micro_batch=micro_batch
+        stream = Stream(dataset, size, session.log_fields())
+        self._order = StreamOrder(stream.size, shuffle_buffer, seed)
+        super().__init__(
+            _StreamSource(dataset, stream, self._order, collate_fn),
+            batch_size,
+            session,
+            seed=seed,
+            drop_last=drop_last,
+            micro_batch=micro_batch,
         )
-        self.session = session
-        self.accumulation: Accumulation | None = None
         self.dataset = dataset
-        self.batch_size = self.slices.spec.total_batch_size
-        self._collate = collate_fn
-
-    def __len__(self) -> int:
-        """Return the number of batches of the current epoch; it changes if the batch size does."""
-        return len(self.slices)
-
-    @property
-    def progress(self) -> float:
-        """The progress before the present batch, in batches of the first size; see `Slices.progress`."""
-        return self.slices.progress
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield this worker's parts of the next epoch's batches, as `collate_fn` makes them.
-
-        In a job with micro-batches, `evenpace.torch.micro_batches` makes them of what is yielded.
-
-        Raises:
-            InvalidRequestError: The last epoch was not finished, or an iteration or a micro-batch was not; or
-                the stream does not have `size` samples.
-            EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
-        """
-        for part in self.slices:
-            # A batch, whose size may have changed, and the blocks in which it begins and ends.
-            self._stream.keep(part.assignment.total + 2 * self._order.shuffle_buffer)
-            if part.micro_batches:
-                yield SlicedBatch(part, self._load, self.accumulation)
-            else:
-                with self.session.tally.phase("load", part.assignment):
-                    batch = self._collate(self._samples(part.assignment.epoch, part.indices))
-                yield batch
-            if self.session.uses_all_reduce and self.accumulation is not None:
-                self.accumulation.check()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
-        return self.slices.state_dict() | {"shuffle_buffer": self._order.shuffle_buffer}
+        return super().state_dict() | {"shuffle_buffer": self._order.shuffle_buffer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`.
@@ -112,20 +83,35 @@ class StreamLoader:
         Raises:
             InvalidRequestError: The checkpoint's samples had another order, or it cannot be loaded.
         """
-        self.slices.load_state_dict(state)
+        super().load_state_dict(state)
         saved = state.get("shuffle_buffer")
         if saved != self._order.shuffle_buffer:
             raise InvalidRequestError(
                 f"the checkpoint is of shuffle_buffer {saved}, but this is {self._order.shuffle_buffer}"
             )
 
-    def _load(self, part: MicroBatch) -> Any:
-        """Return a micro-batch as `collate_fn` makes it, with random numbers of its own."""
-        with self.session.tally.phase("load", self.session.assignment):
-            samples = self._samples(part.epoch, part.indices)
-            seed_generators(part.seed(Draws.COMPUTING))
-            return self._collate(samples)
 
-    def _samples(self, epoch: int, positions: NDArray[np.int64]) -> list[Any]:
-        """Return the samples at consecutive positions of an epoch: the indices of an unshuffled slice."""
-        return self._stream.samples(self._order.indices(epoch, int(positions[0]), len(positions)))
+class _StreamSource(Source):
+    """A stream's samples in their order, a slice's at consecutive positions: it is not shuffled itself."""
+
+    is_seeded = False  # samples are read in passing, too
+
+    def __init__(
+        self, dataset: Any, stream: Stream, order: StreamOrder, collate: Callable[[list[Any]], Any]
+    ) -> None:
+        super().__init__(dataset, stream.size, stream.samples, collate)
+        self._stream = stream
+        self._order = order
+
+    def take(self, part: Slice) -> None:
+        # A batch, whose size may have changed, and the blocks in which it begins and ends.
+        self._stream.keep(part.assignment.total + 2 * self._order.shuffle_buffer)
+
+    def forget(self, part: MicroBatch) -> bool:
+        return self._stream.forget(int(self._places(part).max()))
+
+    def samples(self, part: Slice | MicroBatch) -> Any:
+        return self.load(self._places(part))
+
+    def _places(self, part: Slice | MicroBatch) -> NDArray[np.int64]:
+        return self._order.indices(part.epoch, int(part.indices[0]), len(part.indices))

@@ -19,8 +19,8 @@ import torch
 import evenpace
 from evenpace.lab.workloads.by_name import Training
 from evenpace.lab.workloads.common import Workload, warm_up
+from worker.data.source import load
 from worker.parent import end_with_parent
-from worker.torch.loader import load
 
 _WARM_UP = 2  # iterations that do not count
 

@@ -219,7 +219,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "The loading processes of a killed PyTorch worker",
-        (Change("worker/torch/loader.py", "    end_with_parent(parent)\n", ""),),
+        (Change("worker/torch/prefetching.py", "    end_with_parent(parent)\n", ""),),
         "tests/worker/torch/test_adapter.py -k killed",
     ),
     Planted(

@@ -16,6 +16,7 @@ import tests
 from idl.plan import JobSpec
 from worker.data.micro_batches import MicroBatch
 from worker.data.randomness import SeededLoading, are_alike, own_generators, seed_generators
+from worker.data.source import Source
 
 OWN = random.Random(1)
 PART = MicroBatch(6, np.arange(6, 9), 3, JobSpec(20, 10, 1), 0)
@@ -33,21 +34,22 @@ class Holder:
         self.held = held
 
 
-def seeded(dataset):
-    """The loading of micro-batches of a data set."""
-    return SeededLoading(dataset, seed_generators, dict)
+def seeded(dataset, make, collate=list):
+    """The loading of micro-batches of a data set, of which `make` makes each sample."""
+    source = Source(dataset, 20, lambda indices: [make() for _ in indices], collate)
+    return SeededLoading(source, seed_generators, dict)
 
 
 def test_samples_and_the_computation_after_them_follow_the_micro_batch(caplog):
     """Whatever was drawn before, a micro-batch is loaded and computed with the same numbers."""
-    loading = seeded(None)
-    first = loading.load(PART, drawn), drawn()
+    loading = seeded(None, drawn)
+    first = loading.load(PART), drawn()
     random.random()
-    second = loading.load(PART, drawn), drawn()
+    second = loading.load(PART), drawn()
     assert first == second
-    assert first[0] != first[1]
+    assert first[1] not in first[0]
     other = MicroBatch(9, PART.indices, 3, PART.spec, 0)
-    assert loading.load(other, drawn) != first[0]
+    assert loading.load(other) != first[0]
     assert "samples differ" not in caplog.text
 
 
@@ -68,18 +70,41 @@ class Sample:
 )
 def test_samples_of_any_type_are_loaded(caplog, make, warnings):
     """Those of a dataclass are compared by their fields; where there is no answer, there is no warning."""
-    assert type(seeded(None).load(PART, make)) is type(make())
+    assert [type(sample) for sample in seeded(None, make).load(PART)] == [type(make())] * 3
     assert sum("samples differ" in record.message for record in caplog.records) == warnings
 
 
 def test_own_generators_are_named_in_one_warning(caplog):
     """A generator that is not seeded is found by loading the first micro-batch twice."""
     dataset = Holder([Holder(np.random.default_rng(1))])
-    loading = seeded(dataset)
+    loading = seeded(dataset, lambda: dataset.held[0].held.random(3))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            loading.load(PART, lambda: dataset.held[0].held.random(3))
+            loading.load(PART)
     assert [record.message.count("dataset.held[0].held (Generator)") for record in caplog.records] == [1]
+
+
+def test_a_generator_of_the_function_that_makes_batches_is_named(caplog):
+    """Where the samples follow their micro-batch, and the batch that is made of them does not."""
+    noise = Holder(np.random.default_rng(1))
+    loading = seeded(None, drawn, lambda samples: np.array(samples) + noise.held.random())
+    with caplog.at_level(logging.WARNING):
+        loading.load(PART)
+    assert "such as collate_fn.noise.held (Generator)" in caplog.text
+
+
+def test_a_function_that_makes_batches_may_change_the_samples(caplog):
+    """It is tried out on copies, and what is drawn after it follows from the micro-batch as before."""
+
+    def collate(samples):
+        return [sample.pop() + random.random() for sample in samples]
+
+    batches = []
+    loading = seeded(None, lambda: [1.0], collate)
+    for _ in range(2):  # with and without the check
+        batches.append((loading.load(PART), drawn()))
+    assert batches[0] == batches[1]
+    assert "samples differ" not in caplog.text
 
 
 class OfModule:
@@ -92,9 +117,10 @@ class OfModule:
 def test_a_loading_process_with_a_copy_of_a_generator_is_found(caplog):
     """What it loads agrees with what this process loads first."""
     dataset = Holder(np.random.default_rng(1))
-    loaded = [copy.deepcopy(dataset.held).random(3)]  # by the other process
+    others = copy.deepcopy(dataset.held)
+    loaded = [others.random(3) for _ in PART.indices]  # by the other process
     with caplog.at_level(logging.WARNING):
-        seeded(dataset).load(PART, lambda: loaded.pop() if loaded else dataset.held.random(3))
+        seeded(dataset, lambda: loaded.pop(0) if loaded else dataset.held.random(3)).load(PART)
     assert "dataset.held (Generator)" in caplog.text
 
 

@@ -185,6 +185,55 @@ def test_a_batch_size_that_grows_at_run_time_keeps_the_order(services, shuffle_b
     assert seen == [place for batch in expected(shuffle_buffer).values() for place in batch]
 
 
+class Noisy(Counting):
+    """An iterable whose samples have noise of a generator of its own."""
+
+    def __init__(self, size=SIZE):
+        super().__init__(size)
+        self.own = np.random.default_rng(1)
+
+    def places(self, start):
+        """Yield the places from `start` on, with noise."""
+        yield from (place + self.own.random() for place in super().places(start))
+
+
+def of_global_numbers(samples):
+    """Make a batch with noise from the generators that are seeded."""
+    return torch.tensor(samples) + torch.rand(len(samples))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "warnings"),
+    [
+        (Noisy, {}, 1),
+        (Noisy, {"shuffle_buffer": 7}, 1),
+        (Counting, {"collate_fn": of_global_numbers}, 0),
+        (Seekable, {"shuffle_buffer": 7}, 0),
+    ],
+)
+def test_a_stream_that_differs_when_it_is_read_again_is_warned_of(services, caplog, kind, options, warnings):
+    """Once, with the generator's name, where it has one of its own."""
+    train(services(1), (12,), datasets=[kind()], micro_batch=4, **options)
+    named = [
+        r.message.count("such as dataset.own (Generator)") for r in caplog.records if "differ" in r.message
+    ]
+    assert named == [1] * warnings
+
+
+def test_the_check_does_not_read_a_long_way_again():
+    """Samples far from the stream's beginning are read again only from where it can begin."""
+    for kind, is_read_again in ((Counting, False), (Seekable, True)):
+        dataset = kind()
+        stream = Stream(dataset, SIZE)
+        stream.keep(BATCH)
+        stream.samples(np.arange(30, 33))
+        before = dataset.read
+        assert stream.forget(32) is is_read_again
+        assert stream.samples(np.arange(30, 33)) == [30, 31, 32]
+        assert dataset.read - before == 3 * is_read_again
+        assert stream.forget(BATCH - 1)
+
+
 def test_a_checkpoint_of_another_order_is_refused(services):
     """A resumed job must permute as before, or samples would be used twice."""
     _, (saved,) = train(services(1), (12,), stop_at=3, shuffle_buffer=7)

@@ -25,11 +25,13 @@ from tests.float64 import wait_for_end
 from tests.scripts import freeze_and_run
 from tests.scripts import train_micro_batches as script
 from tests.services import address_of_our_own, is_frozen
+from worker.data.micro_batches import Draws, MicroBatch
 from worker.data.randomness import are_alike
+from worker.data.source import load
 from worker.session import Session, SessionConfig
 from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.ddp import balance
-from worker.torch.loader import DataLoader, load
+from worker.torch.loader import DataLoader
 from worker.torch.micro_batches import micro_batches
 from worker.torch.optimizer import distribute
 from worker.torch.randomness import seed_generators
@@ -284,11 +286,13 @@ class DrawnTogether(script.Augmented):
 def test_a_guess_of_a_longer_micro_batch_is_loaded_again(session):
     """What was loaded ahead for more samples at the same position is not what these samples would get."""
     loader = make_loader(session, DrawnTogether(), num_workers=1)
-    indices, seed = np.arange(3), 5
+    indices = np.arange(3)
+    part = MicroBatch(0, indices[:2], 2, loader.slices.spec, 0)
+    seed = part.seed(Draws.LOADING)
     seed_generators(seed)
-    loader._fetch._at_hand = {seed: dict(enumerate(load(loader.dataset, indices)))}
+    loader.source._at_hand = {seed: dict(enumerate(load(loader.dataset, indices)))}
     seed_generators(seed)
-    samples = loader._fetch.samples(indices[:2], seed)
+    samples = loader.source.samples(part)
     seed_generators(seed)
     assert samples == load(loader.dataset, indices[:2])
 

@@ -18,11 +18,12 @@ from rpc.address import Address
 from tests.worker.least_squares import services
 from tests.worker.torch.test_memory_watch import exhaust
 from worker.data.slices import Slices
+from worker.data.source import load
 from worker.resources.device_memory import DeviceMemory, MemoryWatch
 from worker.session import Session, SessionConfig
 from worker.torch.ddp import weighted
 from worker.torch.exact_sums import ExactSums
-from worker.torch.loader import DataLoader, load
+from worker.torch.loader import DataLoader
 from worker.torch.memory_watch import MemoryExhaustedError, within_memory
 from worker.torch.micro_batches import Accumulation, SlicedBatch, micro_batches
 from worker.torch.optimizer import distribute

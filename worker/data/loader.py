@@ -1,0 +1,97 @@
+"""A loader that gives each worker exactly its slice of every batch: the part that all frameworks share.
+
+This module knows the session and the plan, and no framework.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from worker.data.micro_batches import MicroBatch
+from worker.data.randomness import SeededLoading
+from worker.data.sliced_batch import SlicedBatch
+from worker.data.slices import Slice, Slices
+from worker.data.source import Source
+from worker.own_session import own_session
+from worker.session import Session
+
+
+class Loader(ABC):
+    """An iterable over this worker's parts of the batches, one pass for each epoch of the job.
+
+    Args:
+        source: The samples.
+        batch_size: As `Slices` takes it.
+        session: The session with the services; None for this process's.
+        options: Further options of `Slices`.
+
+    Attributes:
+        session: The session with the services.
+        slices: This worker's parts of the batches.
+        source: As given.
+
+    Raises:
+        InvalidRequestError: A value is not allowed, or the session has a loader already.
+    """
+
+    def __init__(
+        self, source: Source, batch_size: int | Mapping[int, int], session: Session | None, **options: Any
+    ) -> None:
+        self.session = session or own_session()
+        self.source = source
+        self.slices = Slices(len(source), batch_size, self.session, **options)
+        self._seeded = SeededLoading(source, self._seed_generators, self.session.log_fields)
+
+    def __len__(self) -> int:
+        """Return the number of batches of the current epoch; it changes if the batch size does."""
+        return len(self.slices)
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a whole batch, over all workers."""
+        return self.slices.spec.total_batch_size
+
+    @property
+    def progress(self) -> float:
+        """The progress before the present batch, in batches of the first size; see `Slices.progress`."""
+        return self.slices.progress
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this worker's parts of the next epoch's batches.
+
+        In a job with micro-batches, the framework's `micro_batches`, or JAX's `value_and_grad`, makes them of
+        what is yielded.
+
+        Raises:
+            InvalidRequestError: The last epoch was not finished, or an iteration or a micro-batch was not; or
+                a stream does not have `size` samples.
+            EvenpaceError: As `Session.join` and `Session.finish_iteration` raise.
+        """
+        self.source.begin(self.slices)
+        for part in self.slices:
+            with self.session.tally.phase("load", part.assignment):
+                self.source.take(part)
+                batch = None if part.micro_batches else self.source.collate(self.source.samples(part))
+            yield self._sliced(part) if part.micro_batches else batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
+        return self.slices.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a checkpoint, before the training begins; see `Slices.load_state_dict`."""
+        self.slices.load_state_dict(state)
+
+    @staticmethod
+    @abstractmethod
+    def _seed_generators(seed: int) -> None:
+        """Seed the generators that a script may draw from."""
+
+    @abstractmethod
+    def _sliced(self, part: Slice) -> SlicedBatch:
+        """Return what is yielded for a slice in micro-batches, which `_load` loads."""
+
+    def _load(self, part: MicroBatch) -> Any:
+        """Return a micro-batch, with random numbers of its own."""
+        with self.session.tally.phase("load", self.session.assignment):
+            return self._seeded.load(part)

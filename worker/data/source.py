@@ -1,0 +1,62 @@
+"""The samples of a data set, as every framework's loader asks for them; no framework is known here."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.data.micro_batches import MicroBatch
+from worker.data.slices import Slice, Slices
+
+
+class Source:
+    """A data set of known length, whose samples are loaded by their indices and made into batches.
+
+    Args:
+        dataset: The data set.
+        size: Its samples.
+        load: Loads samples; it is given their indices, (count,).
+        collate: Makes a batch of what `load` returns.
+
+    Attributes:
+        drawing: What may draw random numbers, by name.
+        is_seeded: Whether generators are seeded before a micro-batch's samples are loaded.
+    """
+
+    is_seeded = True
+
+    def __init__(
+        self, dataset: Any, size: int, load: Callable[..., Any], collate: Callable[[Any], Any]
+    ) -> None:
+        self.load = load
+        self.collate = collate
+        self.drawing = {"dataset": dataset, "collate_fn": collate}
+        self._size = size
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._size
+
+    def begin(self, slices: Slices) -> None:
+        """Prepare the loading of the next epoch's slices."""
+
+    def take(self, part: Slice) -> None:
+        """Prepare the loading of a slice, whole or in micro-batches, which comes next."""
+
+    def forget(self, part: MicroBatch) -> bool:
+        """Drop kept samples, so that a micro-batch is loaded again; return False if that would take long."""
+        return True
+
+    def samples(self, part: Slice | MicroBatch) -> Any:
+        """Return the samples of a slice or a micro-batch."""
+        return self.load(part.indices)
+
+
+def load(dataset: Any, indices: Sequence[int] | NDArray[np.int64]) -> list[Any]:
+    """Return the samples at `indices`, with one call where the data set has `__getitems__`."""
+    plain = [int(index) for index in indices]
+    if hasattr(dataset, "__getitems__"):
+        samples: list[Any] = dataset.__getitems__(plain)
+        return samples
+    return [dataset[index] for index in plain]
