@@ -7,7 +7,6 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from scheduler.allocation import Allocation, Placement
 from scheduler.job import Job
@@ -107,6 +106,8 @@ def max_sum_shares(
     jobs, kinds = len(unlike), len(sizes)
     devices = np.kron(unlike[:, -1], np.eye(kinds))  # (kinds, jobs * kinds)
     times = np.kron(np.eye(jobs), np.ones(kinds))  # (jobs, jobs * kinds)
+    from scipy.optimize import linprog  # the command line, which names policies, does without SciPy
+
     solved = linprog(
         -unlike[:, :-1].ravel(),
         A_ub=np.concatenate([devices, times]),

@@ -6,7 +6,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from scheduler.allocation import Allocation, Placement, devices
 from scheduler.cluster import Cluster, Node
@@ -109,6 +108,8 @@ def choose(
         choices: The configurations.
         free: Devices of each kind that may be given away.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # the command line does without SciPy
+
     chosen: list[int | None] = [None] * len(costs)
     # No sum is the least with a configuration that costs more than to wait.
     jobs, numbers = np.nonzero(costs < _WAITING) if len(costs) else (np.array([], int),) * 2

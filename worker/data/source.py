@@ -1,13 +1,15 @@
 """The samples of a data set, as every framework's loader asks for them; no framework is known here."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.data.micro_batches import MicroBatch
-from worker.data.slices import Slice, Slices
+
+if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in benchmarks/gpu
+    from worker.data.slices import Slice, Slices
 
 
 class Source:
@@ -38,17 +40,17 @@ class Source:
         """Return the number of samples."""
         return self._size
 
-    def begin(self, slices: Slices) -> None:
+    def begin(self, slices: "Slices") -> None:
         """Prepare the loading of the next epoch's slices."""
 
-    def take(self, part: Slice) -> None:
+    def take(self, part: "Slice") -> None:
         """Prepare the loading of a slice, whole or in micro-batches, which comes next."""
 
     def forget(self, part: MicroBatch) -> bool:
         """Drop kept samples, so that a micro-batch is loaded again; return False if that would take long."""
         return True
 
-    def samples(self, part: Slice | MicroBatch) -> Any:
+    def samples(self, part: "Slice | MicroBatch") -> Any:
         """Return the samples of a slice or a micro-batch."""
         return self.load(part.indices)
 
