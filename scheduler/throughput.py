@@ -91,11 +91,14 @@ class Throughput:
         """
         gradient = self.gradient_seconds(local)
         sync = self.sync_seconds(nodes, replicas)
+        return np.asarray(accumulations) * gradient + self.together(gradient, sync)
+
+    def together(self, gradient: ArrayLike, sync: ArrayLike) -> Any:
+        """Return the seconds of a gradient and of the synchronisation that it hides in part; broadcast."""
         # With the longer of the two outside of the power, which then neither overflows nor vanishes.
         longer, shorter = np.maximum(gradient, sync), np.minimum(gradient, sync)
-        ratio = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
-        together = longer * (1 + ratio**self.overlap) ** (1 / self.overlap)
-        return np.asarray(accumulations) * gradient + together
+        ratio = np.divide(shorter, longer, out=np.zeros_like(longer, dtype=float), where=longer > 0)
+        return longer * (1 + ratio**self.overlap) ** (1 / self.overlap)
 
 
 def fit(measurements: Measurements) -> Throughput:

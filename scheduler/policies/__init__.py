@@ -1,7 +1,7 @@
 """Policies that give the devices of a cluster to jobs: one file each, and a table of them all."""
 
 from scheduler.policies.base import Policy
-from scheduler.policies.gavel import Gavel
+from scheduler.policies.gavel import Gavel, MaxMinFairness
 from scheduler.policies.least_attained_service import LeastAttainedService
 from scheduler.policies.optimus import Optimus
 from scheduler.policies.pollux import Pollux
@@ -16,6 +16,7 @@ POLICIES: dict[str, type[Policy]] = {
     "priority": Priority,
     "weighted_fair_sharing": WeightedFairSharing,
     "gavel": Gavel,
+    "max_min_fairness": MaxMinFairness,
     "sia": Sia,
 }
 """The policies by their names."""

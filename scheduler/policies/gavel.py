@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from scheduler.policies.base import Policy, Round
 _Device: TypeAlias = tuple[str, int]  # the name of its node, and its number on that
 _CANNOT = 0.1  # iterations per second on a kind that has fewer devices than a job asks for, as published
 _DECIMALS = 5  # of shares
+_SLACK = 1e-6  # of the least throughput, relative, for the solver
 
 
 class Gavel(Policy):
@@ -64,11 +65,22 @@ class Gavel(Policy):
                 self._total[kind] += 1
         return Allocation({name: _placement(its) for name, its in self._had.items()})
 
+    def _shares(
+        self,
+        rates: NDArray[np.float64],
+        wanted: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        weights: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Return each job's share of time on each kind, (jobs, kinds)."""
+        return max_sum_shares(rates, wanted, sizes)
+
     def _choose(self, jobs: Sequence[Job], sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Return the jobs that run on each kind, with their numbers of devices."""
         wanted = {job.name: _wanted(job) for job in jobs}
         rates = np.array([[_rate(job, kind, size) for kind, size in sizes.items()] for job in jobs])
-        shares = max_sum_shares(rates, np.array(list(wanted.values())), np.array(list(sizes.values())))
+        weights = np.array([job.weight for job in jobs])
+        shares = self._shares(rates, np.array(list(wanted.values())), np.array(list(sizes.values())), weights)
         entries = []
         for column, kind in enumerate(sizes):
             for row, job in enumerate(jobs):
@@ -82,6 +94,74 @@ class Gavel(Policy):
                 chosen[kind][name] = wanted[name]
                 left[kind] -= wanted[name]
         return chosen
+
+
+class MaxMinFairness(Gavel):
+    """The largest least throughput, by weights and relative to an equal split (Gavel, 4.1).
+
+    It is what Gavel makes of least attained service: on devices of several kinds, jobs that have had equal
+    times have not been served equally.
+    """
+
+    def _shares(
+        self,
+        rates: NDArray[np.float64],
+        wanted: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        weights: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        return max_min_shares(rates, wanted, sizes, weights)
+
+
+def equal_split(
+    rates: NDArray[np.float64], wanted: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return each job's throughput with its part of an equal split of all devices' time, (jobs,).
+
+    Args:
+        rates: Throughput of each job on each kind of devices, (jobs, kinds).
+        wanted: Devices that each job asks for, (jobs,).
+        sizes: Devices of each kind, (kinds,).
+    """
+    shares = sizes / (len(rates) * wanted[:, None])
+    shares = shares / np.maximum(shares.sum(axis=1, keepdims=True), 1.0)
+    split: NDArray[np.float64] = (rates * shares).sum(axis=1)
+    return split
+
+
+def max_min_shares(
+    rates: NDArray[np.float64],
+    wanted: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    weights: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return the shares of time with the largest least throughput (Gavel, 4.1).
+
+    A job's throughput counts relative to that with an equal split, by its weight. Of the shares with the
+    largest least one, those with the largest sum are returned.
+
+    Args:
+        rates: Throughput of each job on each kind of devices, (jobs, kinds), above 0.
+        wanted: Devices that each job asks for, (jobs,).
+        sizes: Devices of each kind, (kinds,).
+        weights: Of the jobs, above 0, (jobs,).
+
+    Returns:
+        Shares as those of `max_sum_shares`.
+    """
+    relative = rates / (equal_split(rates, wanted, sizes) * weights)[:, None]
+    jobs, kinds = relative.shape
+    upper, limits = _limits(wanted, np.ones(jobs), sizes)
+    # Each row's throughput is at least the variable that is added as the last.
+    throughputs = -np.array([np.kron(row, relative[job]) for job, row in enumerate(np.eye(jobs))])
+    least = np.block([[upper, np.zeros((len(upper), 1))], [throughputs, np.ones((jobs, 1))]])
+    whole = np.zeros(jobs * kinds + 1)
+    whole[-1] = -1
+    found = _solved(whole, least, np.concatenate([limits, np.zeros(jobs)]))[-1]
+    bound = np.full(jobs, -found * (1 - _SLACK))
+    shares = _solved(-relative.ravel(), np.concatenate([upper, throughputs]), np.concatenate([limits, bound]))
+    rounded: NDArray[np.float64] = np.clip(np.round(shares.reshape(jobs, kinds), _DECIMALS), 0, 1)
+    return rounded
 
 
 def max_sum_shares(
@@ -103,22 +183,37 @@ def max_sum_shares(
     unlike, place, count = np.unique(
         np.column_stack([rates, wanted]), axis=0, return_inverse=True, return_counts=True
     )
-    jobs, kinds = len(unlike), len(sizes)
-    devices = np.kron(unlike[:, -1], np.eye(kinds))  # (kinds, jobs * kinds)
-    times = np.kron(np.eye(jobs), np.ones(kinds))  # (jobs, jobs * kinds)
-    from scipy.optimize import linprog  # the command line, which names policies, does without SciPy
-
-    solved = linprog(
-        -unlike[:, :-1].ravel(),
-        A_ub=np.concatenate([devices, times]),
-        b_ub=np.concatenate([sizes, count]),
-        method="highs",
-    )
-    if solved.x is None:
-        raise RuntimeError(f"the shares of {jobs} jobs on {kinds} kinds of devices: {solved.message}")
-    shares = solved.x.reshape(jobs, kinds) / count[:, None]
+    shares = _solved(-unlike[:, :-1].ravel(), *_limits(unlike[:, -1], count, sizes))
+    shares = shares.reshape(len(unlike), len(sizes)) / count[:, None]
     rounded: NDArray[np.float64] = np.clip(np.round(shares[place.ravel()], _DECIMALS), 0, 1)
     return rounded
+
+
+def _limits(
+    wanted: NDArray[Any], times: NDArray[Any], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the rows and the limits of shares: of each kind's devices, and of each job's time."""
+    kinds = len(sizes)
+    devices = np.kron(wanted, np.eye(kinds))  # (kinds, jobs * kinds)
+    of_jobs = np.kron(np.eye(len(wanted)), np.ones(kinds))  # (jobs, jobs * kinds)
+    return np.concatenate([devices, of_jobs]), np.concatenate([sizes, times])
+
+
+def _solved(
+    costs: NDArray[np.float64], upper: NDArray[np.float64], limits: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the variables, at least 0, with the least cost.
+
+    Raises:
+        RuntimeError: The solver failed.
+    """
+    from scipy.optimize import linprog  # the command line, which names policies, does without SciPy
+
+    solved = linprog(costs, A_ub=upper, b_ub=limits, method="highs")
+    if solved.x is None:
+        raise RuntimeError(f"the shares of jobs on kinds of devices: {solved.message}")
+    found: NDArray[np.float64] = solved.x
+    return found
 
 
 def _wanted(job: Job) -> int:

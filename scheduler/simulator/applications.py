@@ -17,6 +17,7 @@ from scipy.spatial import QhullError
 from idl.noise import Noise
 from scheduler.goodput import Limits
 from scheduler.simulator.rules import JobLimits
+from scheduler.throughput import Measurements, Throughput, fit
 
 Array: TypeAlias = NDArray[np.float64]
 Shape: TypeAlias = tuple[int, ...]
@@ -84,19 +85,33 @@ class StepTimes:
         return self._most_local_by_replicas.get(replicas)
 
     @cached_property
+    def _means(self) -> dict[tuple[int, int, int], Array]:
+        """The mean times of like placements, (2,), by nodes, replicas and local batch, in this order."""
+        alike: dict[tuple[int, int, int], list[Array]] = {}
+        for shape, (locals_, seconds) in self.placements.items():
+            for local, its in zip(locals_, seconds, strict=True):
+                alike.setdefault((len(shape), sum(shape), int(local)), []).append(its)
+        return {key: np.mean(alike[key], axis=0) for key in sorted(alike)}
+
+    def measurements(self) -> Measurements:
+        """Return all that was measured, means over like placements."""
+        wider = {
+            (int(nodes), int(replicas), int(local)): (float(step), float(sync))
+            for (nodes, replicas, local), (step, sync) in zip(*self.scalability, strict=True)
+        }
+        means = {key: (float(step), float(sync)) for key, (step, sync) in self._means.items()}
+        return wider | means
+
+    @cached_property
     def _between(self) -> LinearNDInterpolator:
         """Linear interpolation over (nodes, replicas, local batch), over the means of like placements.
 
         Raises:
             ValueError: The points do not span a volume.
         """
-        alike: dict[tuple[int, int, int], list[Array]] = {}
-        for shape, (locals_, seconds) in self.placements.items():
-            for local, its in zip(locals_, seconds, strict=True):
-                alike.setdefault((len(shape), sum(shape), int(local)), []).append(its)
         # In this order of the points: they lie on a grid, so that other orders give other simplices.
-        points = np.array(sorted(alike), dtype=float)
-        means = np.array([np.mean(alike[key], axis=0) for key in sorted(alike)])
+        points = np.array(list(self._means), dtype=float)
+        means = np.array(list(self._means.values()))
         wider_points, wider_seconds = self.scalability
         try:
             return LinearNDInterpolator(
@@ -224,6 +239,12 @@ class Application:
         speeds = {kind: times.single_speed for kind, times in self._step_times.items()}
         return {kind: speed for kind, speed in speeds.items() if not math.isnan(speed)}
 
+    def throughput(self, kind: str) -> Throughput:
+        """Return the model of step times on a kind of devices, fitted to all that was measured."""
+        if (found := self._known.get(("throughput", kind))) is None:
+            found = self._known["throughput", kind] = fit(self._step_times[kind].measurements())
+        return found
+
     def batches_at(self, kind: str, shape: Shape) -> Limits:
         """Return the batches that the memory of a placement allows, as far as it counts by placement."""
         limits = self.batches[kind]
@@ -245,6 +266,11 @@ class Application:
     def epoch_end(self, epoch: int) -> float:
         """Return the progress at which an epoch, counted from 0, ends: the least of all batch sizes."""
         return self._ends[epoch]
+
+    @property
+    def first_noise(self) -> Noise:
+        """The gradient noise in the first epoch, with batches of the initial size."""
+        return self.noise(self.initial, 0)
 
     def noise(self, batch: int, epoch: int) -> Noise:
         """Return the gradient noise in an epoch, interpolated between the sizes that were trained with.

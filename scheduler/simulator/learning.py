@@ -14,19 +14,32 @@ class Learner:
     Step times are learned by kind of devices, the gradient noise is the same on all of them.
     """
 
-    def __init__(self, batches: Mapping[str, Limits], total: int | None) -> None:
-        """Make a learner that has seen nothing.
+    def __init__(
+        self,
+        batches: Mapping[str, Limits],
+        total: int | None,
+        known: Mapping[str, Throughput] | None = None,
+        noise: Noise | None = None,
+    ) -> None:
+        """Make a learner.
 
         Args:
             batches: The batches that are allowed, by kind.
             total: Samples of the whole batch where it is fixed.
+            known: Models of step times that need not be learned, by kind; None for none.
+            noise: The gradient's before any training; None where nothing is known of it.
         """
         self._batches = batches
         self._total = total
+        self._known = known or {}
         self._steps: dict[str, dict[tuple[int, int, int], tuple[float, float]]] = {}
-        self._noise: Noise | None = None
+        self._noise = noise
         self._throughputs: dict[str, Throughput] = {}
         self._goodputs: dict[str, Goodput] = {}
+
+    def knows(self, kind: str) -> bool:
+        """Return whether the step times on a kind need not be learned."""
+        return kind in self._known
 
     def most_replicas(self, kind: str) -> int:
         """Return the most replicas that it has trained on, on devices of a kind; 0 before any."""
@@ -39,13 +52,14 @@ class Learner:
         return {kind: goodput for kind, goodput in known.items() if goodput is not None}
 
     def goodput(self, kind: str) -> Goodput | None:
-        """Return the goodput on a kind by all that was seen, None before it has trained there.
+        """Return the goodput on a kind by all that is known, None before it has trained on an unknown one.
 
         It is the same object until something new is seen.
         """
-        if kind not in self._goodputs and self._noise is not None and kind in self._steps:
+        seen = kind in self._known or kind in self._steps
+        if kind not in self._goodputs and self._noise is not None and seen:
             if kind not in self._throughputs:
-                self._throughputs[kind] = fit(self._steps[kind])
+                self._throughputs[kind] = self._known.get(kind) or fit(self._steps[kind])
             limits = self._batches[kind]
             self._goodputs[kind] = Goodput(self._throughputs[kind], self._noise, limits, self._total)
         return self._goodputs.get(kind)
@@ -64,7 +78,7 @@ class Learner:
             noise: The gradient's, as it is now.
         """
         steps = self._steps.setdefault(kind, {})
-        if (nodes, replicas, local) not in steps:
+        if (nodes, replicas, local) not in steps and kind not in self._known:
             steps[nodes, replicas, local] = step_time
             self._throughputs.pop(kind, None)
             self._goodputs.pop(kind, None)

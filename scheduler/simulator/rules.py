@@ -98,6 +98,9 @@ class Rules:
             done again after the loss of a node. With 0, nothing is lost.
         notice: Seconds before the loss of a node, in which it is not given out any more.
         interference: Share of the progress that jobs lose that span nodes and share one of them.
+        profiled: Let jobs know models of their step times, fitted to all that was measured, and the noise of
+            the first epoch from the start. Else they learn by training, and try at most twice the devices
+            that they have tried.
 
     Raises:
         ValueError: The interval is not above 0, another time is negative, or the share is not from 0 to 1.
@@ -109,6 +112,7 @@ class Rules:
     checkpoint: int = 0
     notice: int = 0
     interference: float = 0.0
+    profiled: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""

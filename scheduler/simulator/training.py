@@ -59,7 +59,12 @@ class SimulatedJob:
         self._shape: tuple[int, ...] = ()
         self._local = self._accumulations = 0
         # With a batch of the user's nobody asks for a goodput.
-        self._learner = None if asks_batch else Learner(application.batches, self._batch)
+        self._learner: Learner | None = None
+        if not asks_batch and rules.profiled:
+            known = {kind: application.throughput(kind) for kind in application.batches}
+            self._learner = Learner(application.batches, self._batch, known, application.first_noise)
+        elif not asks_batch:
+            self._learner = Learner(application.batches, self._batch)
         self._configured: tuple[Goodput | None, str, tuple[int, ...]] | None = None
         self._planned: dict[str, tuple[Goodput, Goodput]] = {}
         self._largest = max(limits.largest or arrival.batch, application.initial) if limits_batch else None
@@ -214,7 +219,7 @@ class SimulatedJob:
 
     def _most_devices_of(self, kind: str) -> int:
         most = self.most_devices_of(kind)
-        if self._devices is not None or self._learner is None:
+        if self._devices is not None or self._learner is None or self._learner.knows(kind):
             return most
         return min(most, max(2 * self._learner.most_replicas(kind), 1))
 

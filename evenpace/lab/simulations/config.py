@@ -55,7 +55,17 @@ def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
     return tuple(groups)
 
 
-_OTHERS = ("interference", "power", "share_nodes", "failures", "repair", "seed", "notice", "checkpoint")
+_OTHERS = (
+    "interference",
+    "power",
+    "share_nodes",
+    "profiled",
+    "failures",
+    "repair",
+    "seed",
+    "notice",
+    "checkpoint",
+)
 """Settings on which results depend, and which published simulations do not have."""
 
 
@@ -113,6 +123,9 @@ class SimulationConfig:
     share_nodes: Annotated[
         bool, Setting("Let pollux place parts of several jobs that span nodes on one node.")
     ] = False
+    profiled: Annotated[
+        bool, Setting("Let jobs know all measured step times, and their first noise, from the start.")
+    ] = False
     capacity: Annotated[
         Path | None,
         Setting(
@@ -160,6 +173,7 @@ class SimulationConfig:
             checkpoint=self.checkpoint,
             notice=self.notice,
             interference=self.interference,
+            profiled=self.profiled,
         )
 
     def make_policy(self, name: str) -> Policy:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.allocation import Allocation, devices
 from scheduler.cluster import Cluster
 from scheduler.policies.base import Round
-from scheduler.policies.gavel import Gavel, max_sum_shares
+from scheduler.policies.gavel import Gavel, equal_split, max_min_shares, max_sum_shares
 from tests.scheduler.policies.rounds import asking, play
 
 TWO_KINDS = Cluster.of([("slow", 1, 2), ("fast", 1, 2)])
@@ -50,6 +50,38 @@ def test_no_corner_of_the_programme_has_a_larger_sum_of_throughputs(data, jobs):
     assert (wanted @ shares <= sizes + 1e-3).all()
     best = max(rates.ravel() @ corner for corner in vertices(rates, wanted, sizes))
     assert (rates * shares).sum() == pytest.approx(best, abs=20 * rates.size * 1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), jobs=st.integers(1, 4))
+def test_the_least_throughput_is_at_least_that_of_an_equal_split(data, jobs):
+    """The equal split is allowed, so that no job has less; and shares are allowed, but for rounding."""
+    numbers = st.integers(1, 20)
+    rates = np.array([[data.draw(numbers) for _ in range(2)] for _ in range(jobs)], dtype=float)
+    wanted = np.array([data.draw(st.integers(1, 4)) for _ in range(jobs)])
+    sizes = np.array([data.draw(st.integers(1, 6)) for _ in range(2)])
+    shares = max_min_shares(rates, wanted, sizes, np.ones(jobs))
+
+    assert (shares >= 0).all()
+    assert (shares.sum(axis=1) <= 1 + 1e-4).all()
+    assert (wanted @ shares <= sizes + 1e-3).all()
+    assert ((rates * shares).sum(axis=1) >= equal_split(rates, wanted, sizes) * (1 - 1e-3) - 1e-3).all()
+
+
+def test_the_least_throughput_worked_out_by_hand():
+    """Each on the kind where it is twice as fast, two jobs have all they can: 4/3 of an equal split."""
+    rates = np.array([[2.0, 1.0], [1.0, 2.0]])
+    one, sizes = np.ones(2, dtype=int), np.ones(2, dtype=int)
+
+    assert equal_split(rates, one, sizes) == pytest.approx([1.5, 1.5])
+    assert max_min_shares(rates, one, sizes, np.ones(2)) == pytest.approx(np.eye(2), abs=1e-4)
+
+
+def test_throughputs_are_by_weight():
+    """Of one device a job of three times the weight has three quarters of the time."""
+    one = np.ones(2, dtype=int)
+    shares = max_min_shares(np.ones((2, 1)), one, one[:1], np.array([3.0, 1.0]))
+    assert shares == pytest.approx(np.array([[0.75], [0.25]]), abs=1e-4)
 
 
 def test_like_jobs_have_like_shares():

@@ -241,6 +241,7 @@ def _other_traces(data):
         (lambda data: None, ["--cluster", "gpu=3x1"]),
         (lambda data: None, ["--failures", 0.5]),
         (lambda data: None, ["--interference", 0.25]),
+        (lambda data: None, ["--profiled"]),
         (lambda data: None, ["--cluster", "gpu=2x2"]),
     ],
     ids=[
@@ -251,6 +252,7 @@ def _other_traces(data):
         "nodes",
         "failures",
         "interference",
+        "profiled",
         "devices",
     ],
 )
