@@ -54,7 +54,7 @@ def limit_when_ready(session: Session, share: float, name: str, kind: LimitKind)
     The limit does not hold before: importing a framework takes seconds of CPU, which a tenth of a core makes
     half a minute.
     """
-    session.before_training = lambda: _limit(session, share, name, kind)
+    session.before_training.append(lambda: _limit(session, share, name, kind))
 
 
 def _limit(session: Session, share: float, name: str, kind: LimitKind) -> None:

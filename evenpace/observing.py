@@ -137,7 +137,7 @@ class Observing:
                 tracer = stack.enter_context(self._tracer("worker", session.config.worker))
                 from evenpace.tracing.worker import SessionTracer
 
-                session.tally.observer = SessionTracer(tracer, session)
+                session.meter.tally.observer = SessionTracer(tracer, session)
             yield
 
     @contextlib.contextmanager

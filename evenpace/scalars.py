@@ -36,7 +36,7 @@ def write(to: Scalars, *, every: int = 1, session: Session | None = None) -> Non
     Raises:
         InvalidRequestError: There is no session, or `every` is less than 1.
     """
-    (session or context.session()).add_scalars(to, every)
+    (session or context.session()).meter.add_scalars(to, every)
 
 
 class TensorBoard:

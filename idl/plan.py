@@ -62,6 +62,10 @@ class Assignment:
         """Return the position after the last."""
         return self.start + self.count
 
+    def continues(self, earlier: "Assignment") -> bool:
+        """Return whether this is another part of an earlier assignment's iteration."""
+        return (self.iteration, self.attempt) == (earlier.iteration, earlier.attempt)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

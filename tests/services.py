@@ -354,7 +354,7 @@ def send_back(session: Any, manager: Address, iteration: int) -> None:
         wire = idl.batchsize_manager
         attempt = client.call("recover", wire.RecoverRequest(identity, session.assignment.attempt)).attempt
         client.call("rewind", wire.RewindRequest(identity, attempt, iteration))
-    session._shards.fence_from_any_thread(attempt)
+    session.exchange._shards.fence_from_any_thread(attempt)
 
 
 def join_request(identity: Any, **changes: Any) -> Any:

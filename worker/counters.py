@@ -20,9 +20,6 @@ PhaseObserver = Callable[[Assignment, str, int, int], None]
 class SessionTally:
     """Counters of a session; see `rpc.counters`.
 
-    Args:
-        limit: Most samples that the worker takes in an iteration.
-
     Attributes:
         iterations: Iterations that were finished, pieces left out.
         samples: Samples of the iterations and of the pieces.
@@ -30,16 +27,14 @@ class SessionTally:
         rewinds: Recoveries that this worker took part in.
         processing: Batch processing times in seconds, as they were reported.
         waiting: Seconds for which the shards held parameters back.
-        limit: Most samples that this worker takes in an iteration.
         seconds: Seconds in each phase, by name.
         observer: Called with each phase, if it is set.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self) -> None:
         self.iterations = self.samples = self.pieces = self.rewinds = 0
         self.processing = Histogram()
         self.waiting = 0.0
-        self.limit = limit
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.observer: PhaseObserver | None = None
         self._phase_ended_at = time.monotonic_ns()  # when the last phase ended

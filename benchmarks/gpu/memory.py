@@ -10,6 +10,7 @@ from benchmarks.gpu.setup import Setup, need_gpu
 from evenpace.lab.models.resnet import ResNet32
 from idl.bounds import Bounds
 from idl.plan import Assignment, JobSpec
+from worker.exchanges.all_reduce import AllReduce
 from worker.resources.nvml import Device
 from worker.torch.memory_watch import read_device, within_memory
 
@@ -26,15 +27,19 @@ class _Session:
         self.config = SimpleNamespace(bounds=Bounds(maximum=_BATCH))
         self.spec = JobSpec(10**9, _BATCH)
         self.assignment = Assignment(0, 0, 0, _BATCH, _BATCH)
+        self.exchange = AllReduce()
+        self.limits = self.meter = self
         self.memory_usage: Any = None
-        self.weighted_samples = 0
-        self.limits: list[int] = []
+        self.told: list[int] = []
 
     def log_fields(self) -> dict[str, object]:
         return {}
 
+    def watch_memory(self, usage: Any) -> None:
+        self.memory_usage = usage
+
     def lower_maximum(self, samples: int) -> None:
-        self.limits.append(samples)
+        self.told.append(samples)
         self.assignment = Assignment(0, 0, 0, min(samples, self.assignment.count), _BATCH)
 
 
@@ -76,7 +81,7 @@ def run(setup: Setup) -> dict[str, Any]:
     return {
         "confined_to_bytes": _SHARE,
         "iterations": rows,
-        "limits_told": session.limits,
+        "limits_told": session.told,
         "gradient_difference": difference,
         "device": vars(read_device(setup.device)),
         "nvml": _nvml(setup),
@@ -85,7 +90,7 @@ def run(setup: Setup) -> dict[str, Any]:
 
 def _varied(session: _Session, iteration: int) -> int:
     """Other sizes below the limit, for a line to be laid through the peaks."""
-    return max(1, min(session.limits, default=_BATCH) * (4 + iteration % 4) // 8)
+    return max(1, min(session.told, default=_BATCH) * (4 + iteration % 4) // 8)
 
 
 def _difference(model: nn.Module, inputs: torch.Tensor, classes: torch.Tensor, setup: Setup) -> float:

@@ -11,9 +11,11 @@ from torch import nn
 
 from benchmarks.gpu.models import workloads
 from benchmarks.gpu.setup import Setup
+from idl.bounds import Bounds
 from idl.plan import Assignment, JobSpec
 from worker.data.micro_batches import micro_batches_of
 from worker.gradient_norms import OwnNorms
+from worker.limits import Limits
 from worker.torch.micro_batches import EVERY_OFF_CPU, Accumulation, SlicedBatch, micro_batches
 from worker.torch.preconditioner import preconditioner_of
 
@@ -39,9 +41,8 @@ def slice_of(
     total = number * micro_batch
     inputs, classes = workload.batch(total, setup.device)
     spec = JobSpec(total, total, micro_batch=micro_batch)
-    session = SimpleNamespace(
-        most_at_once=number, at_once=1, samples_at_hand=None, sums_exactly=False, norms=OwnNorms(), spec=spec
-    )
+    limits = Limits(Bounds(at_once=number))
+    session = SimpleNamespace(limits=limits, sums_exactly=False, norms=OwnNorms(), spec=spec)
     preconditioner = None if optimize is None else preconditioner_of(optimize(list(model.parameters())))
     accumulation = Accumulation(session, list(model.parameters()), model, None, preconditioner)  # type: ignore[arg-type]
     order = np.arange(total)

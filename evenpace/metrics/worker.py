@@ -11,7 +11,7 @@ def session_collector(session: Session) -> PartCollector:
 
 
 def _session_figures(session: Session) -> Fill:
-    tally = session.tally
+    tally = session.meter.tally
 
     def fill(families: Families) -> None:
         config, assignment = session.config, session.assignment
@@ -19,7 +19,7 @@ def _session_figures(session: Session) -> Fill:
         if assignment is not None:
             families.set("session_iteration", assignment.iteration)
             families.set("session_batch_samples", assignment.count)
-        families.set("session_batch_limit_samples", tally.limit)
+        families.set("session_batch_limit_samples", session.limits.maximum)
         families.set("session_iterations", tally.iterations)
         families.set("session_samples", tally.samples)
         families.set("session_pieces", tally.pieces)

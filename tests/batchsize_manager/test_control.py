@@ -77,7 +77,7 @@ def assert_trained(workers, iterations=ITERATIONS):
         assert (epoch, start) == (at if at[1] < SPEC.dataset_size else (at[0] + 1, 0))
         at = (epoch, start + total)
     for worker in workers:
-        assert np.abs(worker.session.parameters - trained_on(batches)).max() < 1e-9
+        assert np.abs(worker.session.exchange.parameters - trained_on(batches)).max() < 1e-9
     return batches
 
 
@@ -374,16 +374,17 @@ def test_a_job_whose_size_was_changed_resumes_where_it_was():
         slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=True, seed=SPEC.seed)
         if restored is not None:
             slices.load_state_dict(restored)
-        session.open_parameters(Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),)), parameters)
+        session.exchange.prepare(Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),)), parameters)
+        session.start_training()
         done = []
         for _ in range(ITERATIONS):
             for part in slices:
                 if part.assignment.iteration == 5:
                     client.set_total_batch_size(JOB, 24)
                 if part.assignment.iteration == save_at:
-                    saved.append((slices.state_dict(), session.parameters.copy()))
+                    saved.append((slices.state_dict(), session.exchange.parameters.copy()))
                     return done
-                session.gradient[:] = mean_gradient(session.parameters, part.indices)
+                session.exchange.gradient.values[:] = mean_gradient(session.exchange.parameters, part.indices)
                 session.finish_iteration()
                 done.append((part.assignment.epoch, part.assignment.batch_start, part.assignment.total))
         raise AssertionError("the job has ended")
@@ -434,7 +435,8 @@ def test_a_loader_says_how_many_batches_the_epoch_has(drop_last, num_workers, ex
                 samples, 16, session=session, shuffle=True, drop_last=drop_last, num_workers=num_workers
             )
             before = len(loader)
-            session.open_parameters(Layout("float64", "sgd", (Group(1, {"lr": 0.1}),)), np.zeros(1))
+            session.exchange.prepare(Layout("float64", "sgd", (Group(1, {"lr": 0.1}),)), np.zeros(1))
+            session.start_training()
             lengths, seen = {}, {}
             for epoch in range(3):
                 for batch in loader:
@@ -462,7 +464,8 @@ def test_a_loader_follows_its_schedule(num_workers):
         schedule = {0: 10, 1: 30, 3: 100}
         loader = DataLoader(samples, schedule, session=session, shuffle=True, num_workers=num_workers)
         assert (len(loader), loader.batch_size) == (10, 10)
-        session.open_parameters(Layout("float64", "sgd", (Group(1, {"lr": 0.1}),)), np.zeros(1))
+        session.exchange.prepare(Layout("float64", "sgd", (Group(1, {"lr": 0.1}),)), np.zeros(1))
+        session.start_training()
         for _ in range(4):
             drawn = []
             sizes.append([])

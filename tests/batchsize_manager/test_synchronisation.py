@@ -266,7 +266,8 @@ class Cluster:
             config = SessionConfig(self.manager, self.shards, worker=name, barrier_timeout=60)
             session = self.sessions[name] = Session(config)
             session.declare(JobSpec(1200, 12, shuffle=False))
-            session.open_parameters(Layout("float64", "sgd", (Group(3, {"lr": 1.0}),)), np.zeros(3))
+            session.exchange.prepare(Layout("float64", "sgd", (Group(3, {"lr": 1.0}),)), np.zeros(3))
+            session.start_training()
 
         threads = [threading.Thread(target=start, args=(name,), daemon=True) for name in names]
         for thread in threads:
@@ -305,7 +306,7 @@ def cluster(synchronisation, workers, shards=1, **job):
 def finish(session, gradient):
     """Finish one iteration with a given gradient, the same for all elements."""
     session.begin_iteration()
-    session.gradient[:] = gradient
+    session.exchange.gradient.values[:] = gradient
     return session.finish_iteration()
 
 
@@ -357,7 +358,7 @@ def test_asp_fast_worker_never_waits():
         assert slow.assignment.iteration == 0
         assert services.parameters() == (250, [-250.0] * 3)
         assert finish(slow, 10.0).iteration == 1
-        assert slow.parameters.tolist() == [-260.0] * 3
+        assert slow.exchange.parameters.tolist() == [-260.0] * 3
 
 
 def test_asp_newcomer_starts_beside_the_fastest():
@@ -367,7 +368,7 @@ def test_asp_newcomer_starts_beside_the_fastest():
         Runner(fast, 20).join()
         (late,) = services.join("late")
         assert late.assignment.iteration >= 20
-        assert late.parameters.tolist() == [-20.0] * 3
+        assert late.exchange.parameters.tolist() == [-20.0] * 3
 
 
 def test_asp_goes_on_when_others_leave():
@@ -377,7 +378,7 @@ def test_asp_goes_on_when_others_leave():
         Runner(fast, 20).join()
         fast.close()
         assert finish(slow, 1.0).iteration == 1
-        assert slow.parameters.tolist() == [-21.0] * 3
+        assert slow.exchange.parameters.tolist() == [-21.0] * 3
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -392,13 +393,13 @@ def test_backup_drops_exactly_the_late(shards):
         assert services.parameters() == (5, [-10.0] * 3)
 
         assert finish(c, 1000.0).iteration == 5  # its gradient of iteration 0 comes at last
-        assert c.parameters.tolist() == [-10.0] * 3
+        assert c.exchange.parameters.tolist() == [-10.0] * 3
         runners = [Runner(c, 6, 5.0), Runner(a, 6, 1.0)]
         for runner in runners:
             runner.join()
         assert services.parameters() == (6, [-13.0] * 3)
         assert finish(b, 1000.0).iteration == 6
-        assert b.parameters.tolist() == [-13.0] * 3
+        assert b.exchange.parameters.tolist() == [-13.0] * 3
 
         assert services.observer.poll()
         took_part = [set(r.workers) for r in services.observer.iterations]
@@ -415,7 +416,7 @@ def test_backup_waits_for_all_remaining_workers():
         runner.join()
         b.close()
         assert finish(a, 1.0).iteration == 2
-        assert a.parameters.tolist() == [-3.0] * 3
+        assert a.exchange.parameters.tolist() == [-3.0] * 3
 
 
 @pytest.mark.parametrize("sync", [ASP, SSP], ids=["asp", "ssp"])

@@ -236,11 +236,12 @@ def train(session, manager, *, send_back_at=None):
     """Train two epochs of least squares."""
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
     loader = DataLoader(dataset, SPEC.total_batch_size, session=session)
-    session.open_parameters(Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),)), np.zeros(FEATURES))
+    session.exchange.prepare(Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),)), np.zeros(FEATURES))
+    session.start_training()
     for _ in range(2):
         for inputs, targets in loader:
-            error = inputs.numpy() @ session.parameters - targets.numpy()
-            session.gradient[:] = error @ inputs.numpy() / len(targets)
+            error = inputs.numpy() @ session.exchange.parameters - targets.numpy()
+            session.exchange.gradient.values[:] = error @ inputs.numpy() / len(targets)
             done = session.assignment
             if done.iteration == send_back_at and done.attempt == 0:
                 send_back(session, manager, 10)

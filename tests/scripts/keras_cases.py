@@ -163,7 +163,7 @@ def test_batches_have_the_datas_structure(session):
     seen = []
     for inputs, labels in loader:
         seen.append((inputs["a"].numpy().tolist(), inputs["b"].dtype.name, labels.numpy().tolist()))
-        loader.session.gradient[:] = 0
+        loader.session.exchange.gradient.values[:] = 0
         loader.session.finish_iteration()
     assert seen == [
         ([[0, 1], [2, 3], [4, 5]], "float32", [0, 10, 20]),
@@ -468,7 +468,7 @@ def test_fit_goes_through_a_batch_again_in_the_same_step(session, micro_batch):
         def on_train_batch_begin(self, batch, logs=None):
             steps.append(session.assignment.iteration)
             if session.assignment.iteration == 4 and session.assignment.attempt == 0:
-                session._shards.fence_from_any_thread(session._membership.recover(0))
+                session.exchange._shards.fence_from_any_thread(session._membership.recover(0))
 
     history = model.fit(loader, epochs=3, verbose=0, callbacks=[Rewinding()])
     assert steps == list(range(9))
@@ -650,7 +650,7 @@ def summing(request, tmp_path):
         config = SessionConfig(cluster.manager, cluster.shard_addresses, barrier_timeout=240)
         with contextlib.closing(Session(config)) as session:
             yield session
-            assert session.gradient.dtype == np.int64
+            assert session.exchange.gradient.values.dtype == np.int64
 
 
 def test_a_slice_is_one_step(summing):
@@ -802,7 +802,7 @@ def test_a_checkpoint_is_an_ordinary_one(session, tmp_path):
 
     loaded = keras.models.load_model(path)
     assert int(loaded.optimizer.iterations) == 9
-    served = session.optimizer_state().slots
+    served = session.exchange.optimizer_state(session.assignment).slots
     for slot, variables in (
         ("momentum", loaded.optimizer._momentums),
         ("velocity", loaded.optimizer._velocities),

@@ -95,7 +95,7 @@ class Scenario:
         )
         self.session = Session(config)
         if not measured:
-            self.session.processing_time = self._made_up_time
+            self.session.meter.measure_by(self._made_up_time)
         data = torch.utils.data.TensorDataset(*make_data())
         self.loader = evenpace.torch.DataLoader(
             data, BATCH, session=self.session, shuffle=True, seed=SEED, **loading
@@ -312,9 +312,9 @@ def overlap(scenario):
 def slow_rank(scenario):
     """Rank 2 computes for longer than the others: what each session would report."""
     model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
-    take = scenario.session.stopwatch.take
+    take = scenario.session.meter.stopwatch.take
     measured = []
-    scenario.session.stopwatch.take = lambda: measured.append(take()) or measured[-1]
+    scenario.session.meter.stopwatch.take = lambda: measured.append(take()) or measured[-1]
     optimizer = make_optimizer(model)
     for inputs, labels in scenario.batches():
         if scenario.rank == 2:

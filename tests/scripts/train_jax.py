@@ -96,7 +96,7 @@ def train_in_micro_batches(path, **others):
     """In a job of its own, with other services where they are given; writes parameters, losses and sizes."""
     session = Session(dataclasses.replace(evenpace.session().config, job="micro", **others))
     atexit.register(session.close)
-    session.processing_time = lambda: made_up_time(session)
+    session.meter.measure_by(lambda: made_up_time(session))
     loader = evenpace.jax.DataLoader(
         Augmented(),
         IN_MICRO_BATCHES["batch"],
@@ -149,7 +149,7 @@ def main():
         return loss_fn(params, batch)
 
     loader = evenpace.jax.DataLoader(make_data(), batch_size=BATCH, shuffle=True, seed=SEED)
-    loader.session.processing_time = lambda: made_up_time(loader.session)
+    loader.session.meter.measure_by(lambda: made_up_time(loader.session))
     value_and_grad = evenpace.jax.value_and_grad(traced_loss, micro_batch_size=4)
     saved = {"params": make_params(), "optimizer": None}
     if options.resume:

@@ -327,7 +327,7 @@ def main():
     slow = 1 + int(options.out.name)  # the worker's number: each is as slow as its turn has it
     for job in JOBS:
         session = job_session(job)
-        session.processing_time = lambda s=session: invented_time(s.assignment, slow)
+        session.meter.measure_by(lambda s=session: invented_time(s.assignment, slow))
         tally = Tally()
         if job == "resumed":
             model = train_in_two(options.out.with_suffix(".keras"), session, tally)
@@ -342,7 +342,7 @@ def main():
         np.savez(options.out.with_name(f"{options.out.name}-{job}"), **results)
     for job in ("micro-fit", "micro-loop"):
         session = job_session(job)
-        session.processing_time = lambda s=session: invented_time(s.assignment, slow)
+        session.meter.measure_by(lambda s=session: invented_time(s.assignment, slow))
         results = train_in_micro_batches(session, by_fit=job == "micro-fit")
         session.close()
         if options.alone:

@@ -41,12 +41,13 @@ def go_through(session, iterations, at=lambda session: None):
     """
     slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=SPEC.shuffle, seed=SPEC.seed)
     layout = Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),))
-    session.open_parameters(layout, np.zeros(FEATURES))
+    session.exchange.prepare(layout, np.zeros(FEATURES))
+    session.start_training()
     for _ in range(1 + iterations // SPEC.iterations_per_epoch):
         for part in slices:
             if part.assignment.iteration >= iterations:
                 return
-            session.gradient[:] = mean_gradient(session.parameters, part.indices)
+            session.exchange.gradient.values[:] = mean_gradient(session.exchange.parameters, part.indices)
             at(session)
             session.finish_iteration()
             yield part
@@ -72,7 +73,7 @@ def main():
     session = evenpace.session()
     for _ in go_through(session, options.iterations, at=computed):
         pass
-    np.save(options.out, session.parameters)
+    np.save(options.out, session.exchange.parameters)
 
 
 if __name__ == "__main__":

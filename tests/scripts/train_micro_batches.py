@@ -103,7 +103,7 @@ def main() -> None:
     loader = make_loader(options)
     optimizer, schedule = make_optimizer(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=options.scaled)
-    all_reduce = own_session().uses_all_reduce
+    all_reduce = own_session().exchange.loader_finishes
     if all_reduce:
         distributed.init_process_group("gloo")
         model = evenpace.torch.balance(DistributedDataParallel(model), loader)

@@ -55,7 +55,7 @@ def main() -> None:
         data, BATCH_SIZE, shuffle=True, seed=SEED, micro_batch=options.micro_batch
     )
     network = model
-    if session.uses_all_reduce:
+    if session.exchange.loader_finishes:
         distributed.init_process_group("gloo")
         network = evenpace.torch.balance(DistributedDataParallel(model), loader, optimizer)
     else:
@@ -82,7 +82,7 @@ def main() -> None:
             optimizer.step()
     iterations, counts, gradients = zip(*noted, strict=True)
     np.savez(options.out, iterations=iterations, counts=counts, gradients=np.stack(gradients))
-    if session.uses_all_reduce:
+    if session.exchange.loader_finishes:
         del network, optimizer
         end_process_group()
 

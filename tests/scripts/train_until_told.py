@@ -22,12 +22,13 @@ def main():
     options = parser.parse_args()
     session = evenpace.session()
     slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session, shuffle=SPEC.shuffle, seed=SPEC.seed)
-    session.open_parameters(Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),)), np.zeros(FEATURES))
+    session.exchange.prepare(Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),)), np.zeros(FEATURES))
+    session.start_training()
     while not options.until.exists():
         for part in slices:
-            with session.tally.phase("load", part.assignment):
+            with session.meter.tally.phase("load", part.assignment):
                 indices = part.indices.copy()
-            session.gradient[:] = mean_gradient(session.parameters, indices)
+            session.exchange.gradient.values[:] = mean_gradient(session.exchange.parameters, indices)
             time.sleep(PACE)
             session.finish_iteration()
             if options.until.exists():

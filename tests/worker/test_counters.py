@@ -10,7 +10,7 @@ from worker.counters import SessionTally
 
 def test_all_computing_between_micro_batches_counts():
     """Loading and computing take turns without a gap, until the gradient is complete."""
-    tally, seen = SessionTally(8), []
+    tally, seen = SessionTally(), []
     tally.observer = lambda assignment, name, begin, end: seen.append((name, begin, end))
     first, second = (Assignment(iteration, 0, 0, 8, 8) for iteration in (0, 1))
     for assignment in (first, second):

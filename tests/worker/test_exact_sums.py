@@ -34,18 +34,24 @@ def gradient_of(parameters, indices):
     return (sample * (1 + parameters)).mean(axis=0, dtype=np.float32)
 
 
-def train(session, accumulate=Session.accumulate, epochs=2, sizes=SPEC.total_batch_size):
+def accumulate_all(session, gradient, count):
+    """Add a micro-batch's gradient."""
+    session.exchange.gradient.accumulate(session.assignment, gradient, count)
+
+
+def train(session, accumulate=accumulate_all, epochs=2, sizes=SPEC.total_batch_size):
     """Train, with one contribution for each micro-batch; return the parameters at the end."""
     slices = Slices(SPEC.dataset_size, sizes, session, shuffle=True, seed=SPEC.seed, micro_batch=4)
-    session.lr_factor = factor_by("sqrt", "adam")
-    session.open_parameters(LAYOUT, np.linspace(-1, 1, ELEMENTS, dtype=np.float32))
+    session.scale_lr_by(factor_by("sqrt", "adam"))
+    session.exchange.prepare(LAYOUT, np.linspace(-1, 1, ELEMENTS, dtype=np.float32))
+    session.start_training()
     for _ in range(epochs):
         for part in slices:
             for micro_batch in part.micro_batches:
-                gradient = gradient_of(session.parameters, micro_batch.indices)
+                gradient = gradient_of(session.exchange.parameters, micro_batch.indices)
                 accumulate(session, gradient, micro_batch.count)
             session.finish_iteration()
-    return session.parameters.copy()
+    return session.exchange.parameters.copy()
 
 
 def trained(workers, shards, synchronisation, policy="even", **options):
@@ -90,7 +96,7 @@ def test_parameters_do_not_depend_on_them_while_batches_change_their_size():
 
 def fill(session, gradient, count):
     """Set the gradient of the whole slice."""
-    session.gradient[:] = gradient
+    session.exchange.gradient.values[:] = gradient
 
 
 def accumulate_but_one():
@@ -99,7 +105,7 @@ def accumulate_but_one():
 
     def accumulate(session, gradient, count):
         if next(calls):
-            session.accumulate(gradient, count)
+            session.exchange.gradient.accumulate(session.assignment, gradient, count)
 
     return accumulate
 
@@ -115,7 +121,7 @@ def test_a_gradient_out_of_range_ends_the_worker():
     """The error has the value and what is allowed, and nothing was pushed."""
 
     def explode(session, gradient, count):
-        session.accumulate(gradient * np.float32(1e9), count)
+        session.exchange.gradient.accumulate(session.assignment, gradient * np.float32(1e9), count)
 
     with pytest.raises(InvalidRequestError, match=r"absolute value of \d.*e\+0\d: exact sums .* below 1\.0"):
         trained(1, 1, EXACT, accumulate=explode)
@@ -140,7 +146,7 @@ def test_workers_whose_bits_may_differ_are_named(synchronisation, caplog):
         for number, (device, threads) in enumerate([("A", 1), ("A", 1), ("A", 2), ("B", None)]):
             session = Session(SessionConfig(manager, (manager,), worker=f"w{number}"))
             stack.enter_context(contextlib.closing(session))
-            session.device, session.threads = device, threads
+            session.describe(device, threads)
             session.declare(SPEC)
             sessions.append(session)
         in_threads(*[session.join for session in sessions])

@@ -117,4 +117,4 @@ def test_a_worker_is_heard_of_while_it_cannot_reach_a_shard(wait_until):
 
         worker = Worker(manager, [address], "w", 20, cut_off)
         worker.end()
-    assert np.abs(worker.session.parameters - trained_alone(20)).max() < 1e-12
+    assert np.abs(worker.session.exchange.parameters - trained_alone(20)).max() < 1e-12

@@ -71,7 +71,7 @@ def test_every_iteration_is_exact(lookahead, policy):
     for iteration in range(iterations):
         assert slices_follow_each_other([parts[iteration] for parts in done if iteration in parts], iteration)
     for worker in workers:
-        assert np.abs(worker.session.parameters - trained_alone(iterations)).max() < 1e-12
+        assert np.abs(worker.session.exchange.parameters - trained_alone(iterations)).max() < 1e-12
 
 
 def test_a_report_that_comes_when_its_attempt_is_over_holds_up_no_other(tmp_path, wait_until):
@@ -105,7 +105,7 @@ def test_a_report_that_comes_when_its_attempt_is_over_holds_up_no_other(tmp_path
         membership._client.send = send_late
         for worker in (late, other):
             worker.end()
-            assert np.abs(worker.session.parameters - trained_alone(iterations)).max() < 1e-12
+            assert np.abs(worker.session.exchange.parameters - trained_alone(iterations)).max() < 1e-12
     assert membership.attempt == 1
 
 
@@ -134,7 +134,7 @@ def test_training_goes_on_while_the_manager_is_silent(wait_until, lookahead):
         gate.open.set()
         assert len(worker.end()) == 30
         gate.close()
-    assert np.abs(worker.session.parameters - trained_alone(30)).max() < 1e-12
+    assert np.abs(worker.session.exchange.parameters - trained_alone(30)).max() < 1e-12
 
 
 def test_the_training_thread_does_not_call_the_manager(monkeypatch, wait_until):
@@ -167,8 +167,8 @@ def test_a_limit_holds_once_the_plans_made_before_are_used_up(lookahead):
 
     def at(session):
         if session.assignment.iteration == told_at:
-            session.lower_maximum(limit)
-            session.lower_maximum(limit + 2)  # not above what it has proved before
+            session.limits.lower_maximum(limit)
+            session.limits.lower_maximum(limit + 2)  # not above what it has proved before
 
     with services(2, lookahead=lookahead) as (manager, shards):
         other = Worker(manager, shards, "other", 30)
@@ -177,9 +177,9 @@ def test_a_limit_holds_once_the_plans_made_before_are_used_up(lookahead):
         other.end()
     assert counts[told_at] == 8
     assert max(counts[told_at + lookahead + 1 :]) <= limit
-    assert short.session.tally.limit == limit
+    assert short.session.limits.maximum == limit
     for worker in (other, short):
-        assert np.abs(worker.session.parameters - trained_alone(30)).max() < 1e-12
+        assert np.abs(worker.session.exchange.parameters - trained_alone(30)).max() < 1e-12
 
 
 # -- going
@@ -195,7 +195,7 @@ def test_what_was_planned_for_a_worker_that_leaves_is_planned_anew(lookahead):
     for iteration in range(10, 40):
         assert slices_follow_each_other([done[0][iteration], done[2][iteration]], iteration)
     for worker in (workers[0], workers[2]):
-        assert np.abs(worker.session.parameters - trained_alone(40)).max() < 1e-12
+        assert np.abs(worker.session.exchange.parameters - trained_alone(40)).max() < 1e-12
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_what_fails_in_the_reporting_thread_ends_the_training():
 
     def at(session):
         if session.assignment.iteration == 3:
-            session.processing_time = lambda: measure
+            session.meter.measure_by(lambda: measure)
 
     def measure():
         raise RuntimeError("CUDA error: the device is gone")
@@ -300,7 +300,7 @@ def test_a_released_worker_ends_well_and_nothing_is_lost(monkeypatch, lookahead)
     for iteration in range(40):
         assert slices_follow_each_other([parts[iteration] for parts in done if iteration in parts], iteration)
     for i in (0, 2):
-        assert np.abs(workers[i].session.parameters - trained_alone(40)).max() < 1e-12
+        assert np.abs(workers[i].session.exchange.parameters - trained_alone(40)).max() < 1e-12
 
 
 # -- real workers, with loading processes

@@ -53,7 +53,7 @@ def assert_trained(workers, iterations=ITERATIONS):
     for worker in workers:
         worker.end()
     for worker in workers:
-        assert np.abs(worker.session.parameters - trained_alone(iterations)).max() < 1e-12
+        assert np.abs(worker.session.exchange.parameters - trained_alone(iterations)).max() < 1e-12
 
 
 def in_process_manager(workers, policy="even", **job):
@@ -338,7 +338,7 @@ def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
                 for i, at in enumerate((disturbs, lambda session: None))
             ]
             assert_trained(workers)
-            return [worker.session.parameters for worker in workers]
+            return [worker.session.exchange.parameters for worker in workers]
 
     undisturbed = train(tmp_path / "a", kill=False)
     disturbed = train(tmp_path / "b", kill=True)

@@ -22,13 +22,14 @@ NAMES = ("w0", "w1")
 def train(session, stop, seen):
     """Train with steps that subtract the mean of the batch's indices until told to stop; return the end."""
     slices = Slices(SPEC.dataset_size, SPEC.total_batch_size, session)
-    session.open_parameters(Layout("float64", "sgd", (Group(ELEMENTS, {"lr": 1.0}),)), np.zeros(ELEMENTS))
+    session.exchange.prepare(Layout("float64", "sgd", (Group(ELEMENTS, {"lr": 1.0}),)), np.zeros(ELEMENTS))
+    session.start_training()
     for part in slices:
         now = part.assignment
         seen.append((now.attempt, now.iteration))
         if stop and now.iteration >= stop[0]:
             return
-        session.gradient[:] = part.indices.mean()
+        session.exchange.gradient.values[:] = part.indices.mean()
         session.finish_iteration()
 
 
@@ -97,4 +98,4 @@ def test_restarts_of_the_manager_cost_an_iteration_each_at_most(tmp_path, wait_u
         means = np.arange(SPEC.dataset_size).reshape(-1, SPEC.total_batch_size).mean(axis=1)
         for name in NAMES:
             version = sessions[name].assignment.iteration
-            np.testing.assert_allclose(sessions[name].parameters, -means[:version].sum(), rtol=1e-12)
+            np.testing.assert_allclose(sessions[name].exchange.parameters, -means[:version].sum(), rtol=1e-12)

@@ -22,6 +22,7 @@ from tests.scripts.train_least_squares import (
 )
 from tests.services import send_back, serving, shard_service
 from tests.worker.least_squares import Worker
+from worker.exchanges.parameter_server import ParameterServer
 from worker.session import Session, SessionConfig
 from worker.shard_clients import ShardClients
 from worker.torch.loader import DataLoader
@@ -49,22 +50,23 @@ def test_a_loop_goes_through_its_batches_again(tmp_path, num_workers, at, back):
             num_workers=num_workers,
         )
         layout = Layout("float64", "sgd", (Group(FEATURES, {"lr": RATE}),))
-        session.open_parameters(layout, np.zeros(FEATURES))
+        session.exchange.prepare(layout, np.zeros(FEATURES))
+        session.start_training()
         seen = []
         for _ in range(3):
             for inputs, targets in loader:
                 done = session.assignment
                 order = permutation(SPEC, done.epoch)[done.start : done.start + done.count]
                 assert np.array_equal(inputs.numpy(), INPUTS[order])
-                error = inputs.numpy() @ session.parameters - targets.numpy()
-                session.gradient[:] = error @ inputs.numpy() / len(targets)
+                error = inputs.numpy() @ session.exchange.parameters - targets.numpy()
+                session.exchange.gradient.values[:] = error @ inputs.numpy() / len(targets)
                 if done.iteration == at and done.attempt == 0:
                     send_back(session, manager, back)
                 session.finish_iteration()
                 seen.append((done.attempt, done.iteration))
         again = [(1, iteration) for iteration in range(back, ITERATIONS)]
         assert seen == [(0, iteration) for iteration in range(at + 1)] + again
-        assert np.abs(session.parameters - trained_alone(ITERATIONS)).max() < 1e-12
+        assert np.abs(session.exchange.parameters - trained_alone(ITERATIONS)).max() < 1e-12
 
 
 def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_time(tmp_path, monkeypatch):
@@ -81,11 +83,12 @@ def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_ti
         for _ in range(15):
             next(parts)
         send_back(session, manager, 10)
-        monkeypatch.setattr(session, "on_parameters", waits.clear)
+        take = ParameterServer.take
+        monkeypatch.setattr(ParameterServer, "take", lambda *given: take(*given) or waits.clear())
         waits.append(3600.0)
         assert [part.assignment.iteration for part in parts] == [15, *range(10, 20)]
         assert not waits
-        assert np.abs(session.parameters - trained_alone(20)).max() < 1e-12
+        assert np.abs(session.exchange.parameters - trained_alone(20)).max() < 1e-12
 
 
 class Overeager(Worker):
@@ -123,8 +126,8 @@ def test_a_step_needs_a_slice_of_its_own(tmp_path, lookahead):
         for worker in (stays, leaves):
             assert len(worker.refusals) == len(worker.done)
             assert all("samples were not loaded: take one step" in text for text in worker.refusals)
-        assert lookahead or stays.session.tally.pieces == 1
-        assert np.abs(stays.session.parameters - trained_alone(30)).max() < 1e-12
+        assert lookahead or stays.session.meter.tally.pieces == 1
+        assert np.abs(stays.session.exchange.parameters - trained_alone(30)).max() < 1e-12
 
 
 def test_a_job_has_trained_from_its_first_complete_iteration_on(tmp_path):
@@ -152,14 +155,15 @@ def test_options_are_those_of_their_iterations_when_these_come_again(tmp_path, b
             SPEC.total_batch_size,
             session=session,
         )
-        session.open_parameters(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)), np.zeros(1))
+        session.exchange.prepare(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)), np.zeros(1))
+        session.start_training()
         for epoch in range(3):
             groups = (Group(1, {"lr": 10.0**-epoch}),)
             for _ in loader:
-                session.gradient[:] = -1.0  # so that each step adds its learning rate
+                session.exchange.gradient.values[:] = -1.0  # so that each step adds its learning rate
                 if session.assignment.iteration == 28 and session.assignment.attempt == 0:
                     send_back(session, manager, back)
                 session.finish_iteration(groups)
                 groups = None
         per_epoch = SPEC.iterations_per_epoch
-        assert session.parameters == pytest.approx(per_epoch * 1.11, abs=1e-12)
+        assert session.exchange.parameters == pytest.approx(per_epoch * 1.11, abs=1e-12)

@@ -40,13 +40,13 @@ def test_who_waits_for_others_keeps_its_connections(lookahead, wait_until):
         waits = Worker(manager, shards, "w0", ITERATIONS, silence=0.5)
 
         def held_back():
-            clients = (waits.session._membership._client, *waits.session._shards._clients)
+            clients = (waits.session._membership._client, *waits.session.exchange._shards._clients)
             return max(client.held for client in clients) > 2.0  # seconds: four times the silence
 
         slow = once(10, lambda: wait_until(held_back, "the other to wait"))
         assert_trained([waits, Worker(manager, shards, "w1", ITERATIONS, slow)])
         assert waits.session.reconnects == 0
-        assert waits.session.tally.waiting > 2.0 * bool(lookahead)
+        assert waits.session.meter.tally.waiting > 2.0 * bool(lookahead)
 
 
 # -- what the services say

@@ -137,17 +137,18 @@ def test_a_worker_whose_options_differ_is_told_which_and_the_others_go_on():
 
     def run(session):
         slices = Slices(SAMPLES, BATCH, session)
-        session.open_parameters(layout, np.zeros(2))
+        session.exchange.prepare(layout, np.zeros(2))
+        session.start_training()
         try:
             for _ in range(2):
                 for part in slices:
                     differs = part.assignment.iteration == 1 and part.assignment.start == 4 + BATCH
                     if part.assignment.iteration > 1:
                         assert refused.wait(120)
-                    session.gradient[:] = -1.0
+                    session.exchange.gradient.values[:] = -1.0
                     rate = 0.25 if differs else RATES[part.assignment.iteration]
                     session.finish_iteration((Group(2, {"lr": float(rate)}),))
-            ended[session.config.worker] = session.parameters.tolist()
+            ended[session.config.worker] = session.exchange.parameters.tolist()
         except InvalidRequestError as error:
             errors[session.config.worker] = str(error)
         finally:
@@ -171,7 +172,8 @@ def test_a_worker_without_a_sample_gets_as_many_as_it_takes_at_least():
 
     def run(session):
         slices = Slices(SAMPLES, BATCH, session)
-        session.open_parameters(Layout("float64", "sgd", (Group(2, {"lr": 1.0}),)), np.zeros(2))
+        session.exchange.prepare(Layout("float64", "sgd", (Group(2, {"lr": 1.0}),)), np.zeros(2))
+        session.start_training()
         for part in slices:
             given.append((part.assignment.count, part.indices.tolist()))
             session.finish_iteration()

@@ -125,15 +125,14 @@ class Slices:
             )
         if assignment is None or assignment.epoch > epoch:
             return
-        if session.uses_all_reduce:
-            session.start_training()
+        session.start_training()
         while assignment is not None and assignment.epoch <= epoch:
             self._permute(assignment.epoch)
             if assignment.batch_start == 0:
                 self._first_iteration[assignment.epoch] = assignment.iteration
             session.begin_iteration()
             yield self.slice_of(assignment)
-            if session.uses_all_reduce:
+            if session.exchange.loader_finishes:
                 session.finish_iteration()
             finished, assignment = assignment, session.assignment
             if assignment is finished:  # an equal one is possible: a slice may be assigned to a worker again

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
+from worker.exchanges.parameter_server import ParameterServer
 from worker.jax.gradient import squared_norm
 from worker.jax.loader import DataLoader
 from worker.jax.rules import Rule
@@ -52,7 +53,7 @@ def distribute(
         )
     factor = factor_by(scale_lr, rule.name)
     optimizer = Optimizer(rule, params, loader, statistics, state)
-    loader.session.lr_factor = factor
+    loader.session.scale_lr_by(factor)
     return optimizer
 
 
@@ -86,7 +87,8 @@ class Optimizer:
     ) -> None:
         self._loader = loader
         self._session = loader.session
-        self._session.check_unopened()
+        self._server = ParameterServer.of(self._session.exchange)
+        self._server.check_unprepared()
         self.params = params
         self.statistics = statistics
         self._rule = rule
@@ -103,11 +105,12 @@ class Optimizer:
         self._fill(initial, (params, statistics))
         device = jax.devices()[0]
         if device.platform != "cpu":
-            self._session.device = device.device_kind
+            self._session.describe(device.device_kind)
         groups = self._groups(rule.options(self._session.join().iteration))
         layout = Layout(initial.dtype.name, rule.name, groups, tensors)
-        self._session.on_parameters = self._take_parameters
-        self._session.open_parameters(layout, initial, _optimizer_state(state) if state else None)
+        before = _optimizer_state(state) if state else None
+        self._server.prepare(layout, initial, before, self._take_parameters)
+        self._session.start_training()
 
     def step(self, gradient: Any, statistics: Any = None) -> None:
         """Take a step at the parameter server with all workers' gradients, and pull the new parameters.
@@ -127,7 +130,7 @@ class Optimizer:
                 "optimizer.params or statistics were set, but the parameter server has the parameters: give "
                 "those to start from to evenpace.jax.distribute"
             )
-        self._fill(self._session.gradient, (gradient, statistics))
+        self._fill(self._server.gradient.values, (gradient, statistics))
         assignment = self._session.assignment
         self._tell_norms(gradient)
         groups = self._groups(self._rule.options(assignment.iteration)) if assignment is not None else None
@@ -148,14 +151,14 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimiser's state for a checkpoint, between two iterations: numbers and NumPy arrays."""
-        state = self._session.optimizer_state()
+        state = self._server.optimizer_state(self._session.assignment)
         return {"steps": state.steps, "slots": state.slots}
 
     def _take_parameters(self) -> None:
         arrays = [
             # A copy: JAX may go on using the memory, and the next pull overwrites this.
             part.astype(leaf.dtype)
-            for part, leaf in zip(self._parts(self._session.parameters), self._like, strict=True)
+            for part, leaf in zip(self._parts(self._server.parameters), self._like, strict=True)
         ]
         self._pulled = list(map(jax.device_put, arrays, [leaf.sharding for leaf in self._like]))
         self.params, self.statistics = self._tree.unflatten(self._pulled)

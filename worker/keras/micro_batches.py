@@ -13,6 +13,7 @@ from idl.errors import InvalidRequestError
 from worker.data import sliced_batch
 from worker.data.micro_batches import Draws, MicroBatch
 from worker.data.slices import Slice
+from worker.exchanges.parameter_server import ParameterServer
 from worker.keras.randomness import ModelSeeds, seed_generators
 from worker.session import Session
 
@@ -26,7 +27,7 @@ class Accumulation:
     average's one step with the mean of the micro-batches' statistics.
 
     Args:
-        session: The session with the services, whose `gradient` takes the mean, or the exact sums.
+        session: The session with a parameter server, whose `gradient` takes the mean, or the exact sums.
 
     Attributes:
         model_seeds: The seeds of the model's layers, if an optimiser was given its model.
@@ -75,16 +76,16 @@ class Accumulation:
             InvalidRequestError: No micro-batch is under way, or its gradient was added before; or a value is
                 too large to be summed exactly, in a job that does.
         """
-        spec = self._session.spec
+        spec, gradient = self._session.spec, ParameterServer.of(self._session.exchange).gradient
         if spec is None or spec.micro_batch is None:
-            self._session.gradient[:] = flat
+            gradient.values[:] = flat
             return True
         slice_, part = self._part, self._micro_batch
         if slice_ is None or part is None:
             raise InvalidRequestError(
                 f"the job has micro-batches: call optimizer.apply once for each, in the loop {_LOOP}"
             )
-        self._session.accumulate(flat, part.count)
+        gradient.accumulate(slice_.assignment, flat, part.count)
         self._added, self._micro_batch = self._added + 1, None
         return self._added == len(slice_.micro_batches)
 

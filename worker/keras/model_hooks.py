@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from idl.errors import InvalidRequestError
+from worker.exchanges.parameter_server import ParameterServer
 from worker.keras.loader import DataLoader
 from worker.keras.micro_batches import SlicedBatch, micro_batches
 from worker.keras.optimizer import VariableLink
@@ -65,7 +66,7 @@ def distribute(
         InvalidRequestError: There is nothing to train, a service refuses, or it is not the session's first
             call.
     """
-    loader.session.check_unopened()
+    ParameterServer.of(loader.session.exchange).check_unprepared()
     factor = factor_by(scale_lr, type(getattr(target, "optimizer", target)).__name__)
     if isinstance(target, keras.Model):
         _distribute_model(target, loader)
@@ -79,7 +80,7 @@ def distribute(
                 "the optimiser does not know its variables yet: give variables=model.trainable_variables"
             )
         _link(target, loader, variables, model)
-    loader.session.lr_factor = factor
+    loader.session.scale_lr_by(factor)
     return target
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
+from worker.exchanges.parameter_server import ParameterServer
 from worker.keras.loader import DataLoader
 from worker.keras.optimizer_options import describe_keras, slots
 from worker.optimizer_state import OptimizerState
@@ -44,7 +45,7 @@ class VariableLink:
         self._session = loader.session
         self._accumulation = loader.accumulation
         self.failure: Exception | None = None
-        self._exchanging = False
+        self._server = ParameterServer.of(self._session.exchange)
         name, self._options = describe_keras(optimizer)
         trained = list(variables)
         if not trained:
@@ -69,14 +70,13 @@ class VariableLink:
         self._earlier = int(optimizer.iterations) - loader.resumed_at
         self._options["lr"] = _number(optimizer.learning_rate)
         state = self._state() if int(optimizer.iterations) else None
-        self._session.on_parameters = self._take_parameters
         for gpu in tf.config.get_visible_devices("GPU")[:1]:
-            self._session.device = tf.config.experimental.get_device_details(gpu).get("device_name")
-        self._session.open_parameters(
-            Layout(self._dtype, name, self._groups(self._options), tuple(tensors)),
-            self._flat(self._variables),
-            state,
-        )
+            self._session.describe(tf.config.experimental.get_device_details(gpu).get("device_name"))
+        layout = Layout(self._dtype, name, self._groups(self._options), tuple(tensors))
+        self._server.prepare(layout, self._flat(self._variables), state)
+        self._session.start_training()
+        self._copy(self._server.parameters, self._variables)  # later ones are assigned by `_step`
+        optimizer.iterations.assign(self._iterations)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Push the gradients and assign the new parameters, in place of `optimizer.apply`.
@@ -106,7 +106,7 @@ class VariableLink:
         """Push what was added, and assign the new parameters."""
         lr = tf.cast(self._optimizer.learning_rate, tf.float64)
         new, iterations = tf.numpy_function(self._exchange, [lr], [self._dtype, tf.int64])
-        # Assigned here, not by `_take_parameters`, so that a graph knows the order of reads and writes.
+        # Assigned within the graph, which knows the order of reads and writes then.
         self._assign(self._variables, self._sizes, new)
         self._optimizer.iterations.assign(tf.ensure_shape(iterations, []))
 
@@ -137,7 +137,7 @@ class VariableLink:
                 f"trained; save the model, and go on from there in another job"
             )
         # Rounded to each variable's own type, as what was pulled was.
-        current = self._session.parameters[: sum(self._elements[:2])]
+        current = self._server.parameters[: sum(self._elements[:2])]
         sizes = np.cumsum(self._sizes[: len(self._trained)])[:-1]
         for variable, part in zip(self._trained, np.split(current, sizes), strict=True):
             pulled = tf.cast(part.reshape(variable.shape), _dtype(variable))
@@ -153,7 +153,7 @@ class VariableLink:
 
     def fetch_state(self) -> None:
         """Copy the optimiser's state from the parameter server into its own variables."""
-        state = self._session.optimizer_state()
+        state = self._server.optimizer_state(self._session.assignment)
         for name, variables in slots(self._optimizer).items():
             if name in state.slots:
                 self._copy(state.slots[name], [variables[self._index(v)] for v in self._trained])
@@ -165,21 +165,17 @@ class VariableLink:
 
     def _last_statistics(self) -> NDArray[Any]:
         """Return the statistics as last pulled."""
-        return self._session.parameters[sum(self._elements[:2]) :].copy()
+        return self._server.parameters[sum(self._elements[:2]) :].copy()
 
     def _exchange(self, lr: np.float64) -> tuple[NDArray[Any], np.int64]:
         """Push the gradients and statistics, and pull the new parameters, (elements,), and iteration."""
         _, options = describe_keras(self._optimizer)
         options["lr"] = float(lr)
-        self._exchanging = True
-        try:
-            with self._noting_failure():
-                self._session.finish_iteration(self._groups(options) if options != self._options else None)
-            self._options = options  # not before: a step that is refused sends none
-        finally:
-            self._exchanging = False
+        with self._noting_failure():
+            self._session.finish_iteration(self._groups(options) if options != self._options else None)
+        self._options = options  # not before: a step that is refused sends none
         # A copy: TensorFlow may keep the memory that it is given, and the next pull writes there.
-        return self._session.parameters.copy(), np.int64(self._iterations)
+        return self._server.parameters.copy(), np.int64(self._iterations)
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -188,12 +184,6 @@ class VariableLink:
         except Exception as error:
             self.failure = error
             raise
-
-    def _take_parameters(self) -> None:
-        """Assign the parameters that were pulled outside of an exchange, before the first iteration."""
-        if not self._exchanging:
-            self._copy(self._session.parameters, self._variables)
-            self._optimizer.iterations.assign(self._iterations)
 
     @property
     def _iterations(self) -> int:

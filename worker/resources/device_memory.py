@@ -96,7 +96,7 @@ class MemoryWatch:
     release their memory. Where they do not, a failed allocation lowers the limit.
 
     Args:
-        session: The session whose iterations are watched; this object is to be its `memory_usage`.
+        session: The session whose iterations are watched; this object is to be its meter's `memory_usage`.
         read: Returns the device's figures, with the peak since the last call.
 
     Attributes:
@@ -133,8 +133,8 @@ class MemoryWatch:
         return memory.share
 
     def _learn_at_once(self, shortages: int) -> None:
-        at_once = self._session.at_once
-        most = self._session.most_at_once
+        limits = self._session.limits
+        at_once, most = limits.at_once, limits.most_at_once
         lowered, self._most_at_once = most < self._most_at_once, most
         before, self._shortages = self._shortages, shortages
         if lowered:
@@ -142,8 +142,8 @@ class MemoryWatch:
         if before is None or shortages == before:
             self._fitted = max(self._fitted, at_once)
         elif at_once > 1:
-            self._session.lower_at_once(limit_between(min(self._fitted, at_once - 1), at_once))
-            self._most_at_once = self._session.most_at_once
+            limits.lower_at_once(limit_between(min(self._fitted, at_once - 1), at_once))
+            self._most_at_once = limits.most_at_once
 
     def _learn(self, samples: int, peak: int) -> None:
         self._peaks[samples] = max(peak, self._peaks.pop(samples, 0))
@@ -158,5 +158,5 @@ class MemoryWatch:
         # Sizes that have fitted still fit, although the line lies above them.
         largest = max(largest, *self._peaks)
         if largest < (1 - _CHANGE) * self._reported_maximum:
-            self._session.lower_maximum(largest)
+            self._session.limits.lower_maximum(largest)
             self._reported_maximum = largest

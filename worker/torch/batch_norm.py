@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError
+from worker.exchanges.all_reduce import AllReduce
 from worker.own_session import own_session
 from worker.session import Session
 
@@ -48,11 +49,11 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         session = session or own_session()
-        if not session.uses_all_reduce:
-            raise InvalidRequestError(
-                "synchronised statistics mix workers' gradients before the parameter server weights them: "
-                "leave out `ps`, and train with torch.distributed and weighted(loss)"
-            )
+        AllReduce.of(
+            session.exchange,
+            "synchronised statistics mix workers' gradients before the parameter server weights them: "
+            "leave out `ps`, and train with torch.distributed and weighted(loss)",
+        )
         self._session: Session | None = session
         self._group = process_group
 
@@ -186,7 +187,7 @@ def average_statistics(
         for buffer in (module.running_mean, module.running_var)
         if buffer is not None
     ]
-    samples = (session or own_session()).take_samples()
+    samples = (session or own_session()).meter.take_samples()
     if not statistics:
         return
     flat = torch.cat(

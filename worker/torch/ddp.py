@@ -15,6 +15,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError
+from worker.exchanges.all_reduce import AllReduce
 from worker.own_session import own_session
 from worker.session import Session
 from worker.torch.batch_norm import SyncBatchNorm
@@ -63,10 +64,9 @@ def balance(
             f"{type(model).__name__}: balance takes a model in torch's DistributedDataParallel; "
             f"for others, scale the loss by weighted(loss)"
         )
-    if not session.uses_all_reduce:
-        raise InvalidRequestError(
-            "the session has a parameter server, which weights gradients: leave out `ps`"
-        )
+    exchange = AllReduce.of(
+        session.exchange, "the session has a parameter server, which weights gradients: leave out `ps`"
+    )
     for name, module in model.module.named_modules():
         if isinstance(module, nn.SyncBatchNorm | SyncBatchNorm):
             raise InvalidRequestError(
@@ -84,15 +84,18 @@ def balance(
     note_device(session, device)
     time_on(device, session)
     watch_memory(session, device)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    summed = partial(_sum, session, exchange)
+    accumulation = Accumulation(session, trained, model, summed, preconditioner)
     try:
         pairs = ConsecutivePairs(session.norms) if distributed.get_world_size(group) == 1 else None
-        model.register_comm_hook(_Reduction(session, group, preconditioner, pairs=pairs), _reduce)
+        reduction = _Reduction(session, exchange, accumulation, group, preconditioner, pairs=pairs)
+        model.register_comm_hook(reduction, _reduce)
     except RuntimeError as error:
         raise InvalidRequestError(
             f"balance needs to be the model's only communication hook: {error}"
         ) from error
-    trained = [p for p in model.parameters() if p.requires_grad]
-    loader.accumulation = Accumulation(session, trained, model, partial(_sum, session), preconditioner)
+    loader.accumulation = accumulation
     return model
 
 
@@ -133,6 +136,9 @@ def weighted(
     """
     session = session or own_session()
     assignment = session.assignment
+    exchange = AllReduce.of(
+        session.exchange, f"{_LOSS}: the parameter server weights gradients already; leave out `ps`"
+    )
     if assignment is None:
         raise InvalidRequestError(f"{_LOSS}: only for batches that an evenpace loader gave")
     if session.spec is not None and session.spec.micro_batch is not None:
@@ -150,14 +156,14 @@ def weighted(
         if not distributed.is_initialized():
             raise InvalidRequestError("torch.distributed is not initialised: give the number of `ranks`")
         ranks = distributed.get_world_size()
-    if session.note_weighting(_LOSS, samples) and of_default_group:
+    if exchange.note_weighting(_LOSS, samples) and of_default_group:
         _check_members(session, loss.device, None)
     time_on(loss.device, session)
     # A worker without a part in the batch has a sample that must not count.
     part = 0 if not assignment.count else samples if reduction == "mean" else 1
     scaled = loss * (ranks * part / assignment.total)
-    if scaled.requires_grad and session.weighted_samples >= assignment.count:
-        stop = session.stopwatch.stop
+    if scaled.requires_grad and exchange.weighted_samples >= assignment.count:
+        stop = session.meter.stopwatch.stop
         # Callbacks run in the order in which they were queued: before those that wait for reductions.
         scaled.register_hook(  # type: ignore[no-untyped-call]
             lambda _: Variable._execution_engine.queue_callback(stop)
@@ -171,6 +177,8 @@ class _Reduction:
 
     Attributes:
         session: This worker's session.
+        exchange: Its exchange, which is told that gradients were weighted.
+        accumulation: Knows the micro-batch under way.
         group: The model's process group.
         preconditioner: That of the model's optimiser; None for none.
         own: Squared norm of this worker's own gradient, as far as its buckets are ready.
@@ -178,6 +186,8 @@ class _Reduction:
     """
 
     session: Session
+    exchange: AllReduce
+    accumulation: Accumulation
     group: distributed.ProcessGroup
     preconditioner: Preconditioner | None = None
     own: torch.Tensor | float = 0.0
@@ -193,13 +203,14 @@ def _reduce(
     assignment = session.assignment
     if assignment is None:
         raise InvalidRequestError(f"{_HOOK}: only for batches that an evenpace loader gave")
-    if session.note_weighting(_HOOK, assignment.count):
+    if state.exchange.note_weighting(_HOOK, assignment.count):
         _check_members(session, gradient.device, state.group)
+    at_hand = state.accumulation.samples_at_hand
     diagonal, is_measured = None, True
     if state.preconditioner is not None:
         diagonal = state.preconditioner.flat(bucket.parameters(), bucket.gradients(), assignment.iteration)
         is_measured = diagonal is not None
-    of_slice = is_measured and session.samples_at_hand is None  # else norms of each micro-batch are taken
+    of_slice = is_measured and at_hand is None  # else norms of each micro-batch are taken
     alone = of_slice and state.pairs is not None
     if alone and state.pairs is not None:
         state.pairs.add(assignment, bucket, diagonal)
@@ -207,7 +218,7 @@ def _reduce(
         state.own = state.own + squared_norm(gradient, diagonal)
     if assignment.count:
         # Over micro-batches, the gradient is accumulated in units of the last one's.
-        gradient.mul_((session.samples_at_hand or assignment.count) / assignment.total)
+        gradient.mul_((at_hand or assignment.count) / assignment.total)
     else:
         gradient.zero_()  # the gradient of a sample without weight may be infinite
     last = bucket.is_last()
@@ -215,14 +226,14 @@ def _reduce(
         if of_slice and not alone:
             session.norms.add(assignment, assignment.count, state.own, once=True)
         state.own = 0.0
-        session.stopwatch.stop()
+        session.meter.stopwatch.stop()
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         total = future.value()[0]
         if is_measured and not alone:
             session.norms.take_reduced(assignment.iteration, squared_norm(total, diagonal))
         if last:  # the rest of the iteration, such as the optimiser's step, is this worker's own time
-            session.stopwatch.start()
+            session.meter.stopwatch.start()
         return total
 
     work = distributed.all_reduce(gradient, group=state.group, async_op=True)
@@ -230,15 +241,15 @@ def _reduce(
     return future
 
 
-def _sum(session: Session, sums: torch.Tensor, group: distributed.ProcessGroup) -> None:
+def _sum(session: Session, exchange: AllReduce, sums: torch.Tensor, group: distributed.ProcessGroup) -> None:
     """Sum over the ranks what each has weighted by its samples, in place."""
     assignment = session.assignment
     assert assignment is not None
-    if session.note_weighting(_HOOK, assignment.count):
+    if exchange.note_weighting(_HOOK, assignment.count):
         _check_members(session, sums.device, group)
-    session.stopwatch.stop()
+    session.meter.stopwatch.stop()
     distributed.all_reduce(sums, group=group)
-    session.stopwatch.start()
+    session.meter.stopwatch.start()
 
 
 def _check_members(session: Session, device: torch.device, group: distributed.ProcessGroup | None) -> None:

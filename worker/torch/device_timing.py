@@ -56,10 +56,10 @@ class EventStopwatch(Stopwatch):
 
 def time_on(device: torch.device, session: Session) -> None:
     """Have a session measure by events if the device is a GPU; elsewhere it uses the clock."""
-    if device.type == "cuda" and not isinstance(session.stopwatch, EventStopwatch):
-        stopwatch = EventStopwatch(device, session.stopwatch)
-        session.stopwatch = stopwatch
-        session.processing_time = stopwatch.taken
+    meter = session.meter
+    if device.type == "cuda" and not isinstance(meter.stopwatch, EventStopwatch):
+        stopwatch = EventStopwatch(device, meter.stopwatch)
+        meter.measure_by(stopwatch.taken, stopwatch)
 
 
 def _elapsed(intervals: list[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from idl.errors import InvalidRequestError
+from worker.exchanges.all_reduce import AllReduce
 from worker.learning_rates import Rule, factor_by
 from worker.torch.loader import Loader
 
@@ -25,11 +25,11 @@ def scale_lr(optimizer: torch.optim.Optimizer, loader: Loader, rule: Rule = "aut
         InvalidRequestError: There is no such rule, or the session has a parameter server.
     """
     session = loader.session
-    if not session.uses_all_reduce:
-        raise InvalidRequestError(
-            "the session has a parameter server, which takes the steps: give scale_lr= to distribute"
-        )
-    session.lr_factor = factor_by(rule, type(optimizer).__name__)
+    AllReduce.of(
+        session.exchange,
+        "the session has a parameter server, which takes the steps: give scale_lr= to distribute",
+    )
+    session.scale_lr_by(factor_by(rule, type(optimizer).__name__))
     own: list[tuple[dict[str, Any], Any]] = []  # groups, with the script's rates, within a step
 
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -37,7 +37,7 @@ class Loader(loader.Loader):
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
             yield batch
-            if self.session.uses_all_reduce and self.accumulation is not None:
+            if self.session.exchange.loader_finishes and self.accumulation is not None:
                 self.accumulation.check()
 
     def _sliced(self, part: Slice) -> SlicedBatch:

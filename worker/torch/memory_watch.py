@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import EvenpaceError, InvalidRequestError
 from worker.data.batches import cut, map_arrays, samples_in, weighted_mean
+from worker.exchanges.all_reduce import AllReduce
 from worker.resources.device_memory import DeviceMemory, MemoryWatch, limit_between
 from worker.torch.micro_batches import SlicedBatch
 
@@ -65,9 +66,9 @@ def read_device(device: torch.device) -> DeviceMemory:
 def note_device(session: "Session", device: torch.device) -> None:
     """Set the session's device to the name of the GPU that it trains on, or on a CPU its threads."""
     if device.type == "cuda":
-        session.device = torch.cuda.get_device_name(device)
+        session.describe(device=torch.cuda.get_device_name(device))
     else:
-        session.threads = torch.get_num_threads()
+        session.describe(threads=torch.get_num_threads())
 
 
 def watch_memory(session: "Session", device: torch.device) -> MemoryWatch | None:
@@ -80,10 +81,12 @@ def watch_memory(session: "Session", device: torch.device) -> MemoryWatch | None
     """
     if device.type != "cuda":
         return None
-    if not isinstance(session.memory_usage, MemoryWatch):
+    watch = session.meter.memory_usage
+    if not isinstance(watch, MemoryWatch):
         torch.cuda.reset_peak_memory_stats(device)
-        session.memory_usage = MemoryWatch(session, lambda: read_device(device))
-    return session.memory_usage
+        watch = MemoryWatch(session, lambda: read_device(device))
+        session.meter.watch_memory(watch)
+    return watch
 
 
 class WithinMemory:
@@ -104,6 +107,8 @@ class WithinMemory:
             raise InvalidRequestError("the model has no parameters that require a gradient")
         self._session = session
         self._reduction = _Reduction(model) if isinstance(model, DistributedDataParallel) else None
+        # With a parameter server, which weights by itself, nothing is noted there.
+        self._weighting = session.exchange if isinstance(session.exchange, AllReduce) else AllReduce()
         self._watch = watch_memory(session, self._parameters[0].device)
         self._fitted = 0  # the most samples that are known to fit at once
 
@@ -176,7 +181,7 @@ class WithinMemory:
 
     def _attempt_micro_batch(self, batch: SlicedBatch, part: "MicroBatch", results: list[Any]) -> bool:
         """Add a micro-batch's gradient, or leave the accumulated one unchanged; return whether it fitted."""
-        weighted_before = self._session.weighted_samples
+        weighted_before = self._weighting.weighted_samples
         try:
             with batch.accumulation.micro_batch(part):
                 loaded = batch.load(part)
@@ -192,7 +197,7 @@ class WithinMemory:
                 ) from error
             if self._reduction is not None:
                 self._reduction.failed()
-            self._session.weighted_samples = weighted_before
+            self._weighting.weighted_samples = weighted_before
             return False
         return True
 
@@ -205,7 +210,7 @@ class WithinMemory:
         reduction = self._reduction
         reduces = reduction is not None and last
         before = [p.grad for p in self._parameters]
-        weighted_before = self._session.weighted_samples  # which the function may change
+        weighted_before = self._weighting.weighted_samples  # which the function may change
         if not reduces:
             # If the piece fails half-way, the accumulated gradient is unchanged.
             for parameter in self._parameters:
@@ -235,7 +240,7 @@ class WithinMemory:
                 reduction.failed()
             for parameter, gradient in zip(self._parameters, before, strict=True):
                 parameter.grad = gradient
-            self._session.weighted_samples = weighted_before
+            self._weighting.weighted_samples = weighted_before
             return False
         finally:
             for hook in hooks:
@@ -265,7 +270,7 @@ class WithinMemory:
             self.limit,
             extra=self._session.log_fields(),
         )
-        self._session.lower_maximum(self.limit)
+        self._session.limits.lower_maximum(self.limit)
 
 
 class _Reduction:

@@ -48,6 +48,9 @@ class Accumulation:
         reduce: Sums a tensor over the ranks of a process group, where the model is in
             `DistributedDataParallel`.
         preconditioner: That of the ranks' optimiser, for the norms of gradients; None for none.
+
+    Attributes:
+        samples_at_hand: Samples of the micro-batch that is computed at present; None outside of one.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Accumulation:
         reduce: Callable[[torch.Tensor, distributed.ProcessGroup], None] | None = None,
         preconditioner: Preconditioner | None = None,
     ) -> None:
+        self.samples_at_hand: int | None = None
         self._session = session
         self._parameters = parameters
         self._reduce = reduce
@@ -111,8 +115,7 @@ class Accumulation:
         self._part, self._left, self._divisor = part, len(part.micro_batches), 0
         self._under_way.clear()
         self._is_adding = False
-        session = self._session
-        self._at_once = session.at_once = min(part.assignment.at_once, session.most_at_once)
+        self._at_once = self._session.limits.begin(part.assignment.at_once)
         self._statistics.begin()
         self._diagonals = self._diagonals_of(part.assignment.iteration)
         if self._session.sums_exactly:
@@ -147,8 +150,8 @@ class Accumulation:
             if reduced is not None and not self._reduces:
                 stack.enter_context(reduced.no_sync())
             self._statistics.rewind()
-            stack.callback(setattr, self._session, "samples_at_hand", None)
-            self._session.samples_at_hand = len(part.indices)
+            stack.callback(setattr, self, "samples_at_hand", None)
+            self.samples_at_hand = len(part.indices)
             if lane is None and self._diagonals is not None:
                 self._pass_norms.begin(self._diagonals)
             yield
@@ -174,8 +177,9 @@ class Accumulation:
             return False
         fitted = len(self._under_way)
         self._settle(0)
-        self._at_once = self._session.at_once = max(1, min(fitted, self._at_once - 1))
-        self._session.lower_at_once(self._at_once)
+        limits = self._session.limits
+        limits.lower_at_once(max(1, min(fitted, self._at_once - 1)))
+        self._at_once = limits.begin(limits.most_at_once)
         return True
 
     @property
@@ -243,9 +247,9 @@ class Accumulation:
             self._statistics.end(assignment.count)
             self._marked_squares = self._squares_of_marked() if self._diagonals is not None else 0.0
         else:
-            self._session.stopwatch.stop()  # it waits for the other ranks
+            self._session.meter.stopwatch.stop()  # it waits for the other ranks
             self._statistics.end(assignment.total, reduced.process_group)
-            self._session.stopwatch.start()
+            self._session.meter.stopwatch.start()
 
     def exact_sums(self) -> torch.Tensor | None:
         """Return the slice's exact sums, of gradients and then statistics, (elements,); None without such.

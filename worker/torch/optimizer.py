@@ -11,6 +11,7 @@ from torch import nn
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
+from worker.exchanges.parameter_server import ParameterServer
 from worker.learning_rates import Rule, factor_by
 from worker.tensor_types import check_floating, flat_dtype
 from worker.torch.loader import Loader
@@ -57,7 +58,7 @@ def distribute(
     """
     factor = factor_by(scale_lr, type(optimizer).__name__)
     link = _Link(optimizer, loader, model)
-    loader.session.lr_factor = factor
+    loader.session.scale_lr_by(factor)
     own_state_dict = optimizer.state_dict
 
     # A plain function, bound: learning-rate schedulers unwrap and wrap the method.
@@ -91,7 +92,8 @@ class _Link:
 
     def __init__(self, optimizer: torch.optim.Optimizer, loader: Loader, model: nn.Module | None) -> None:
         session = self._session = loader.session
-        session.check_unopened()
+        self._server = ParameterServer.of(session.exchange)
+        self._server.check_unprepared()
         name, self._options = describe(optimizer)
         trained = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
         self._parameters = [p for group in trained for p in group]
@@ -113,12 +115,13 @@ class _Link:
         self._versions: list[int] = []  # of the parameters, as last pulled
         self._has_warned = False
         self._schedules = Schedules(optimizer)
-        session.before_batch = self._schedules.restore
-        session.on_parameters = self._take_parameters
+        session.before_batch.append(self._schedules.restore)
         note_device(session, self._tensors[0].device)
-        session.open_parameters(layout, initial, take_state(optimizer, self._tensors, initial))
+        state = take_state(optimizer, self._tensors, initial)
+        self._server.prepare(layout, initial, state, self._take_parameters)
+        session.start_training()
         watch_memory(session, self._tensors[0].device)
-        self._gradients = views(session.gradient, self._tensors)
+        self._gradients = views(self._server.gradient.values, self._tensors)
         self._accumulation = loader.accumulation = Accumulation(session, self._parameters, model)
 
     @torch.no_grad()
@@ -160,7 +163,7 @@ class _Link:
         versions = [parameter._version for parameter in self._parameters]
         if versions == self._versions or self._has_warned:
             return
-        pulled = views(self._session.parameters, self._tensors)
+        pulled = views(self._server.parameters, self._tensors)
         for parameter, own, now, view in zip(
             self._parameters, self._versions, versions, pulled[: len(versions)], strict=True
         ):
@@ -182,7 +185,8 @@ class _Link:
         """Hand the gradients and statistics to the session."""
         sums = self._accumulation.exact_sums()
         if sums is not None:
-            self._session.put_sums(sums.cpu().numpy())
+            assert self._session.assignment is not None
+            self._server.gradient.put_sums(self._session.assignment, sums.cpu().numpy())
             return
         self._accumulation.check_dense()
         self._accumulation.note_scaling()
@@ -192,12 +196,12 @@ class _Link:
 
     def fetch_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy the optimiser's state from the parameter server into the optimiser."""
-        state = self._session.optimizer_state()
+        state = self._server.optimizer_state(self._session.assignment)
         put_state(optimizer, self._tensors, state)
 
     @torch.no_grad()
     def _take_parameters(self) -> None:
-        for view, tensor in zip(views(self._session.parameters, self._tensors), self._tensors, strict=True):
+        for view, tensor in zip(views(self._server.parameters, self._tensors), self._tensors, strict=True):
             tensor.copy_(view if tensor.is_floating_point() else view.round())  # of a count, a mean of equals
         self._versions = [parameter._version for parameter in self._parameters]
 

@@ -84,7 +84,7 @@ def main() -> None:
         begin()
     else:
         session = evenpace.connect(options.manager, options.ps, worker=options.name)
-        session.before_training = begin
+        session.before_training.append(begin)
         loader = evenpace.torch.DataLoader(
             dataset, options.batch_size, shuffle=True, seed=options.seed, drop_last=True
         )

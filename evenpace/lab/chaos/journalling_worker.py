@@ -29,6 +29,7 @@ from evenpace.lab.chaos.reference_training import (
 )
 from idl.layout import Group, Layout
 from worker.data.slices import Slices
+from worker.exchanges.parameter_server import ParameterServer
 from worker.session import Session
 
 
@@ -111,12 +112,14 @@ def train(
         micro_batch=micro_batch,
     )
     initial = first_parameters()
-    session.open_parameters(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
+    server = ParameterServer.of(session.exchange)
+    server.prepare(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
+    session.start_training()
 
     def reached() -> int:
         """Write down the version of the parameters that this worker has now, and return it."""
         now = session.join()
-        prints = None if now.iteration % PRINT_EVERY else fingerprint(session.parameters).tolist()
+        prints = None if now.iteration % PRINT_EVERY else fingerprint(server.parameters).tolist()
         journal.write("reached", now.attempt, now.iteration, prints)
         return now.iteration
 
@@ -128,17 +131,17 @@ def train(
             told = (done.epoch, done.batch_start, done.total)
             journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc, *told)
             if micro_batch is None:
-                session.gradient[:] = mean_gradient(session.parameters, inputs[indices], labels[indices])
+                server.gradient.values[:] = mean_gradient(server.parameters, inputs[indices], labels[indices])
             for one in part.micro_batches:
-                gradient = mean_gradient(session.parameters, inputs[one.indices], labels[one.indices])
-                session.accumulate(gradient, one.count)
+                gradient = mean_gradient(server.parameters, inputs[one.indices], labels[one.indices])
+                server.gradient.accumulate(done, gradient, one.count)
             time.sleep(pause + per_sample * done.count)
             session.finish_iteration()
             if session.released is not None:
                 return
             version = reached()
             if stop.exists() and version >= int(stop.read_text()):
-                np.savez(out, version=version, parameters=session.parameters)
+                np.savez(out, version=version, parameters=server.parameters)
                 return
 
 

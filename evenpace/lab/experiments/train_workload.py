@@ -60,10 +60,9 @@ def _train_one_by_one(
                 parameter.grad /= count
         if board is not None:
             # With stealing, slices are not contiguous; the server takes a worker's gradient for its slice.
-            session.assignment = dataclasses.replace(
-                assignment, start=rank * assignment.total, count=count, batch_start=None
+            session.begin_iteration(
+                dataclasses.replace(assignment, start=rank * assignment.total, count=count, batch_start=None)
             )
-            session.begin_iteration()
         optimizer.step()
 
 

@@ -69,9 +69,9 @@ PLANTED = (
         'A worker ends with "batch_processing_time 0.0 ...',
         (
             Change(
-                "worker/session.py",
-                "        self.stopwatch.take()  # reset it, with what the recovery's pull has excluded\n",
-                "",
+                "worker/meter.py",
+                "        self.stopwatch.take()\n        self._recorder.begin()\n        self.tally",
+                "        self._recorder.begin()\n        self.tally",
             ),
         ),
         "tests/worker/test_session_rewind.py -k taken_off",

@@ -156,8 +156,8 @@ PLANTED = (
         "A script with two optimisers trains neither model:",
         (
             Change(
-                "worker/session.py",
-                "if self._opened:\n            raise",
+                "worker/exchanges/parameter_server.py",
+                "if self._prepared is not None:\n            raise",
                 "if False:\n            raise",
             ),
         ),

@@ -185,7 +185,7 @@ def train(workload: Workload, options: argparse.Namespace) -> list[ModelSnapshot
         collate_fn=workload.collate,
     )
     forward: nn.Module = model
-    if loader.session.uses_all_reduce:
+    if not loader.session.config.shards:
         if every:
             raise InvalidRequestError("--evaluate-every: takes a parameter server")
         distributed.init_process_group("gloo")

@@ -40,7 +40,7 @@ def test_the_manager_is_told_the_kind_of_device(tmp_path, given, found, kind):
     service = ManagerService(ManagerConfig(job=JobConfig(), state=tmp_path))
     with serving(service) as address:
         session = Session(SessionConfig(address, barrier_timeout=60, device=given))
-        session.device = found
+        session.describe(found)
         session.declare(JobSpec(100, 10))
         session.join()
         (managed,) = service.jobs

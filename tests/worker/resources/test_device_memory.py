@@ -1,7 +1,6 @@
 """The largest batch that fits, and the reported use of a device's memory, on made-up figures."""
 
 import contextlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpace.observer import Observer
-from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec
+from rpc.address import Address
 from tests.scripts.train_least_squares import go_through
 from tests.worker.least_squares import services
 from worker.data.batches import cut, map_arrays, samples_in, weighted_mean
@@ -85,61 +84,57 @@ def test_the_share_counts_others_and_a_limit_of_ones_own():
     assert DeviceMemory(total=100, others=30, peak=0, limit=100).room == 70
 
 
-class Told:
-    """A session, as a watch needs it, that notes the limits."""
+def watched(counts, room, peak, total=1000):
+    """Let a session's watch see iterations of these batch sizes.
 
-    def __init__(self, total=1000, maximum=10**6):
-        self.config = SimpleNamespace(bounds=Bounds(maximum=maximum))
-        self.spec = JobSpec(10_000, total)
-        self.assignment = None
-        self.limits = []
+    Args:
+        counts: Samples of each iteration.
+        room: Returns an iteration's room in bytes.
+        peak: Returns the peak in bytes for a number of samples.
+        total: Samples of the whole batch.
 
-    def lower_maximum(self, samples):
-        """Note the limit."""
-        self.limits.append(samples)
-
-
-def watched(session, counts, room, peak):
-    """Let a watch see iterations of these batch sizes; `peak` returns the bytes for each."""
+    Returns:
+        What the watch has returned, and the limits that the manager would be told.
+    """
     reads = iter([DeviceMemory(2 * room(i), room(i), peak(n), 2 * room(i)) for i, n in enumerate(counts)])
-    watch = MemoryWatch(session, lambda: next(reads))
-    shares = []
-    for iteration, count in enumerate(counts):
-        session.assignment = Assignment(iteration, 0, 0, count, session.spec.total_batch_size)
-        shares.append(watch())
-    return shares
+    with contextlib.closing(Session(SessionConfig(Address("127.0.0.1", 1)))) as session:
+        session.declare(JobSpec(10_000, total))
+        watch = MemoryWatch(session, lambda: next(reads))
+        shares, told = [], []
+        for iteration, count in enumerate(counts):
+            session.assignment = Assignment(iteration, 0, 0, count, total)
+            shares.append(watch())
+            told.append(session.limits.take_learned())
+    return shares, [limit for limit in told if limit is not None]
 
 
 def test_a_watch_tells_the_limit_once():
     """After four sizes the limit is reported, and not again for changes of a few percent."""
-    session = Told()
-    shares = watched(
-        session,
+    shares, told = watched(
         [64, 80, 96, 128, 130, 140],
         room=lambda i: 4000 * MIB,
         peak=lambda n: 1000 * MIB + 10 * MIB * n + n % 3,
     )
-    assert session.limits == [pytest.approx(280, abs=1)]
+    assert told == [pytest.approx(280, abs=1)]
     assert all(0.5 < share <= 1 for share in shares)
 
 
 def test_a_watch_goes_by_the_most_room_that_there_was():
     """Memory that others take for a while does not lower the limit, which holds for good."""
-    session = Told()
-    watched(
-        session,
+    _, told = watched(
         [64, 80, 96, 128, 120],
         room=lambda i: (4000 if i == 0 else 3000) * MIB,
         peak=lambda n: 1000 * MIB + 10 * MIB * n,
     )
-    assert session.limits == [280]
+    assert told == [280]
 
 
 def test_a_limit_above_the_whole_batch_is_not_told():
     """A limit above the whole batch is not reported."""
-    session = Told(total=200)
-    watched(session, [64, 80, 96, 128], room=lambda i: 4000 * MIB, peak=lambda n: 1000 * MIB + 10 * MIB * n)
-    assert session.limits == []
+    _, told = watched(
+        [64, 80, 96, 128], room=lambda i: 4000 * MIB, peak=lambda n: 1000 * MIB + 10 * MIB * n, total=200
+    )
+    assert told == []
 
 
 def test_the_fuller_memory_is_reported(wait_until):
@@ -150,7 +145,7 @@ def test_the_fuller_memory_is_reported(wait_until):
         contextlib.closing(Observer(manager, ())) as seen,
     ):
         peaks = iter([0, 100, 0])
-        session.memory_usage = MemoryWatch(session, lambda: DeviceMemory(100, 0, next(peaks), 100))
+        session.meter.watch_memory(MemoryWatch(session, lambda: DeviceMemory(100, 0, next(peaks), 100)))
         for _ in go_through(session, 3):
             pass
         wait_until(lambda: seen.poll() and len(seen.iterations) == 3, "the last report")

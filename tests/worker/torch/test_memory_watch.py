@@ -3,7 +3,6 @@
 import contextlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
+from rpc.address import Address
 from tests.scripts import train_short_of_memory as script
 from tests.worker.least_squares import services
 from tests.worker.torch.process_groups import end_process_group
@@ -40,13 +40,15 @@ SCRIPT = Path(script.__file__)
 
 
 class Limits:
-    """A loader and its session, as the passes need them, that note the limits."""
+    """A loader and its session, which has not joined."""
 
     def __init__(self):
-        self.told = []
-        self.session = SimpleNamespace(
-            lower_maximum=self.told.append, weighted_samples=0, log_fields=dict, spec=None
-        )
+        self.session = Session(SessionConfig(Address("127.0.0.1", 1), bounds=Bounds(maximum=100)))
+
+    @property
+    def told(self):
+        """The limit that the manager would be told; None for none since the last time."""
+        return self.session.limits.take_learned()
 
 
 def exhaust():
@@ -111,7 +113,7 @@ def test_pieces_give_the_gradient_of_the_whole(task, where, most):
     assert not result["loss"].requires_grad
     assert sum(seen) == 20
     assert max(seen) <= most
-    assert loader.told == [step.limit]
+    assert loader.told == step.limit
     assert max(seen) <= step.limit < 20
 
 
@@ -142,13 +144,15 @@ def test_a_loss_that_is_weighted_already_is_left_alone(task):
 def test_the_limit_comes_close(task):
     """Over several batches, a few failures bring the limit close to the size that fits."""
     model, inputs, labels = task
-    loader, seen = Limits(), []
-    step = within_memory(passes(model, lambda: 13, "forward", seen), model, loader)
+    loader, told = Limits(), []
+    step = within_memory(passes(model, lambda: 13, "forward", []), model, loader)
     for _ in range(6):
         planned = step.limit or 20  # as a manager that was told
         step(inputs[:planned], labels[:planned])
-    assert loader.told == sorted(loader.told, reverse=True)
-    assert len(loader.told) <= 3
+        told.append(loader.told)
+    limits = [limit for limit in told if limit is not None]
+    assert limits == sorted(limits, reverse=True)
+    assert 1 <= len(limits) <= 3
     assert 10 <= step.limit <= 13
 
 
@@ -298,14 +302,9 @@ def test_the_devices_figures_are_told_apart(monkeypatch, name):
         monkeypatch.setattr(torch.cuda, function, figure(value))
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", figure(0.5), raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    session = SimpleNamespace(
-        memory_usage=None,
-        assignment=None,
-        spec=None,
-        config=SimpleNamespace(bounds=Bounds(maximum=100)),
-    )
+    session = Limits().session
     watch = watch_memory(session, torch.device(name))
-    assert watch_memory(session, torch.device(name)) is watch is session.memory_usage
+    assert watch_memory(session, torch.device(name)) is watch is session.meter.memory_usage
     assert read_device(torch.device(name)) == DeviceMemory(
         total=1000, others=300, peak=120, limit=500, shortages=2
     )

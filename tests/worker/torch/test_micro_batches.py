@@ -308,21 +308,29 @@ def test_a_batch_is_not_taken_for_inputs_and_targets(session):
 
 def test_a_step_before_the_last_micro_batch_is_refused(session):
     """Also where the loop was left, and where it was not begun."""
-    optimizer, batch = loop(make_loader(session))
+    optimizer, batch = loop(loader := make_loader(session))
     with pytest.raises(InvalidRequestError, match="all micro-batches of iteration 0 are left"):
         optimizer.step()
     for _ in micro_batches(batch):
         with pytest.raises(InvalidRequestError, match="3 micro-batches of iteration 0 are left"):
             optimizer.step()
         break
-    assert session.samples_at_hand is None
+    assert loader.accumulation.samples_at_hand is None
 
 
 def test_a_loop_before_distribute_is_refused(session):
-    """Its gradients would be no sum, and would not be pushed."""
-    batch = next(iter(make_loader(session)))
-    with pytest.raises(InvalidRequestError, match=r"call distribute\(optimizer, loader, model\)"):
-        next(micro_batches(batch))
+    """Its gradients would not be pushed."""
+    with pytest.raises(InvalidRequestError, match="call distribute before the loop over the loader"):
+        next(iter(make_loader(session)))
+
+
+def test_a_loop_before_balance_is_refused(services, request):
+    """Its gradients would be no sum."""
+    config = SessionConfig(services.manager, job=request.node.name, worker="w")
+    with contextlib.closing(Session(config)) as session:
+        batch = next(iter(make_loader(session)))
+        with pytest.raises(InvalidRequestError, match=r"or balance\(model, loader\) without"):
+            next(micro_batches(batch))
 
 
 def test_micro_batches_are_gone_through_once(session):

@@ -276,7 +276,7 @@ def test_a_lack_of_memory_lowers_the_number_at_once():
     task = ShortOfMemory(3)
     step = within_memory(task.step, task.model, task)
     step(task.batch(8))
-    assert (task.session.at_once, task.session.most_at_once) == (3, 3)
+    assert (task.session.limits.at_once, task.session.limits.most_at_once) == (3, 3)
     assert task.tried == 12
     task.room = 8
     plain = Task()
@@ -327,12 +327,12 @@ def test_shortages_of_the_allocator_lower_the_number_at_once():
     watch = MemoryWatch(task.session, lambda: DeviceMemory(100, 0, 50, 100, next(figures)))
     limits = []
     for at_once in (2, 4, 12, 8, 8):
-        task.session.at_once = at_once
+        task.session.limits.begin(at_once)
         assert watch() == 0.5
-        limits.append(task.session.most_at_once)
+        limits.append(task.session.limits.most_at_once)
     assert limits == [16, 16, 8, 8, 7]
-    task.session.lower_at_once(4)  # a pass failed, whose allocation is counted as well
-    task.session.at_once = 4
+    task.session.limits.lower_at_once(4)  # a pass failed, whose allocation is counted as well
+    task.session.limits.begin(4)
     watch()
-    assert task.session.most_at_once == 4
-    assert task.session._maximum is None  # its share is no concern of the memory's
+    assert task.session.limits.most_at_once == 4
+    assert task.session.limits.take_learned() is None  # its share is no concern of the memory's

@@ -1,0 +1,1 @@
+"""How the gradients of a job's workers meet: a protocol, and its implementations."""

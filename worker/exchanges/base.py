@@ -1,0 +1,127 @@
+"""The protocol of an exchange: how the gradients of a job's workers meet, and each gets the result.
+
+A session calls it, and knows no more of parameters and gradients. This module knows no framework.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from idl.errors import EvenpaceError, RewoundError
+from idl.layout import Group
+from idl.plan import Assignment
+from worker.job_recovery import Manager
+from worker.messages import Joined
+
+
+class Exchange(Protocol):
+    """One worker's part in an exchange.
+
+    The thread that trains calls it, in this order: `joined`; `open` until that succeeds, and `take`; then in
+    each iteration `contribute`, and when all have reported, `take` for the next assignment, or `settle`
+    where there is none. `recover` may come at any time after `joined`. Calls of other threads are named.
+
+    Attributes:
+        unreleasable: Whether the other workers could not go on without this one.
+        loader_finishes: Whether an iteration is over when the loop asks for its next batch; otherwise it is
+            when the script's optimiser has stepped, which calls `Session.finish_iteration`.
+    """
+
+    unreleasable: bool
+    loader_finishes: bool
+
+    @property
+    def digest(self) -> str | None:
+        """A text by which workers agree on the services that they rely on; None where there are none."""
+        ...
+
+    @property
+    def reconnects(self) -> int:
+        """How often a connection was made again; may be read by any thread."""
+        ...
+
+    def joined(self, joined: Joined, identity: Any) -> None:
+        """Take what the manager has answered to `join`.
+
+        Args:
+            joined: The answer.
+            identity: This worker's `Identity` of common.thrift.
+
+        Raises:
+            InvalidRequestError: The job is not one for this exchange.
+        """
+        ...
+
+    def open(self, assignment: Assignment, first: int) -> None:
+        """Agree with the other workers on the parameters to start from.
+
+        Args:
+            assignment: This worker's first assignment.
+            first: The job's first iteration, before which nothing was trained.
+
+        Raises:
+            InvalidRequestError: The parameters are not known yet, or are others than the other workers'.
+            RewoundError: The job is in another attempt; it is to be recovered, and this called again.
+        """
+        ...
+
+    def contribute(self, done: Assignment, groups: Sequence[Group] | None, lr_scale: float) -> None:
+        """Contribute the gradient of an assignment, which may have no samples.
+
+        Args:
+            done: The assignment.
+            groups: The parameter groups, if their options have changed.
+            lr_scale: Factor of the learning rates in this iteration.
+
+        Raises:
+            InvalidRequestError: The gradient is not complete, or is refused.
+            RewoundError: The job is in another attempt.
+        """
+        ...
+
+    def take(self, assignment: Assignment) -> None:
+        """Let the model have the parameters that an assignment is computed with.
+
+        Raises:
+            RewoundError: The job is in another attempt.
+        """
+        ...
+
+    def settle(self, done: Assignment) -> None:
+        """See to it that what was contributed counts, as this worker leaves after an assignment."""
+        ...
+
+    def forfeit(self, lost: Sequence[Any]) -> None:
+        """Note slices that nobody will contribute any more; may be called by any thread.
+
+        Args:
+            lost: The slices, as `Lost` of batchsize_manager.thrift.
+        """
+        ...
+
+    def fence(self, attempt: int) -> None:
+        """End waits of earlier attempts than this one with RewoundError; called by any thread."""
+        ...
+
+    def recover(self, manager: Manager, error: RewoundError, first: int | None) -> Assignment | None:
+        """Enter another attempt together with the other workers, and take its parameters.
+
+        Args:
+            manager: This worker's calls to the manager.
+            error: The error by which the need of recovery was noticed.
+            first: The job's first iteration if this worker has not trained yet; None if it has.
+
+        Returns:
+            The first assignment of the attempt; None if this worker is released.
+
+        Raises:
+            InvalidRequestError: The job cannot go on.
+        """
+        ...
+
+    def abandon(self, error: EvenpaceError) -> None:
+        """Make calls in progress and all later ones fail with an error; may be called by any thread."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...

@@ -1,0 +1,279 @@
+"""The exchange by a parameter server, whose shards add up gradients, step, and give out parameters.
+
+An adapter calls `prepare`, fills `gradient` in each iteration, and gets `parameters`. This module knows no
+framework.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import idl
+from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, RewoundError, UnavailableError
+from idl.layout import Group, Layout
+from idl.plan import Assignment
+from idl.synchronisation import Synchronisation
+from worker.exchanges.base import Exchange
+from worker.gradient import Gradient
+from worker.gradient_norms import OwnNorms
+from worker.job_recovery import Manager, recover
+from worker.learning_rates import scaled
+from worker.messages import Joined
+from worker.meter import Meter
+from worker.optimizer_state import OptimizerState
+from worker.shard_clients import ShardClients
+from worker.step_options import StepOptions
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What a job starts from at the parameter server, and who gets its parameters."""
+
+    layout: Layout
+    initial: NDArray[Any]
+    state: OptimizerState | None
+    deliver: Callable[[], None]
+
+
+class ParameterServer:
+    """One worker's part in the exchange by a parameter server.
+
+    Args:
+        shards: This worker's clients of the shards.
+        norms: Takes the norms of gradients.
+        meter: Is told the times of transfers, and of waiting for the other workers.
+        timeout: Seconds for a recovery.
+        log_fields: Returns the structured fields of log lines.
+    """
+
+    unreleasable = False
+    loader_finishes = False
+
+    def __init__(
+        self,
+        shards: ShardClients,
+        norms: OwnNorms,
+        meter: Meter,
+        timeout: float,
+        log_fields: Callable[[], Mapping[str, object]] = dict,
+    ) -> None:
+        self._shards = shards
+        self._norms = norms
+        self._meter = meter
+        self._timeout = timeout
+        self._log_fields = log_fields
+        self._synchronisation = Synchronisation()
+        self._lost: Sequence[Any] = ()  # slices that were lost before this worker joined
+        self._prepared: _Prepared | None = None
+        self._options = StepOptions()
+        self._gradient: Gradient | None = None
+        self._parameters: NDArray[Any] = np.empty(0)
+        self._taken: tuple[int, int] | None = None  # attempt and iteration that `parameters` are for
+        self._refused = -1  # the last iteration whose gradient a shard refused
+
+    @classmethod
+    def of(cls, exchange: Exchange) -> "ParameterServer":
+        """Return a session's exchange, if it is a parameter server.
+
+        Raises:
+            InvalidRequestError: It is another one.
+        """
+        if not isinstance(exchange, cls):
+            raise InvalidRequestError("this session has no parameter server: name one with `ps`")
+        return exchange
+
+    @property
+    def gradient(self) -> Gradient:
+        """The gradient that is contributed next; to be filled before that.
+
+        Raises:
+            InvalidRequestError: The training has not begun.
+        """
+        if self._gradient is None:
+            raise InvalidRequestError("there is no gradient before the training has begun")
+        return self._gradient
+
+    @property
+    def parameters(self) -> NDArray[Any]:
+        """The parameters as last pulled, (elements,)."""
+        return self._parameters
+
+    @property
+    def digest(self) -> str | None:
+        """A text by which workers agree on the shards that they use; None before the first pull."""
+        return self._shards.instances_digest if self._taken is not None else None
+
+    @property
+    def reconnects(self) -> int:
+        """How often a connection was made again; may be read by any thread."""
+        return self._shards.reconnects
+
+    def check_unprepared(self) -> None:
+        """Check that `prepare` may be called, before an adapter changes anything.
+
+        Raises:
+            InvalidRequestError: It was called before.
+        """
+        if self._prepared is not None:
+            raise InvalidRequestError(
+                "`distribute` was called before in this session: a job has one optimiser at the parameter "
+                "server, so give one optimiser the parameters of all models, and distribute it once; where "
+                "each model needs an optimiser of its own, leave out `ps` and train by torch.distributed"
+            )
+
+    def prepare(
+        self,
+        layout: Layout,
+        initial: NDArray[Any],
+        state: OptimizerState | None = None,
+        deliver: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Set what the job starts from; to be called once, before `Session.start_training`.
+
+        Args:
+            layout: The parameters' layout, the same for every worker.
+            initial: (elements,); the job starts from the parameters of the first worker.
+            state: The optimiser's state, likewise.
+            deliver: Called whenever the model is to have `parameters`: when they have new values, and before
+                an iteration's further slices.
+
+        Raises:
+            InvalidRequestError: It was called before.
+        """
+        self.check_unprepared()
+        self._prepared = _Prepared(layout, initial, state, deliver)
+
+    def joined(self, joined: Joined, identity: Any) -> None:
+        """Take what the manager has answered to `join`."""
+        self._shards.plans_ahead = joined.lookahead > 0
+        run = f"{identity.job}/{joined.run}"
+        self._shards.identify(idl.common.Identity(run, identity.worker, identity.incarnation))
+        self._synchronisation = joined.synchronisation
+        self._lost = joined.lost
+
+    def open(self, assignment: Assignment, first: int) -> None:
+        """Open the job at the shards, with the parameters of the first worker.
+
+        Raises:
+            InvalidRequestError: Nothing was prepared, the parameter server refuses, or other workers' models
+                differ.
+            RewoundError: A shard is in another attempt, or was started again.
+        """
+        if self._prepared is None:
+            raise InvalidRequestError(
+                "the parameter server has no parameters of this model: call distribute before the loop over "
+                "the loader"
+            )
+        layout, initial = self._prepared.layout, self._prepared.initial
+        if self._gradient is None:
+            self._options = StepOptions(layout.groups)
+            self._parameters = np.empty_like(initial)
+            self._gradient = Gradient(layout, self._synchronisation.exact, self._norms)
+            self._norms.open(layout)
+        # In bsp nothing can have been trained before the job's first iteration, as it may in other modes.
+        begins = self._synchronisation.mode != "bsp" or assignment.iteration == first
+        state = self._prepared.state
+        self._shards.open(layout, self._synchronisation, initial, assignment, state, begins=begins)
+        self._shards.forfeit(self._lost)
+
+    def contribute(self, done: Assignment, groups: Sequence[Group] | None, lr_scale: float) -> None:
+        """Push the gradient, and learn its norms.
+
+        Raises:
+            InvalidRequestError: Exact sums are not of all samples, or a shard refuses the gradient again.
+            RewoundError: A shard is in another attempt, or has refused the gradient for the first time.
+        """
+        self.gradient.check(done)
+        options = self._options.at(done.iteration, groups)
+        if options is not None and lr_scale != 1:
+            options = scaled(options, lr_scale)
+        if not done.count:
+            return
+        values = self.gradient.values
+        try:
+            with self._meter.phase("push", done):
+                self._norms.take_all(self._shards.push(done, values, options))
+                self._norms.take_gradient(done, values, self.gradient.layout)
+        except (InvalidRequestError, NotMemberError, UnavailableError) as error:
+            # Other workers may be in another attempt, or the shard may have lost the job: recover once. If
+            # the same iteration is refused again, another attempt would not help.
+            if self._synchronisation.mode != "bsp" or self._refused == done.iteration:
+                raise
+            self._refused = done.iteration
+            raise RewoundError(
+                f"a shard refused iteration {done.iteration}: {error}", done.attempt
+            ) from error
+
+    def take(self, assignment: Assignment) -> None:
+        """Pull the parameters of an assignment, unless they are at hand, and deliver them.
+
+        Raises:
+            RewoundError: A shard is in another attempt, or was restarted.
+        """
+        assert self._prepared is not None
+        taken = assignment.attempt, assignment.iteration
+        if taken != self._taken:
+            version = -1 if self._synchronisation.asynchronous else assignment.iteration
+            with self._meter.pulling(assignment) as waited:
+                waited(self._shards.pull(version, self._parameters))
+            self._taken = taken
+        self._prepared.deliver()  # also before a further slice: the first has moved the model's statistics
+
+    def settle(self, done: Assignment) -> None:
+        """Tell the shards, before this worker leaves, that it has pushed to each of them."""
+        if self._shards.plans_ahead:
+            with contextlib.suppress(RewoundError, NotMemberError):
+                self._shards.pull(done.iteration + 1, self._parameters)
+
+    def forfeit(self, lost: Sequence[Any]) -> None:
+        """Tell the shards not to wait for slices whose workers have left; may be called by any thread."""
+        self._shards.forfeit(lost)
+
+    def fence(self, attempt: int) -> None:
+        """Fence the shards, so that calls of earlier attempts that wait there fail; called by any thread."""
+        self._shards.fence_from_any_thread(attempt)
+
+    def recover(self, manager: Manager, error: RewoundError, first: int | None) -> Assignment | None:
+        """Bring the shards to one version in another attempt, and pull it.
+
+        Raises:
+            InvalidRequestError: The shards have no version in common, and never will.
+            DeadlineExceededError: The recovery did not succeed in time.
+        """
+        pull = self.take if first is None else lambda assignment: None
+        return recover(manager, self._shards, error, first, pull, self._timeout, self._log_fields)
+
+    def abandon(self, error: EvenpaceError) -> None:
+        """Make calls in progress and all later ones fail with an error; may be called from any thread."""
+        self._shards.abandon(error)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._shards.close()
+
+    def optimizer_state(self, assignment: Assignment | None) -> OptimizerState:
+        """Return the optimiser's state at the parameter server, between two iterations.
+
+        In bsp it belongs to `parameters`; in the other modes, it is the present state.
+
+        Args:
+            assignment: This worker's present assignment.
+
+        Raises:
+            InvalidRequestError: The training has not begun, this worker was released, or, in bsp, it has no
+                part in its next batch and the others have gone on.
+        """
+        if assignment is None or self._taken is None:
+            raise InvalidRequestError("there is nothing to save: this worker is not in a running job")
+        version = assignment.iteration if self._synchronisation.mode == "bsp" else -1
+        try:
+            return self._shards.state(version, self._parameters)
+        except RewoundError as error:
+            # The parameters that the caller may have saved already are not those of any other state.
+            raise InvalidRequestError(
+                f"the optimiser's state of iteration {version} is gone ({error}); save it after the next"
+            ) from error

@@ -1,0 +1,77 @@
+"""The gradient of a worker's slice as one flat array, in the parameters' layout; knows no framework."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idl.errors import InvalidRequestError
+from idl.exact_sums import add_to
+from idl.layout import Layout
+from idl.plan import Assignment
+from worker.gradient_norms import OwnNorms, squared_norm
+
+
+class Gradient:
+    """The mean gradient over a slice, or its exact sums; and in groups of statistics, their values.
+
+    Args:
+        layout: The layout of the parameters.
+        exact: Whether sums are exact, as `idl.exact_sums` makes them.
+        norms: Takes the norms of micro-batches.
+
+    Attributes:
+        layout: The layout of the parameters.
+        values: (elements,), of the layout's dtype, or int64 where sums are exact. The mean gradient may be
+            written here; otherwise it is made by `accumulate`, or exact sums by `put_sums`.
+    """
+
+    def __init__(self, layout: Layout, exact: bool, norms: OwnNorms) -> None:
+        self.layout = layout
+        self.values: NDArray[Any] = np.zeros(layout.elements, np.int64 if exact else layout.dtype)
+        self._exact = exact
+        self._norms = norms
+        self._summed: Assignment | None = None  # the slice that there are sums of
+        self._samples = 0  # of it
+
+    def accumulate(self, part: Assignment, values: NDArray[np.floating], count: int) -> None:
+        """Add a micro-batch of a slice; the first one begins from zero.
+
+        Args:
+            part: The slice.
+            values: (elements,): the gradient of the mean loss over the micro-batch and, in groups of
+                statistics, their values after it.
+            count: The micro-batch's weight, as `MicroBatch.count`; with 0, nothing is added.
+
+        Raises:
+            InvalidRequestError: A value is too large to be summed exactly, in a job that does.
+        """
+        if self._summed is not part:
+            self.values.fill(0)
+            self._summed, self._samples = part, 0
+        if self._exact:
+            add_to(self.values, values, count, part.total, self.layout)
+        elif count:
+            self.values += values * self.values.dtype.type(count / part.count)
+        self._samples += count
+        if self._norms.of_micro_batches:
+            self._norms.add(part, count, squared_norm(values, self.layout) if count else 0.0)
+
+    def put_sums(self, part: Assignment, sums: NDArray[np.int64]) -> None:
+        """Set `values` to exact sums over a slice's micro-batches, (elements,), which an adapter has made."""
+        np.copyto(self.values, sums)
+        self._summed, self._samples = part, part.count
+
+    def check(self, part: Assignment) -> None:
+        """Check that exact sums, in a job that has them, are of the whole slice.
+
+        Raises:
+            InvalidRequestError: They are not.
+        """
+        summed = self._samples if self._summed is part else 0
+        if self._exact and summed != part.count:
+            raise InvalidRequestError(
+                f"the job sums gradients exactly (`evenpace manager --exact`), which needs that of each "
+                f"micro-batch, but those of iteration {part.iteration} are of {summed} of {part.count} "
+                f"samples: this training loop, or its framework's adapter, has one of the whole slice"
+            )

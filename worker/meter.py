@@ -1,0 +1,189 @@
+"""The measurements of one worker's iterations: batch processing times, waiting, usage, and time by phase.
+
+All of them are told here, once each, and go on to the report, to metrics and traces, and to users' charts.
+This module knows no wire and no framework.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from idl.plan import Assignment
+from worker.counters import SessionTally
+from worker.iteration_times import Recorder, Scalars
+from worker.resources.monitors import ResourceMonitor
+from worker.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements of a part of an iteration, for its report.
+
+    Attributes:
+        seconds: Returns the batch processing time in seconds; may be called once, by any thread.
+        waited: Seconds for which the parameter server held parameters back since the last report.
+        cpu: Share of the CPU capacity that others take, 0 to 1.
+        memory: Occupied share of the memory, 0 to 1; the accelerator's where that is larger.
+    """
+
+    seconds: Callable[[], float]
+    waited: float
+    cpu: float
+    memory: float
+
+
+class Meter:
+    """Measures one worker's iterations.
+
+    Args:
+        log_fields: Returns the structured fields of log lines.
+
+    Attributes:
+        stopwatch: Measures the batch processing time; runs while this worker computes.
+        memory_usage: Returns the occupied share of the accelerator's memory, 0 to 1, at an iteration's end;
+            None without one.
+        tally: Counters, for metrics and traces.
+    """
+
+    def __init__(self, log_fields: Callable[[], Mapping[str, object]] = dict) -> None:
+        self.stopwatch = Stopwatch()
+        self.memory_usage: Callable[[], float] | None = None
+        self.tally = SessionTally()
+        self._processing_time: Callable[[], Callable[[], float]] | None = None
+        self._monitor = ResourceMonitor()
+        self._recorder = Recorder(log_fields)
+        self._waited = 0.0  # since the last report
+        self._samples = 0  # finished since `take_samples`
+
+    def add_scalars(self, scalars: Scalars, every: int = 1) -> None:
+        """Add a writer of iterations' times, for the iterations that `every` divides.
+
+        Raises:
+            InvalidRequestError: `every` is less than 1.
+        """
+        self._recorder.add_writer(scalars, every)
+
+    def measure_by(
+        self, processing_time: Callable[[], Callable[[], float]], stopwatch: Stopwatch | None = None
+    ) -> None:
+        """Measure the batch processing time otherwise than by the clock.
+
+        Args:
+            processing_time: Called once for each part of an iteration; returns a function that returns its
+                batch processing time in seconds, and may be called later by another thread.
+            stopwatch: Runs while this worker computes; None for the present one.
+        """
+        self._processing_time = processing_time
+        self.stopwatch = stopwatch or self.stopwatch
+
+    def watch_memory(self, usage: Callable[[], float]) -> None:
+        """Set what returns the occupied share of the accelerator's memory, 0 to 1, at an iteration's end."""
+        self.memory_usage = usage
+
+    def take_samples(self) -> int:
+        """Return the samples that this worker has gone through since the last call."""
+        samples, self._samples = self._samples, 0
+        return samples
+
+    def begin_training(self) -> None:
+        """Begin to measure, with the first iteration."""
+        self.stopwatch.take()
+        self._monitor.resume()
+        self._recorder.begin()
+
+    def begin_iteration(self) -> None:
+        """Measure this worker's computing from now on."""
+        self.stopwatch.start()
+
+    def phase(self, name: str, assignment: Assignment | None) -> contextlib.AbstractContextManager[None]:
+        """Count the time of a `with` block as a phase of an iteration, as `SessionTally.phase` does."""
+        return self.tally.phase(name, assignment)
+
+    @contextlib.contextmanager
+    def pulling(self, assignment: Assignment) -> Iterator[Callable[[float], None]]:
+        """Count a `with` block as the pull of an assignment's parameters.
+
+        Yields:
+            A function that takes the seconds of it for which this worker has waited for others, which are no
+            processing time.
+        """
+        waited = 0.0
+
+        def note(seconds: float) -> None:
+            nonlocal waited
+            waited = seconds
+
+        self.stopwatch.start()
+        with self.tally.phase("pull", assignment):
+            yield note
+        self.stopwatch.exclude(waited)
+        self.stopwatch.stop()
+        self._waited += waited
+        self._recorder.add_waiting(waited)
+        self.tally.waiting += waited
+
+    def end_compute(self, done: Assignment) -> None:
+        """Note that the gradient of a part of an iteration is complete."""
+        self.tally.end_compute(done)
+
+    @contextlib.contextmanager
+    def reporting(self, done: Assignment) -> Iterator[Measured]:
+        """Count a `with` block as the report of a part of an iteration, and as waiting for the others.
+
+        Yields:
+            What was measured of the part, to be reported.
+        """
+        with self.tally.phase("report", done):
+            measured = self._take(done)
+            begun = time.perf_counter()
+            yield measured
+            self._recorder.add_waiting(time.perf_counter() - begun)
+
+    def finish(
+        self,
+        done: Assignment,
+        following: Assignment | None,
+        noise_scale: float | None,
+        first_size: int | None,
+    ) -> None:
+        """Finish a part of an iteration, which was reported.
+
+        Args:
+            done: The part.
+            following: This worker's next part, which may be of the same iteration; None where there is none.
+            noise_scale: The job's gradient noise scale, in samples; None where it is not known well.
+            first_size: Samples of the script's batches; None where that is not known.
+        """
+        self._recorder.finish_part(following, noise_scale, first_size)
+        if following is not None and following.continues(done):
+            self.tally.pieces += 1
+        else:
+            self.tally.iterations += 1
+
+    def resume(self) -> None:
+        """Go on after an iteration."""
+        self._monitor.resume()
+
+    def restart(self) -> None:
+        """Drop what was measured since the last iteration, as the job was recovered since."""
+        self.stopwatch.take()
+        self._recorder.begin()
+        self.tally.rewinds += 1
+
+    def close(self) -> None:
+        """Write what is known to the users' charts, and close them."""
+        self._recorder.close()
+        self._monitor.close()
+
+    def _take(self, done: Assignment) -> Measured:
+        self._samples += done.count
+        self.tally.samples += done.count
+        usage = self._monitor.sample()
+        measured = self.stopwatch.take()
+        taken = self._recorder.measure_part(
+            done, self._processing_time() if self._processing_time else measured
+        )
+        memory = max(usage.memory, self.memory_usage()) if self.memory_usage else usage.memory
+        waited, self._waited = self._waited, 0.0
+        return Measured(lambda: self.tally.count_processing(taken(), done.count), waited, usage.cpu, memory)
