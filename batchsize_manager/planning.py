@@ -107,26 +107,28 @@ def recommend(devices: Sequence[tuple[Profile, int]], task: Task) -> Recommendat
 
 def forecast(workers: Sequence[Profile], task: Task, *, balanced: bool = True) -> Forecast | None:
     """Return the forecast of the best split over workers, or of an even one; None where it does not fit."""
-    cuts = Cuts(task.total, task.micro_batch or 1)
+    cuts = Cuts(task.total, task.unit)
     curves = _curves(workers, task)
     bounds = [_bounds(profile, task) for profile in workers]
     try:
         if balanced:
-            padded = split_evenly_in_time(curves, cuts.padded, bounds)
+            numbers = split_evenly_in_time(curves, len(cuts), bounds)
         else:
-            padded = split([1.0] * len(workers), cuts.padded, bounds)
+            numbers = split([1.0] * len(workers), len(cuts), bounds)
     except InfeasibleError:
         return None
-    seconds = [curves.time(i, count) if count else 0.0 for i, count in enumerate(padded)]
+    seconds = [curves.time(i, number) if number else 0.0 for i, number in enumerate(numbers)]
     shares = tuple(
         _share(
             profile.device,
             samples,
             time,
-            None if task.micro_batch is None else cuts.number(samples),
+            None if task.micro_batch is None else number,
             curves.waves[i] if isinstance(curves, WaveCurves) else None,
         )
-        for i, (profile, samples, time) in enumerate(zip(workers, cuts.counts(padded), seconds, strict=True))
+        for i, (profile, number, samples, time) in enumerate(
+            zip(workers, numbers, cuts.counts(numbers), seconds, strict=True)
+        )
     )
     return Forecast(shares, max(seconds) + task.communication * (len(workers) - 1))
 
@@ -141,21 +143,21 @@ def _share(device: str, samples: int, seconds: float, number: int | None, waves:
 def _curves(workers: Sequence[Profile], task: Task) -> TimeCurves:
     size = task.micro_batch
     if size is None or workers[0].micro_batch is not None:
-        return StepTimeCurves([profile.times for profile in workers])
+        return StepTimeCurves([profile.times.in_units(task.unit) for profile in workers])
     waves = {}
     for profile in workers:
         if profile.device not in waves:
             at_once = min(task.at_once, (profile.limit or task.total) // size)
             times = profile.times
             waves[profile.device] = Waves(tuple(times.time(n * size) for n in range(1, at_once + 1)))
-    return WaveCurves([waves[profile.device] for profile in workers], size)
+    return WaveCurves([waves[profile.device] for profile in workers])
 
 
 def _bounds(profile: Profile, task: Task) -> Bounds:
     """Return a worker's bounds: it can take any number of micro-batches, one wave after the other."""
-    if task.micro_batch is not None:
-        return Bounds(task.micro_batch, granularity=task.micro_batch)
-    return Bounds() if profile.limit is None else Bounds(maximum=profile.limit)
+    if task.micro_batch is not None or profile.limit is None:
+        return Bounds()
+    return Bounds(maximum=profile.limit)
 
 
 def _check(profile: Profile, task: Task) -> None:

@@ -44,3 +44,8 @@ class Task:
             raise ValueError(f"micro_batch {size}: must be at most the total, {self.total}")
         if self.at_once > 1 and size is None:
             raise ValueError(f"at_once {self.at_once}: must be 1 without micro-batches")
+
+    @property
+    def unit(self) -> int:
+        """Return the samples of the units that the batch is split into: a micro-batch; without, a sample."""
+        return self.micro_batch or 1

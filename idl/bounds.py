@@ -49,3 +49,13 @@ class Bounds:
                 f"granularity {self.granularity}: no multiple of it lies from the minimum, {self.minimum}, "
                 f"to the maximum, {self.maximum}"
             )
+
+    def in_units(self, size: int) -> "Bounds":
+        """Return bounds in samples as bounds in units of `size` samples.
+
+        A unit of several samples is a micro-batch, of which the bounds are multiples (`JobSpec.narrowed`): in
+        units there is no granularity left.
+        """
+        if size == 1:
+            return self
+        return Bounds(self.minimum // size, self.maximum // size, at_once=self.at_once)

@@ -73,12 +73,12 @@ class Cuts:
         indices = range(self.index(start), self.index(stop) + 1)
         return pairwise(map(self.position, indices))
 
-    def counts(self, padded: Iterable[int], first: int = 0) -> list[int]:
+    def counts(self, numbers: Iterable[int], first: int = 0) -> list[int]:
         """Return the samples of consecutive slices.
 
         Args:
-            padded: For each, the samples that it would have if all of its micro-batches were whole.
+            numbers: The number of each slice's micro-batches.
             first: Index of the first slice's first micro-batch.
         """
-        indices = accumulate((count // self.size for count in padded), initial=first)
-        return [stop - start for start, stop in pairwise(map(self.position, indices))]
+        cuts = map(self.position, accumulate(numbers, initial=first))
+        return [stop - start for start, stop in pairwise(cuts)]

@@ -80,12 +80,12 @@ class Plan:
     total: int
     assignments: Mapping[str, Assignment]  # by worker's name, in the order of the slices
     attempt: int = 0  # how often the job has been rewound before
-    micro_batch: int = 1  # samples
+    unit: int = 1  # samples, as `JobSpec.unit`
 
     @property
     def cuts(self) -> Cuts:
         """Return the cuts between the batch's micro-batches."""
-        return Cuts(self.total, self.micro_batch)
+        return Cuts(self.total, self.unit)
 
 
 def make_plan(
@@ -94,7 +94,7 @@ def make_plan(
     start: int,
     counts: Mapping[str, int],
     attempt: int = 0,
-    micro_batch: int | None = None,
+    unit: int = 1,
     at_once: Mapping[str, int] | None = None,
     scaling: Scaling | None = None,
 ) -> Plan:
@@ -106,7 +106,7 @@ def make_plan(
         start: The first slice's first position in the epoch's permutation.
         counts: Samples by worker's name, in the order of the slices.
         attempt: Number of times that the job has been rewound before.
-        micro_batch: Samples of a micro-batch, if the job has micro-batches.
+        unit: Samples of a micro-batch; 1 in a job without.
         at_once: Micro-batches that a worker computes at once, by name; 1 where it is left out.
         scaling: The comparison with the script's first batch size.
     """
@@ -119,7 +119,7 @@ def make_plan(
             iteration, epoch, position, count, total, attempt, start, together, scaling
         )
         position += count
-    return Plan(iteration, epoch, start, total, assignments, attempt, micro_batch or 1)
+    return Plan(iteration, epoch, start, total, assignments, attempt, unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +170,9 @@ class JobSpec:
                 raise ValueError(
                     f"milestones: epoch {epoch} must be above {last}, the one before, and below 2^48"
                 )
-            if not (self.micro_batch or 1) <= size <= self.dataset_size:
+            if not self.unit <= size <= self.dataset_size:
                 raise ValueError(
-                    f"milestones: size {size} from epoch {epoch} on must be from {self.micro_batch or 1} to "
+                    f"milestones: size {size} from epoch {epoch} on must be from {self.unit} to "
                     f"the dataset's size, {self.dataset_size}"
                 )
             last = epoch
@@ -205,6 +205,11 @@ class JobSpec:
         return ", ".join(f"{name} {getattr(self, name)}" for name in others)
 
     @property
+    def unit(self) -> int:
+        """Return the samples of the units that batches are split into: a micro-batch; without, a sample."""
+        return self.micro_batch or 1
+
+    @property
     def iterations_per_epoch(self) -> int:
         """Return the number of batches of an epoch."""
         whole, rest = divmod(self.dataset_size, self.total_batch_size)
@@ -212,7 +217,7 @@ class JobSpec:
 
     def cuts(self, total: int) -> Cuts:
         """Return the cuts of a batch of `total` samples; without micro-batches, it may be cut anywhere."""
-        return Cuts(total, self.micro_batch or 1)
+        return Cuts(total, self.unit)
 
     def narrowed(self, bounds: Bounds) -> Bounds:
         """Return a worker's bounds in whole micro-batches; unchanged in a job without micro-batches.

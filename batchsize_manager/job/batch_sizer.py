@@ -105,19 +105,19 @@ class BatchSizer:
             iteration: The iteration, which is to be planned.
             epoch: The epoch of its batch.
             size: Samples of a whole batch so far.
-            members: The members that it is planned for.
+            members: The members that it is planned for, with bounds in units.
             policy: The policy that splits it.
-            observed: Function from a record to what policies observe of it.
+            observed: Function from a record to what policies observe of it, in units.
 
         Returns:
             The size, with the reason; None where none was chosen.
         """
         least, most = self._bounds(members)
-        step = self._spec.micro_batch or max((one.bounds.granularity for one in members), default=1)
+        step = self._spec.unit * max((one.bounds.granularity for one in members), default=1)
         most = max(least, most // step * step)
 
         def seconds(sizes: Sequence[int]) -> list[float] | None:
-            totals = [self._spec.cuts(one).padded for one in sizes]
+            totals = [len(self._spec.cuts(one)) for one in sizes]
             times = policy.seconds(totals)
             if times is None:
                 times = self._own_curves(members, map(observed, self._unseen(len(members)))).seconds(totals)
@@ -134,8 +134,8 @@ class BatchSizer:
 
     def _bounds(self, members: Sequence[Participant]) -> tuple[int, int]:
         least, most = self.sizing.bounds(self._spec)
-        minima = sum(one.bounds.minimum for one in members)
-        maxima = sum(one.bounds.maximum for one in members)
+        minima = self._spec.unit * sum(one.bounds.minimum for one in members)
+        maxima = self._spec.unit * sum(one.bounds.maximum for one in members)
         most = max(1, min(most, maxima))
         return min(max(least, minima), most), most
 
@@ -157,6 +157,7 @@ class BatchSizer:
         """Return the policy `learned`, for its time curves, after it has observed what is new."""
         curves = self._curves = self._curves or make_policy("learned")
         if members != self._members:
+            curves.expect(sum(one.bounds.minimum for one in members), self._spec.unit)
             curves.set_members(members)
             self._members = members
         for one in observations:

@@ -1,6 +1,7 @@
 """The next plan: the batch's place and size, split by the policy among the members that are planned for."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from batchsize_manager.job.batch_sizer import BatchSizer
 from batchsize_manager.job.batch_sizes import Batches
@@ -8,8 +9,9 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.members import Members
 from batchsize_manager.job.progress import IterationProgress
-from batchsize_manager.policies import Participant, Policy
+from batchsize_manager.policies import Participant, Policy, Split
 from batchsize_manager.policies.base import MEMORY_GUARD
+from batchsize_manager.policies.solver import InfeasibleError
 from idl.cuts import Cuts
 from idl.plan import make_plan
 from idl.records import IterationRecord, WorkerRecord
@@ -49,6 +51,7 @@ class Planner:
         self._members = members
         self._outbox = outbox
         self._last_warning: tuple[str, ...] = ()
+        self._unit = batches.spec.unit  # samples; the policy knows batches, bounds and counts in units alone
 
     @property
     def batch_size(self) -> int:
@@ -57,7 +60,7 @@ class Planner:
 
     @property
     def padded_size(self) -> int:
-        """The samples of `batch_size`, rounded up to whole micro-batches as the members' bounds are."""
+        """The samples of `batch_size`, if its last micro-batch were whole: in these, bounds are multiples."""
         return self.batches.padded(len(self._members.staying))
 
     def least_size(self, members: int | None = None) -> int:
@@ -91,35 +94,34 @@ class Planner:
             size = self.sizer.within(self.batches.total, participants)
             if size != self.batches.total:
                 self._resize(size, "its bounds and those of the workers allow no other")
-            self.policy.expect(self.padded_size)
-            self.policy.set_members(participants)
+            self._expect()
+            with self._in_samples():
+                self.policy.set_members(participants)
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Have the policy observe an iteration's records, by worker."""
-        self.policy.observe(self._whole(observations))
+        self.policy.observe(self._in_units(observations))
         self._outbox.effects.fit = True
 
-    def _observed(self, record: IterationRecord) -> Mapping[str, WorkerRecord]:
-        return self._whole(record.parts)
+    def _in_units(self, observations: Mapping[str, WorkerRecord]) -> Mapping[str, WorkerRecord]:
+        """Return records with batch sizes in units, and the times of as many whole units at the same speed.
 
-    def _whole(self, observations: Mapping[str, WorkerRecord]) -> Mapping[str, WorkerRecord]:
+        With micro-batches a larger share takes no more memory, since they are computed one after the other,
+        so the memory's usage is cut to what no policy counts as short.
+        """
         if self.batches.spec.micro_batch is None:
             return observations
-        return {name: self._in_whole(record) for name, record in observations.items()}
-
-    def _in_whole(self, record: WorkerRecord) -> WorkerRecord:
-        """Return a record as if all of its micro-batches had been whole, at the same speed.
-
-        Policies split whole micro-batches only. A larger share takes no more memory, as its micro-batches are
-        computed one after the other, so the memory's usage is cut to what no policy counts as short.
-        """
-        count = record.batch_size
-        whole = self._cuts(max(1, count)).padded if count else 0
-        return record._replace(
-            batch_size=whole,
-            batch_processing_time=record.batch_processing_time * (whole / count if count else 1.0),
-            memory_usage=min(record.memory_usage, MEMORY_GUARD),
-        )
+        in_units = {}
+        for name, record in observations.items():
+            count = record.batch_size
+            number = self._cuts(count).number(count)
+            in_units[name] = record._replace(
+                batch_size=number,
+                batch_processing_time=record.batch_processing_time
+                * (number * self._unit / count if count else 1.0),
+                memory_usage=min(record.memory_usage, MEMORY_GUARD),
+            )
+        return in_units
 
     def take_fit(self, policy: Policy, weights: Weights | None) -> bool:
         """Give a policy the weights of the fit that it handed out last, or None where the fit failed.
@@ -151,13 +153,13 @@ class Planner:
         self._choose_size(iteration)
         last_change = self.batches.last_change
         epoch, start, total = self._take(iteration)
-        split = self.policy.split(self._cuts(total).padded)
+        split = self._split(total)
         if leaving := self._releasable(split.dispensable):
             self._members.release(leaving, iteration - 1)
             self.members_changed()
             self._members.let_go()
             epoch, start, total = self._take(iteration)
-            split = self.policy.split(self._cuts(total).padded)
+            split = self._split(total)
         self._outbox.changed |= self.batches.last_change is not last_change
         warnings = (*split.warnings, *split.dispensable.values())
         if warnings and warnings != self._last_warning:
@@ -168,13 +170,33 @@ class Planner:
         counts = dict(zip(staying, self._cuts(total).counts(split.counts), strict=True))
         predicted = dict(zip(staying, split.predicted_speeds, strict=False))
         at_once = dict(zip(staying, split.at_once, strict=False))
-        micro_batch, scaling = self.batches.spec.micro_batch, self.batches.scaling(iteration)
-        plan = make_plan(iteration, epoch, start, counts, attempt, micro_batch, at_once, scaling)
+        scaling = self.batches.scaling(iteration)
+        plan = make_plan(iteration, epoch, start, counts, attempt, self._unit, at_once, scaling)
         return IterationProgress(plan, now, predicted)
 
     @property
     def _participants(self) -> list[Participant]:
-        return [Participant(name, m.bounds, m.device) for name, m in self._members.staying.items()]
+        return [
+            Participant(name, member.bounds.in_units(self._unit), member.device)
+            for name, member in self._members.staying.items()
+        ]
+
+    def _expect(self) -> None:
+        """Tell the policy the size of whole batches."""
+        self.policy.expect(len(self._cuts(self.batch_size)), self._unit)
+
+    def _split(self, total: int) -> Split:
+        """Have the policy split a batch of `total` samples."""
+        with self._in_samples():
+            return self.policy.split(len(self._cuts(total)))
+
+    @contextmanager
+    def _in_samples(self) -> Iterator[None]:
+        """Have an `InfeasibleError` of the policy name samples."""
+        try:
+            yield
+        except InfeasibleError as error:
+            raise InfeasibleError(error.total, error.capacity, error.workers, self._unit) from None
 
     def _take(self, iteration: int) -> tuple[int, int, int]:
         return self.batches.take(iteration, len(self._members.staying), self.sizer.gain)
@@ -185,11 +207,16 @@ class Planner:
         if not self.sizer.is_due(iteration, epoch):
             return
         choice = self.sizer.choose(
-            iteration, epoch, self.batches.total, self._participants, self.policy, self._observed
+            iteration,
+            epoch,
+            self.batches.total,
+            self._participants,
+            self.policy,
+            lambda record: self._in_units(record.parts),
         )
         if choice is not None and choice.size != self.batches.total:
             self._resize(choice.size, choice.why)
-            self.policy.expect(self.padded_size)
+            self._expect()
 
     def _resize(self, size: int, why: str) -> None:
         self._outbox.log(f"the batch size goes from {self.batches.total:,} to {size:,}: {why}")

@@ -142,15 +142,15 @@ class IterationProgress:
         got: dict[str, None] = {}
         cuts, origin = self.plan.cuts, self.plan.start
         while self.pool and len(got) < len(takers):
-            free = {name: bounds for name, bounds in takers.items() if name not in got}
+            free = {name: bounds.in_units(cuts.size) for name, bounds in takers.items() if name not in got}
             part = self.pool.pop(0)
-            wanted = cuts.number(part.count) * cuts.size
+            wanted = cuts.number(part.count)
             fits = min(wanted, sum(bounds.maximum for bounds in free.values()))
             shares = [float(self.plan.assignments[name].count) for name in free]
-            at_least_one = [replace(bounds, minimum=cuts.size) for bounds in free.values()]
-            padded = split(shares, fits, at_least_one)
+            at_least_one = [replace(bounds, minimum=1) for bounds in free.values()]
+            numbers = split(shares, fits, at_least_one)
             position = part.start
-            counts = cuts.counts(padded, cuts.index(position - origin))
+            counts = cuts.counts(numbers, cuts.index(position - origin))
             for name, count in zip(free, counts, strict=True):
                 if count:
                     at_once = self.plan.assignments[name].at_once

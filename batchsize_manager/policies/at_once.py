@@ -165,18 +165,12 @@ class Gains:
             seen = observations.get(name)
             if seen is None or not seen.batch_size:
                 continue
-            number = -(-seen.batch_size // member.bounds.granularity)
             kind = _key(member)
-            self._trials[kind].observe(name, number, seen.at_once, seen.batch_processing_time)
-            rooms[kind][name] = min(number, member.bounds.at_once)
+            self._trials[kind].observe(name, seen.batch_size, seen.at_once, seen.batch_processing_time)
+            rooms[kind][name] = min(seen.batch_size, member.bounds.at_once)
         for kind, its in rooms.items():
             if its and (found := self._trials[kind].advance(its)) is not None:
                 self._found.append(f"{kind.strip()}: {found}")
-
-    def padded(self, observations: Mapping[str, WorkerRecord]) -> int:
-        """Return the samples of an iteration in whole micro-batches; 0 where no gain can be learned."""
-        size = next((member.bounds.granularity for member in self._members.values()), 0)
-        return sum(-(-seen.batch_size // size) * size for seen in observations.values()) if size else 0
 
     def take_found(self) -> list[str]:
         """Return the findings since the last call, in words."""
@@ -193,25 +187,23 @@ class Gains:
         return trial.waves(trying or min(trial.most, member.bounds.at_once), trying)
 
     def alone(self, name: str, seen: WorkerRecord) -> float | None:
-        """Return the samples that would have taken a worker as long, one micro-batch after another.
+        """Return the units that would have taken a worker as long, one after another.
 
         Returns:
-            Samples; None for a number at once that is not known yet.
+            Units; None for a number at once that is not known yet.
         """
         member = self._members.get(name)
         if member is None:
             return seen.batch_size
-        trial, size = self._trials[_key(member)], member.bounds.granularity
+        trial = self._trials[_key(member)]
         if seen.at_once > trial.most:
             return None
-        return size * trial.waves(seen.at_once, seen.at_once).time(-(-seen.batch_size // size))
+        return trial.waves(seen.at_once, seen.at_once).time(seen.batch_size)
 
     def choose(self, name: str, count: int) -> int:
-        """Return how many micro-batches a worker is to compute at once, of `count` samples."""
-        waves, member = self.waves(name), self._members.get(name)
-        if waves is None or member is None or count < member.bounds.granularity:
-            return 1
-        return waves.best_at_once(count // member.bounds.granularity)
+        """Return how many of `count` micro-batches a worker is to compute at once."""
+        waves = self.waves(name)
+        return 1 if waves is None or not count else waves.best_at_once(count)
 
     def models(self) -> Models:
         """Return what was learned, by worker; see `Policy.models`."""
@@ -245,7 +237,7 @@ class SeveralAtOnce(PolicyWrapper):
         super().__init__(policy)
         self._gains = gains
         self._names: list[str] = []
-        self._usual = 0  # samples of a whole batch
+        self._usual = 0  # units of a whole batch
 
     def set_members(self, members: Sequence[Participant]) -> None:
         """Set the members of both; see `Policy.set_members`."""
@@ -253,15 +245,15 @@ class SeveralAtOnce(PolicyWrapper):
         self._names = [member.name for member in members]
         self.policy.set_members(members)
 
-    def expect(self, total: int) -> None:
+    def expect(self, total: int, unit: int = 1) -> None:
         """Note the size of whole batches; see `Policy.expect`."""
+        super().expect(total, unit)
         self._usual = total
-        self.policy.expect(total)
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Learn from an iteration of a whole batch; see `Policy.observe`."""
-        if self._gains.padded(observations) >= self._usual:  # an epoch's last has no room for as many at once
-            self._gains.observe(observations)
+        if sum(seen.batch_size for seen in observations.values()) >= self._usual:
+            self._gains.observe(observations)  # an epoch's last batch has no room for as many at once
         self.policy.observe(observations)
 
     def split(self, total: int) -> Split:

@@ -20,7 +20,7 @@ class Participant:
 
     Attributes:
         name: The worker's name.
-        bounds: The batch sizes that it can take.
+        bounds: The batch sizes that it can take, in units.
         kind: The kind of device that it computes on; empty where it does not name one.
     """
 
@@ -34,7 +34,7 @@ class Split:
     """A policy's answer, in the order of the members.
 
     Attributes:
-        counts: Samples of each worker.
+        counts: Units of each worker.
         warnings: Messages for the user.
         predicted_speeds: Samples per second, NaN where unknown; empty if the policy does not predict.
         at_once: Micro-batches that each worker computes at once; empty if each computes one.
@@ -50,7 +50,16 @@ class Split:
 
 
 class Policy(ABC):
-    """A way to split batches over the workers of a job."""
+    """A way to split batches over the workers of a job.
+
+    Batches, bounds and counts are in units: samples or, in a job with micro-batches, whole micro-batches.
+    Speeds, models and messages are in samples, so that they serve jobs with other units, too.
+
+    Attributes:
+        unit: Samples of a unit.
+    """
+
+    unit = 1
 
     @abstractmethod
     def set_members(self, members: Sequence[Participant]) -> None:
@@ -60,16 +69,25 @@ class Policy(ABC):
             InfeasibleError: They cannot take the batch that the policy is holding.
         """
 
-    def expect(self, total: int) -> None:  # noqa: B027 - most policies have no use for it
-        """Note that whole batches have `total` samples from now on; an epoch's last may have fewer."""
+    def expect(self, total: int, unit: int = 1) -> None:
+        """Note the size of whole batches from now on; an epoch's last may be smaller.
+
+        Args:
+            total: Units of a whole batch.
+            unit: Samples of a unit.
+        """
+        self.unit = unit
 
     @abstractmethod
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
-        """Observe a complete iteration: the records of the members that finished it, by name."""
+        """Observe a complete iteration: the records of the members that finished it, by name.
+
+        Their batch sizes are in units. Times are those of whole units.
+        """
 
     @abstractmethod
     def split(self, total: int) -> Split:
-        """Split the next batch of `total` samples.
+        """Split the next batch of `total` units.
 
         Raises:
             InfeasibleError: The members' maxima together are below `total`.
@@ -82,7 +100,7 @@ class Policy(ABC):
         or has measured nothing yet.
 
         Args:
-            totals: Samples of whole batches, which the members can take.
+            totals: Units of whole batches, which the members can take.
         """
         return None
 
@@ -126,9 +144,10 @@ class PolicyWrapper(Policy):
         """Pass on `Policy.set_members`."""
         self.policy.set_members(members)
 
-    def expect(self, total: int) -> None:
+    def expect(self, total: int, unit: int = 1) -> None:
         """Pass on `Policy.expect`."""
-        self.policy.expect(total)
+        super().expect(total, unit)
+        self.policy.expect(total, unit)
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Pass on `Policy.observe`."""

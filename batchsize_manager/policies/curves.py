@@ -27,7 +27,7 @@ _KNEE_COST = 2.0  # squared deviations that a flat part must explain to be assum
 
 @dataclass(frozen=True)
 class Curves:
-    """The workers' times: `level` up to `threshold` samples, then `per_sample` more for each sample.
+    """The workers' times: `level` up to `threshold` units, then `per_unit` more for each unit.
 
     Beyond `reach` the time is taken to grow at least half as fast as the batch, lest a worker that was only
     measured in its flat part be given everything at once. Below `least` it is taken to fall a little even if
@@ -35,27 +35,27 @@ class Curves:
 
     Attributes:
         level: Seconds; launch overhead and all else that does not depend on the batch size.
-        threshold: Samples up to which the worker is not saturated.
-        per_sample: Seconds for each sample beyond the threshold, above 0.
-        least: Samples; the smallest batch size that was measured.
-        reach: Samples; the largest batch size that was measured.
+        threshold: Units up to which the worker is not saturated.
+        per_unit: Seconds for each unit beyond the threshold, above 0.
+        least: Units; the smallest batch size that was measured.
+        reach: Units; the largest batch size that was measured.
         error: Relative standard deviation of the times near the batch sizes that the fit is centred on.
-        middle: Samples; the weighted geometric mean of the batch sizes that were measured.
-        per_sample_error: Seconds; standard deviation of `per_sample`.
+        middle: Units; the weighted geometric mean of the batch sizes that were measured.
+        per_unit_error: Seconds; standard deviation of `per_unit`.
     """
 
     level: Array
     threshold: Array
-    per_sample: Array
+    per_unit: Array
     least: Array
     reach: Array
     error: Array
     middle: Array
-    per_sample_error: Array
+    per_unit_error: Array
 
     def fitted(self, counts: Array) -> Array:
         """Return seconds as fitted, also beyond the measured batch sizes; (..., workers), as `counts` is."""
-        times: Array = self.level + self.per_sample * np.maximum(0.0, counts - self.threshold)
+        times: Array = self.level + self.per_unit * np.maximum(0.0, counts - self.threshold)
         return times
 
     def tilted(self, probability: float) -> "Curves":
@@ -65,28 +65,28 @@ class Curves:
         where the curve would fall, and where its level would be below 0.
         """
         excess = np.maximum(0.0, self.middle - self.threshold)
-        time = self.level + self.per_sample * excess
+        time = self.level + self.per_unit * excess
         flattest = _LEAST_ELASTICITY * time / self.middle
         with np.errstate(divide="ignore"):
             steepest = np.maximum(flattest, (1 - _LEAST_ELASTICITY) * time / excess)
         bounds = np.stack([flattest, steepest])
-        below, most = _normal((bounds - self.per_sample) / np.maximum(self.per_sample_error, 1e-300))
+        below, most = _normal((bounds - self.per_unit) / np.maximum(self.per_unit_error, 1e-300))
         share = below + probability * (most - below)
-        slope = self.per_sample + self.per_sample_error * np.log(share / (1 - share)) / _LOGISTIC
+        slope = self.per_unit + self.per_unit_error * np.log(share / (1 - share)) / _LOGISTIC
         slope = np.clip(slope, flattest, steepest)
-        return replace(self, level=time - slope * excess, per_sample=slope)
+        return replace(self, level=time - slope * excess, per_unit=slope)
 
     def lines(self) -> tuple[Array, Array]:
         """Return offsets and slopes of three lines, (3, workers) each; the time is the uppermost of them."""
-        saturated = self.level - self.per_sample * self.threshold
-        at_reach = self.level + self.per_sample * np.maximum(0.0, self.reach - self.threshold)
-        beyond = np.maximum(self.per_sample, _UNSEEN_ELASTICITY * at_reach / self.reach)
+        saturated = self.level - self.per_unit * self.threshold
+        at_reach = self.level + self.per_unit * np.maximum(0.0, self.reach - self.threshold)
+        beyond = np.maximum(self.per_unit, _UNSEEN_ELASTICITY * at_reach / self.reach)
         rise = _LEAST_ELASTICITY * self.level / np.maximum(self.threshold, self.reach)
         # With a very flat line after the threshold, the level's own rise must not exceed it.
-        rise = np.minimum(rise, self.per_sample)
+        rise = np.minimum(rise, self.per_unit)
         return (
             np.stack([self.level, saturated, at_reach - beyond * self.reach]),
-            np.stack([rise, self.per_sample, beyond]),
+            np.stack([rise, self.per_unit, beyond]),
         )
 
     def times(self, counts: Array) -> Array:
@@ -161,10 +161,10 @@ def fit(sizes: Array, times: Array, variances: Array, centres: Array, misfit: fl
     determine the slope, a usual one is assumed.
 
     Args:
-        sizes: Batch sizes in samples, (workers, measurements); ignored where the variance is infinite.
+        sizes: Batch sizes in units, (workers, measurements); ignored where the variance is infinite.
         times: Batch processing times in seconds, (workers, measurements).
         variances: Relative variances of the times, (workers, measurements); infinite: no measurement.
-        centres: Batch sizes in samples near which the curves should be right, (workers,).
+        centres: Batch sizes in units near which the curves should be right, (workers,).
         misfit: Relative error of a line for each factor of e between a measurement and the centre.
     """
     known = np.isfinite(variances)

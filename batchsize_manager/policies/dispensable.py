@@ -26,6 +26,7 @@ def dispensable_workers(
     counts: Sequence[int],
     total: int,
     bounds: Sequence[Bounds],
+    unit: int,
 ) -> Mapping[str, str]:
     """Return the workers without which an iteration would be clearly shorter, with the gain in words.
 
@@ -33,9 +34,10 @@ def dispensable_workers(
         names: The workers' names, (workers,).
         curves: The workers' time curves, fitted near `counts`.
         measurements: The measurements that the curves were fitted to.
-        counts: The present split in samples, (workers,).
+        counts: The present split in units, (workers,).
         total: The sum of `counts`.
         bounds: The workers' bounds, (workers,).
+        unit: Samples of a unit.
 
     Returns:
         By worker, a sentence that says why; empty where no worker slows the job for certain.
@@ -46,7 +48,7 @@ def dispensable_workers(
     candidates: list[int] = []
     best, gone = longest, 0
     for i in slowest_first[: min(_MOST_CANDIDATES, len(counts) - 1)]:
-        if counts[i] > _least(bounds[i]) or not _is_known(measurements, i, counts[i]):
+        if counts[i] > _least(bounds[i]) or not _is_known(measurements, i, counts[i], 0.5 / unit):
             break
         candidates.append(i)
         without = _longest_without(candidates, curves, total, bounds)
@@ -63,7 +65,9 @@ def dispensable_workers(
         f"without {them}, an iteration would take {best:.3g} s instead of {longest:.3g} s, {gain:.0%} faster"
     )
     return {
-        names[i]: f"{names[i]} takes {times[i]:.3g} s for {counts[i]} samples, the fewest it can have: {why}"
+        names[
+            i
+        ]: f"{names[i]} takes {times[i]:.3g} s for {counts[i] * unit} samples, the fewest it can have: {why}"
         for i in candidates[:gone]
     }
 
@@ -72,8 +76,9 @@ def _least(bound: Bounds) -> int:
     return -(-bound.minimum // bound.granularity) * bound.granularity
 
 
-def _is_known(measurements: Measurements, worker: int, count: int) -> bool:
-    there = np.abs(measurements.sizes[worker] - count) < 0.5
+def _is_known(measurements: Measurements, worker: int, count: int, near: float) -> bool:
+    """Return whether a worker was measured for long, lately at batch sizes nearer than `near` to `count`."""
+    there = np.abs(measurements.sizes[worker] - count) < near
     return bool(
         measurements.iterations[worker] >= _LEAST_ITERATIONS
         and np.isnan(measurements.surprise[worker])

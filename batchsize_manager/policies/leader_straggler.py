@@ -21,9 +21,10 @@ class LeaderStraggler(Policy):
     its straggler before, the fine-tune phase takes small steps after a long window.
 
     Bounds and granularity narrow the paper's rule: the leader is the fastest worker that can take a step
-    more, and a step is a multiple of both workers' granularity. Batches that are not of the usual size
-    (the last of an epoch) are split in proportion, and their times ignored. When members change, their batch
-    sizes are scaled to the same sum, a newcomer starting with the average, and the algorithm starts again.
+    more, and a step is of whole units, and a multiple of both workers' granularity. Batches that are not of
+    the usual size (the last of an epoch) are split in proportion, and their times ignored. When members
+    change, their batch sizes are scaled to the same sum, a newcomer starting with the average, and the
+    algorithm starts again.
 
     Args:
         step_size: Samples moved at a time in the fast-approach phase; the paper's Δ.
@@ -37,7 +38,7 @@ class LeaderStraggler(Policy):
         self._fast_step_size = step_size
         self._approach()
         self._members: Sequence[Participant] = ()
-        self._batch_sizes: list[int] = []  # (workers,) of the usual batch; empty until they are known
+        self._batch_sizes: list[int] = []  # (workers,) units of the usual batch; empty until they are known
         self._usual_total = 0
         self._begun = False  # whether anything was split
         self._forget()
@@ -54,8 +55,9 @@ class LeaderStraggler(Policy):
             self._batch_sizes = self._scale(shares, self._usual_total)
         self._forget()
 
-    def expect(self, total: int) -> None:
+    def expect(self, total: int, unit: int = 1) -> None:
         """Set the usual batch; batch sizes keep their proportions. See `Policy.expect`."""
+        super().expect(total, unit)
         self._usual_total = total
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
@@ -117,7 +119,7 @@ class LeaderStraggler(Policy):
         if self._batch_sizes[straggler] - step < self._members[straggler].bounds.minimum:
             return (
                 f"{self._members[straggler].name} is the straggler with "
-                f"{self._batch_sizes[straggler]} samples and cannot give up {step}: "
+                f"{self._batch_sizes[straggler] * self.unit} samples and cannot give up {step * self.unit}: "
                 f"remove this straggler, the job is faster without it",
             )
         window = list(self._window)[-self.observation_window :]
@@ -134,8 +136,9 @@ class LeaderStraggler(Policy):
         return self._memory[worker] <= MEMORY_GUARD and room >= self._step(worker, straggler)
 
     def _step(self, one: int, other: int) -> int:
-        unit = math.lcm(self._members[one].bounds.granularity, self._members[other].bounds.granularity)
-        return -(-self.step_size // unit) * unit
+        """Return the units of a step between two workers: the fewest that have `step_size` samples."""
+        grain = math.lcm(self._members[one].bounds.granularity, self._members[other].bounds.granularity)
+        return -(-self.step_size // (grain * self.unit)) * grain
 
     def _scale(self, shares: Sequence[float], total: int) -> list[int]:
         return split(

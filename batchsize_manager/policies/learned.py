@@ -36,7 +36,7 @@ class Learned(Policy):
             as long as with the best one; see `Proportional`.
         models: Earlier measurements of workers that join, under "learned" by worker; see `ModelRegistry`.
         gains: What several micro-batches at once gain. Curves are those of one after another: an iteration
-            with several counts as one of fewer samples, that would have taken as long.
+            with several counts as one of fewer, that would have taken as long.
 
     Raises:
         ValueError: A model has not the form of this policy's.
@@ -51,12 +51,12 @@ class Learned(Policy):
             _checked(name, weights)
         self._members: Sequence[Participant] = ()
         self._gains = Gains() if gains is None else gains
-        self._expected = 1  # samples of a whole batch
+        self._expected = 1  # units of a whole batch
         self._measurements = Measurements()
         self._curves: Curves | None = None  # None: to be fitted again, as there are new measurements
-        self._centres = np.zeros(0)  # (workers,), samples: where the curves are to be right
+        self._centres = np.zeros(0)  # (workers,), units: where the curves are to be right
         self._last = LastSplits()
-        self._largest = np.zeros(0)  # (workers,), samples: the largest batch that each has gone through
+        self._largest = np.zeros(0)  # (workers,), units: the largest batch that each has gone through
         self._guarded = np.zeros(0, dtype=bool)  # (workers,), whether memory was short in the last report
 
     def set_members(self, members: Sequence[Participant]) -> None:
@@ -69,6 +69,7 @@ class Learned(Policy):
         for row, (member, old) in enumerate(zip(members, rows, strict=True)):
             if old is None and (weights := self._known.get(member.name)) is not None:
                 sizes, times = _checked(member.name, weights)
+                sizes = sizes / self.unit
                 # A profile may have more sizes than are kept: those near what the worker will get tell most.
                 away = np.abs(np.log(sizes * (len(members) / self._expected)))
                 nearest = np.sort(away.argsort()[:SIZES_KEPT])
@@ -77,8 +78,9 @@ class Learned(Policy):
         self._last.clear()
         self._curves = None
 
-    def expect(self, total: int) -> None:
+    def expect(self, total: int, unit: int = 1) -> None:
         """Note the size of whole batches; see `Policy.expect`."""
+        super().expect(total, unit)
         self._expected = total
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
@@ -122,11 +124,17 @@ class Learned(Policy):
         self._last[total] = last
         counts = np.array(last, dtype=float)
         times = curves.times(alone.all(last))
-        speeds = np.where(seen & (counts > 0), counts / times, np.nan)
+        speeds = np.where(seen & (counts > 0), counts * self.unit / times, np.nan)
         needless: Mapping[str, str] = {}
         if not self._gains.matter:
             needless = dispensable_workers(
-                [member.name for member in self._members], curves, self._measurements, last, total, bounds
+                [member.name for member in self._members],
+                curves,
+                self._measurements,
+                last,
+                total,
+                bounds,
+                self.unit,
             )
         return Split(list(last), predicted_speeds=speeds.tolist(), dispensable=needless)
 
@@ -144,22 +152,25 @@ class Learned(Policy):
         """Return each member's measurements, from which its curve follows; see `Policy.models`."""
         measurements = self._measurements
         learned = {
-            member.name: {"sizes": measurements.sizes[row, places], "times": measurements.times[row, places]}
+            member.name: {
+                "sizes": measurements.sizes[row, places] * self.unit,
+                "times": measurements.times[row, places],
+            }
             for row, (member, places) in enumerate(zip(self._members, measurements.repeats > 0, strict=True))
             if places.any()
         }
         return {"learned": learned} if learned else {}
 
     def _alone(self) -> Alone:
-        waves = [self._gains.waves(member.name) for member in self._members]
-        return Alone(waves, [member.bounds.granularity for member in self._members])
+        return Alone([self._gains.waves(member.name) for member in self._members])
 
     def _fit(self, centres: Array) -> Curves:
         """Return the curves fitted near `centres`, (workers,); the average where nothing was measured."""
         measurements = self._measurements
         if self._curves is not None and np.array_equal(centres, self._centres):
             return self._curves
-        curves = fit(measurements.sizes, measurements.times, measurements.variances, np.maximum(centres, 1.0))
+        near = np.maximum(centres, 1 / self.unit)  # at least a sample
+        curves = fit(measurements.sizes, measurements.times, measurements.variances, near)
         self._curves, self._centres = curves.averaged_over(measurements.known), centres
         return self._curves
 

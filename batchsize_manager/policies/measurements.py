@@ -36,7 +36,7 @@ class Measurements:
     """Average times at batch sizes, for all workers; arrays are (workers, `SIZES_KEPT`).
 
     Attributes:
-        sizes: Batch sizes in samples.
+        sizes: Batch sizes in units.
         times: Average batch processing times in seconds.
         repeats: Iterations that the time is an average of, at most `_MOST_REPEATS`; 0 for an empty place.
         noise: Relative standard deviation of one time, (workers,).
@@ -105,7 +105,7 @@ class Measurements:
 
         Args:
             worker: Its row.
-            sizes: Batch sizes in samples, at most `SIZES_KEPT`.
+            sizes: Batch sizes in units, at most `SIZES_KEPT`.
             times: Batch processing times in seconds.
         """
         kept = len(sizes)
@@ -124,7 +124,7 @@ class Measurements:
 
         Args:
             workers: Their rows, (reports,).
-            sizes: Batch sizes in samples, at least 1, (reports,).
+            sizes: Batch sizes in units, above 0, (reports,).
             times: Batch processing times in seconds, (reports,).
             expected: Times by the curve in seconds, (reports,); ignored for a worker without measurements.
         """

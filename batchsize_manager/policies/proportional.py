@@ -42,7 +42,7 @@ class Proportional(Policy):
         unmeasured = WorkerRecord(0, 0.0)
         seen = [observations.get(member.name, unmeasured) for member in self._members]
         self._predictor.observe(
-            np.array([observation.speed for observation in seen]),
+            np.array([observation.speed * self.unit for observation in seen]),
             np.array([observation.cpu_usage for observation in seen]),
             np.array([observation.memory_usage for observation in seen]),
         )

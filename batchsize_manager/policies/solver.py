@@ -1,4 +1,7 @@
-"""Whole batch sizes from speeds or time curves: the split whose slowest worker finishes soonest."""
+"""Whole batch sizes from speeds or time curves: the split whose slowest worker finishes soonest.
+
+Counts and bounds are in units, samples or micro-batches; see `Policy`.
+"""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -11,19 +14,33 @@ from idl.bounds import Bounds
 
 
 class InfeasibleError(ValueError):
-    """The batch is larger than all workers' maxima together."""
+    """The batch is larger than all workers' maxima together.
+
+    Args:
+        total: Units of the batch.
+        capacity: Units that the workers can take together.
+        workers: Number of workers.
+        unit: Samples of a unit.
+    """
+
+    def __init__(self, total: int, capacity: int, workers: int, unit: int = 1) -> None:
+        super().__init__(
+            f"a batch of {total * unit} samples over {workers} workers that can take at most "
+            f"{capacity * unit} together"
+        )
+        self.total, self.capacity, self.workers = total, capacity, workers
 
 
 class TimeCurves(Protocol):
     """The seconds that each worker takes for a batch size: never less for a larger one."""
 
     def time(self, worker: int, count: int) -> float:
-        """Return the seconds of one worker, by its row, for `count` samples; at least 1."""
+        """Return the seconds of one worker, by its row, for `count` units; at least 1."""
 
     def fill(self, total: int, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return counts just below the best split within the bounds, of `total` samples or a few less.
+        """Return counts just below the best split within the bounds, of `total` units or a few less.
 
-        Each sample that a worker has in them beyond `low` it has in a best split, too.
+        Each unit that a worker has in them beyond `low` it has in a best split, too.
         """
 
 
@@ -31,8 +48,8 @@ def split(speeds: Sequence[float], total: int, bounds: Sequence[Bounds]) -> list
     """Split a batch in proportion to speeds, minimising max(count / speed); see `split_evenly_in_time`.
 
     Args:
-        speeds: The workers' speeds in samples per second, above 0, (workers,).
-        total: Samples to split.
+        speeds: The workers' speeds relative to each other, above 0, (workers,).
+        total: Units to split.
         bounds: The workers' bounds, (workers,).
 
     Returns:
@@ -47,7 +64,7 @@ def split(speeds: Sequence[float], total: int, bounds: Sequence[Bounds]) -> list
 def split_evenly_in_time(curves: TimeCurves, total: int, bounds: Sequence[Bounds]) -> list[int]:
     """Split a batch so that the longest of the workers' times is the shortest possible.
 
-    The shares that take equally long are rounded down, and each sample that is left goes to the worker
+    The shares that take equally long are rounded down, and each unit that is left goes to the worker
     that would finish it soonest (as the errata to Alg. 1 of LB-BSP ask: rounding to nearest loses the
     sum). Going by steps of one granularity, this greedy rule is optimal, because a worker's time only
     grows with its count. Where the batch is smaller than the minima together, as an epoch's last may be,
@@ -56,7 +73,7 @@ def split_evenly_in_time(curves: TimeCurves, total: int, bounds: Sequence[Bounds
 
     Args:
         curves: The workers' time curves.
-        total: Samples to split.
+        total: Units to split.
         bounds: The workers' bounds, (workers,).
 
     Returns:
@@ -67,9 +84,7 @@ def split_evenly_in_time(curves: TimeCurves, total: int, bounds: Sequence[Bounds
     """
     capacity = sum(bound.maximum for bound in bounds)
     if total > capacity:
-        raise InfeasibleError(
-            f"a batch of {total} samples over {len(bounds)} workers that can take at most {capacity} together"
-        )
+        raise InfeasibleError(total, capacity, len(bounds))
     step = np.array([bound.granularity for bound in bounds], dtype=np.int64)
     minimum = np.array([bound.minimum for bound in bounds], dtype=np.int64)
     maximum = np.array([bound.maximum for bound in bounds], dtype=np.int64)
@@ -78,7 +93,7 @@ def split_evenly_in_time(curves: TimeCurves, total: int, bounds: Sequence[Bounds
     if minimum.sum() > total:
         low = np.zeros_like(low)
     elif low.sum() > total:
-        # Every minimum holds, but not as a multiple: go by single samples.
+        # Every minimum holds, but not as a multiple: go by single units.
         step, low, high = np.ones_like(step), minimum, maximum
 
     counts: list[int] = np.clip(curves.fill(total, low, high) // step * step, low, high).tolist()
@@ -110,14 +125,14 @@ def fill_to_level(
     low: NDArray[np.int64],
     high: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Find by bisection the time in which the workers get through `total` samples; see `TimeCurves.fill`.
+    """Find by bisection the time in which the workers get through `total` units; see `TimeCurves.fill`.
 
     Args:
         time: `TimeCurves.time`.
-        within: Function from a time in seconds to the most samples of each worker in it, (workers,).
-        total: Samples.
-        low: Lower bounds in samples, (workers,); they sum to at most `total`.
-        high: Upper bounds in samples, (workers,).
+        within: Function from a time in seconds to the most units of each worker in it, (workers,).
+        total: Units.
+        low: Lower bounds in units, (workers,); they sum to at most `total`.
+        high: Upper bounds in units, (workers,).
     """
     # No worker needs more than the whole batch, and in the longest time for that all get through it.
     high = np.maximum(low, np.minimum(high, total))
@@ -140,7 +155,7 @@ class _Proportional:
     """Times in proportion to the counts."""
 
     def __init__(self, speed: NDArray[np.float64]) -> None:
-        self._speed = speed  # (workers,), samples per second
+        self._speed = speed  # (workers,)
         self._speeds: list[float] = speed.tolist()
 
     def time(self, worker: int, count: int) -> float:
@@ -177,7 +192,7 @@ def _fill(
 
 
 def _place_remainder(counts: list[int], left: int, curves: TimeCurves, bounds: Sequence[Bounds]) -> list[int]:
-    """Give away samples that no whole granularity fits, breaking as few workers' granularity as possible."""
+    """Give away units that no whole granularity fits, breaking as few workers' granularity as possible."""
     result = list(counts)
     order = sorted(range(len(result)), key=lambda i: (curves.time(i, result[i] + left), i))
     fitting = [i for i in order if result[i] + left <= bounds[i].maximum]

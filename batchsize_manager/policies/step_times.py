@@ -27,6 +27,10 @@ class StepTimes:
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
 
+    def in_units(self, size: int) -> "StepTimes":
+        """Return the step times by batch sizes in units of `size` samples, of which they are multiples."""
+        return StepTimes(tuple(samples // size for samples in self.sizes), self.seconds)
+
     @property
     def bounds(self) -> Bounds:
         """Return the least and the largest batch size measured."""

@@ -71,18 +71,14 @@ class Waves:
 class WaveCurves:
     """Waves of micro-batches as the `TimeCurves` of `split_evenly_in_time`.
 
-    Counts are in samples; a last micro-batch that is not whole takes as long as a whole one. Bounds have the
-    micro-batch as their granularity (`JobSpec.narrowed`), so that the solver goes by whole micro-batches.
+    Counts are in whole micro-batches.
 
     Args:
         waves: Each worker's times, (workers,).
-        micro_batch: Samples of a micro-batch, of all workers or of each, (workers,).
     """
 
-    def __init__(self, waves: Sequence[Waves], micro_batch: int | Sequence[int] = 1) -> None:
+    def __init__(self, waves: Sequence[Waves]) -> None:
         self.waves = waves
-        self._sizes: NDArray[np.int64] = np.broadcast_to(micro_batch, len(waves))
-        self._size_of: list[int] = self._sizes.tolist()
         self._time = cache(Waves.time)  # workers of one kind of device have equal waves
         # Each number at once of each worker is a choice; those of a worker follow each other.
         choices = [its.choices for its in waves]
@@ -98,16 +94,16 @@ class WaveCurves:
 
     def time(self, worker: int, count: int) -> float:
         """Return the seconds of one worker; see `TimeCurves.time`."""
-        return self._time(self.waves[worker], -(-count // self._size_of[worker]))
+        return self._time(self.waves[worker], count)
 
     def fill(self, total: int, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return counts just below the best split; see `TimeCurves.fill`."""
         return fill_to_level(self.time, self.within, total, low, high)
 
     def within(self, level: float | Array) -> Array:
-        """Return the most samples of each worker within a time in seconds, or its own of (workers,)."""
+        """Return the most micro-batches of each worker within a time in seconds, or its own of (workers,)."""
         room = np.broadcast_to(level, len(self.waves))[self._worker]  # (choices,)
         full = np.floor(room / self._wave)
         last = (self._smaller <= (room - full * self._wave)[:, None]).sum(axis=1)
-        samples: Array = np.maximum.reduceat(full * self._at_once + last, self._first) * self._sizes
-        return samples
+        numbers: Array = np.maximum.reduceat(full * self._at_once + last, self._first)
+        return numbers

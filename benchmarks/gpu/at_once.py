@@ -96,16 +96,15 @@ def _chosen(
 ) -> dict[str, Any]:
     """Let the manager's policy try numbers up to `most` on slices that are computed as it says."""
     gains = Gains()
-    gains.set_members([Participant("worker", Bounds(maximum=2**40, granularity=micro_batch, at_once=most))])
-    samples = number * micro_batch
+    gains.set_members([Participant("worker", Bounds(at_once=most))])
     tried: list[int] = []
     for _ in range(_QUICK_ITERATIONS if setup.quick else _ITERATIONS):
-        at_once = gains.choose("worker", samples)
+        at_once = gains.choose("worker", number)
         tried.append(at_once)
         if setup.left < 0 or most == 1:
             break
         taken = typical_seconds(lambda k=at_once: slice_(k), replace(setup, quick=True))  # type: ignore[misc]
-        gains.observe({"worker": WorkerRecord(samples, taken, at_once=at_once)})
+        gains.observe({"worker": WorkerRecord(number, taken, at_once=at_once)})
         if len(tried) > 12 and len(set(tried[-12:])) == 1:  # longer than any trial
             break
     return {"at_once": tried[-1], "waves": -(-number // tried[-1]), "tried": sorted(set(tried))}

@@ -27,9 +27,8 @@ from evenpace.lab.terminal import make_table
 from evenpace.reports import files
 from idl.bounds import Bounds
 
-_MICRO_BATCH = 32  # samples
 _AT_ONCE = 16  # most micro-batches at once
-_SIZES = tuple(_MICRO_BATCH * 2**power for power in range(8))  # samples, measured of each device
+_SIZES = tuple(2**power for power in range(8))  # micro-batches, measured of each device
 
 
 def run(devices: int, micro_batches: int, repeats: int, json_path: Path | None = None) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def run(devices: int, micro_batches: int, repeats: int, json_path: Path | None =
 
     Args:
         devices: Number of devices, all different.
-        micro_batches: Number of micro-batches of 32 samples to split.
+        micro_batches: Number of micro-batches to split.
         repeats: Number of splits of each kind of curves, each over other devices.
         json_path: File for the figures.
 
@@ -53,13 +52,13 @@ def run(devices: int, micro_batches: int, repeats: int, json_path: Path | None =
     )
     figures: dict[str, Any] = {"devices": devices, "micro_batches": micro_batches, "repeats": repeats}
     figures["seconds"] = {}
-    bounds = [Bounds(_MICRO_BATCH, granularity=_MICRO_BATCH)] * devices
+    bounds = [Bounds()] * devices
     for name, make in _CURVES.items():
         seconds = []
         for seed in range(repeats):
             curves_of = make(np.random.default_rng(seed), devices)
             began = time.perf_counter()
-            split_evenly_in_time(curves_of(), micro_batches * _MICRO_BATCH, bounds)
+            split_evenly_in_time(curves_of(), micro_batches, bounds)
             seconds.append(time.perf_counter() - began)
         median, longest = statistics.median(seconds), max(seconds)
         figures["seconds"][name] = {"median": median, "max": longest}
@@ -73,13 +72,13 @@ def run(devices: int, micro_batches: int, repeats: int, json_path: Path | None =
 def _waves(random: np.random.Generator, devices: int) -> Callable[[], TimeCurves]:
     """Return a maker of waves of up to 16 at once, none of a size for nothing."""
     seconds = np.cumsum(random.uniform(0.01, 0.1, (devices, _AT_ONCE)), axis=1).tolist()
-    return lambda: WaveCurves([Waves(tuple(row)) for row in seconds], _MICRO_BATCH)
+    return lambda: WaveCurves([Waves(tuple(row)) for row in seconds])
 
 
 def _flat_waves(random: np.random.Generator, devices: int) -> Callable[[], TimeCurves]:
     """Return a maker of waves that take equally long however many run at once: the longest stairs."""
     seconds = random.uniform(0.01, 0.1, devices).tolist()
-    return lambda: WaveCurves([Waves((second,) * _AT_ONCE) for second in seconds], _MICRO_BATCH)
+    return lambda: WaveCurves([Waves((second,) * _AT_ONCE) for second in seconds])
 
 
 def _measured(random: np.random.Generator, devices: int) -> Callable[[], TimeCurves]:
@@ -99,13 +98,13 @@ def _learned_waves(random: np.random.Generator, devices: int) -> Callable[[], Ti
     curves = _fitted(random, devices)
     seconds = np.cumsum(random.uniform(0.1, 1, (devices, _AT_ONCE)), axis=1).tolist()
     waves = [Waves(tuple(row)) for row in seconds]
-    return lambda: CurvesInWaves(curves, Alone(waves, [_MICRO_BATCH] * devices))
+    return lambda: CurvesInWaves(curves, Alone(waves))
 
 
 def _fitted(random: np.random.Generator, devices: int) -> Curves:
     seconds = np.cumsum(random.uniform(0.01, 0.1, (devices, len(_SIZES))), axis=1)
     sizes = np.array([_SIZES] * devices, dtype=float)
-    return fit(sizes, seconds, np.full(seconds.shape, 1e-4), np.full(devices, 512.0))
+    return fit(sizes, seconds, np.full(seconds.shape, 1e-4), np.full(devices, 16.0))
 
 
 _CURVES = {

@@ -2,6 +2,9 @@
 
 import pytest
 
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.job import Job
+from batchsize_manager.policies import make_job_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec
@@ -112,3 +115,49 @@ def test_a_spec_crosses_the_wire(micro_batch):
 def test_workers_that_differ_in_the_micro_batch_are_told():
     """The difference is named."""
     assert "micro_batch 4" in JobSpec(320, 32, micro_batch=4).differences(JobSpec(320, 32))
+
+
+def test_a_batch_that_does_not_fit_is_told_in_samples():
+    """The error of a job whose workers cannot take the batch names samples, not micro-batches."""
+    bounds = dict.fromkeys("ab", Bounds(1, 11))
+    job = driver("a", "b", total=20, bounds=bounds)
+    assert (
+        job.job.attempts.failure == "a batch of 20 samples over 2 workers that can take at most 16 together"
+    )
+
+
+@pytest.mark.parametrize("micro_batch", [4, 16])
+def test_models_do_not_depend_on_the_micro_batch(micro_batch):
+    """What a worker has learned is kept in samples, and serves jobs with other micro-batches."""
+    job = driver("a", "b", total=192, size=1920, policy="learned", micro_batch=micro_batch)
+    follow(job, {"a": 300.0, "b": 100.0}, 30)
+    sizes = job.job.planner.policy.models()["learned"]["a"]["sizes"]
+    assert sizes[[0, -1]].tolist() == pytest.approx([96.0, 144.0])  # the even share, and the best
+
+
+def test_a_resumed_job_starts_from_models_of_other_micro_batches():
+    """The first split is that of the learned speeds, in the new micro-batches."""
+    job = driver("a", "b", total=192, size=1920, policy="learned", micro_batch=4)
+    follow(job, {"a": 300.0, "b": 100.0}, 30)
+    models = job.job.planner.policy.models()
+    other = Job(
+        JobSpec(1920, 192, micro_batch=16), JobConfig(workers=2), make_job_policy("learned", models=models)
+    )
+    for name in "ab":
+        other.join(name, name, Bounds(), 0.0)
+    assert other.next_assignment("a", "a").count == 144
+
+
+def test_speeds_are_predicted_in_samples():
+    """A worker's predicted speed is in samples per second, whatever the micro-batch."""
+    job = driver("a", "b", total=192, size=1920, policy="proportional", micro_batch=16)
+    follow(job, {"a": 300.0, "b": 100.0}, 10)
+    (record,) = job.job.history(9, 1)
+    assert record.column("predicted_speed").tolist() == pytest.approx([300.0, 100.0])
+
+
+def test_the_straggler_is_named_with_its_samples():
+    """The warning of `leader_straggler` counts samples, and a step of them in whole micro-batches."""
+    job = driver("a", "b", total=16, size=160, policy="leader_straggler", micro_batch=8)
+    follow(job, {"a": 300.0, "b": 100.0}, 10)
+    assert "b is the straggler with 8 samples and cannot give up 8: " in "".join(job.job.outbox.events)

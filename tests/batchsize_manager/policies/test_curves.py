@@ -15,16 +15,16 @@ from idl.bounds import Bounds
 SIZES = np.array([8.0, 16, 32, 64, 96, 128, 192, 256])
 
 
-def hinge(level, threshold, per_sample, counts):
+def hinge(level, threshold, per_unit, counts):
     """Return times that are flat up to a threshold and then grow in a line."""
-    return level + per_sample * np.maximum(0, np.asarray(counts, dtype=float) - threshold)
+    return level + per_unit * np.maximum(0, np.asarray(counts, dtype=float) - threshold)
 
 
 def curves(*workers):
-    """Make curves of (level, threshold, per_sample), measured from 1 to 100 samples."""
-    level, threshold, per_sample = np.array(workers, dtype=float).T
+    """Make curves of (level, threshold, per_unit), measured from 1 to 100 samples."""
+    level, threshold, per_unit = np.array(workers, dtype=float).T
     one = np.ones(len(workers))
-    return Curves(level, threshold, per_sample, one, 100 * one, 0.01 * one, 10 * one, 0.1 * per_sample)
+    return Curves(level, threshold, per_unit, one, 100 * one, 0.01 * one, 10 * one, 0.1 * per_unit)
 
 
 # -- fit
@@ -56,7 +56,7 @@ def test_fit_tells_overhead_from_saturation():
 
     assert found.threshold.tolist() == pytest.approx([0, 96], abs=1)
     assert found.level.tolist() == pytest.approx([1.0, 1.0], rel=0.01)
-    assert found.per_sample.tolist() == pytest.approx([0.01, 0.01], rel=0.02)
+    assert found.per_unit.tolist() == pytest.approx([0.01, 0.01], rel=0.02)
 
 
 def test_fit_is_right_where_it_is_asked():
@@ -119,9 +119,9 @@ def test_optimal_against_brute_force(workers, total):
     """No other split within the bounds has a shorter longest time."""
     limits = [Bounds(low, 9) for *_, low in workers]
     assume(sum(bound.minimum for bound in limits) <= total <= 9 * len(limits))
-    level, threshold, per_sample = np.array([its[:3] for its in workers], dtype=float).T
+    level, threshold, per_unit = np.array([its[:3] for its in workers], dtype=float).T
     least = np.array([float(its[3]) for its in workers])
-    found = Curves(level, threshold, per_sample, least, np.maximum(least, 6.0), least, least, level)
+    found = Curves(level, threshold, per_unit, least, np.maximum(least, 6.0), least, least, level)
     counts = split_evenly_in_time(EqualTime(found), total, limits)
 
     ranges = [range(bound.minimum, bound.maximum + 1) for bound in limits]
@@ -151,7 +151,7 @@ def test_the_slopes_error_is_that_of_the_noise():
     random = np.random.default_rng(3)
     times = hinge(0.5, 0.0, 0.02, SIZES) * np.exp(0.05 * random.standard_normal((2000, len(SIZES))))
     found = fit(np.tile(SIZES, (2000, 1)), times, np.full(times.shape, 0.05**2), np.full(2000, 64.0), 0.0)
-    assert np.mean(found.tilted(0.1).per_sample > 0.02) == pytest.approx(0.1, abs=0.05)
+    assert np.mean(found.tilted(0.1).per_unit > 0.02) == pytest.approx(0.1, abs=0.05)
 
 
 def test_split_keeps_granularity():

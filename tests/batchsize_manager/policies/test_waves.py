@@ -39,11 +39,6 @@ def choices(its):
     return range(1, len(its.seconds) + 1) if its.at_once is None else [its.at_once]
 
 
-def bounds_of(limits, micro_batch):
-    """Return bounds in samples of limits in micro-batches."""
-    return [Bounds(low * micro_batch, high * micro_batch, micro_batch) for low, high in limits]
-
-
 @given(waves(), st.integers(1, 30))
 def test_time_is_that_of_the_waves_one_by_one(its, number):
     """The time is the sum over all waves, the last of what is left, with the best number at once."""
@@ -65,17 +60,15 @@ def test_time_never_falls(its):
 @given(
     st.lists(st.tuples(waves(), st.integers(0, 2), st.integers(2, 9)), min_size=1, max_size=3),
     st.integers(0, 27),
-    st.sampled_from([1, 4]),
 )
-def test_optimal_against_brute_force(workers, more, size):
-    """No other split into whole micro-batches within the bounds has a shorter longest time."""
+def test_optimal_against_brute_force(workers, more):
+    """No other split within the bounds has a shorter longest time."""
     its = [waves for waves, _, _ in workers]
     limits = [(max(1, low), high) for _, low, high in workers]
     least, most = (sum(limit) for limit in zip(*limits, strict=True))
     total = least + more % (most - least + 1)
-    counts = split_evenly_in_time(WaveCurves(its, size), total * size, bounds_of(limits, size))
+    numbers = split_evenly_in_time(WaveCurves(its), total, [Bounds(*limit) for limit in limits])
 
-    numbers = [count // size for count in counts]
     longest = max(waves.time(number) for waves, number in zip(its, numbers, strict=True))
     splits = itertools.product(*(range(low, high + 1) for low, high in limits))
     best = min(
@@ -84,7 +77,6 @@ def test_optimal_against_brute_force(workers, more, size):
         if sum(split) == total
     )
     assert sum(numbers) == total
-    assert [number * size for number in numbers] == counts
     assert longest <= best * JUST_MORE
 
 
@@ -109,7 +101,7 @@ GPUS = [(60.0, 100.0, 4), (150.0, 300.0, 6), (30.0, 50.0, 2)]  # α and β in sa
 def test_jabas_solver_is_never_better():
     """Any number of micro-batches takes at most as long as in JABAS's full waves, and so does the split."""
     gpus = [jabas_throughput(alpha, beta, 16, most) for alpha, beta, most in GPUS]
-    curves = WaveCurves([Waves(tuple(seconds)) for seconds in gpus], 16)
+    curves = WaveCurves([Waves(tuple(seconds)) for seconds in gpus])
     total = 24
     configurations = [jabas_configurations(seconds, total) for seconds in gpus]
     # Equation 7: the smallest longest time of all configurations with `total` workers in all.
@@ -118,7 +110,7 @@ def test_jabas_solver_is_never_better():
         for numbers in itertools.product(*configurations)
         if sum(numbers) == total
     )
-    counts = split_evenly_in_time(curves, total * 16, [Bounds(16, granularity=16)] * len(gpus))
+    counts = split_evenly_in_time(curves, total, [Bounds()] * len(gpus))
 
     for waves, times in zip(curves.waves, configurations, strict=True):
         assert all(waves.time(number) <= seconds * JUST_MORE for number, seconds in times.items())
@@ -148,9 +140,9 @@ def test_equation_6_where_communication_is_hidden():
 
 def test_workers_that_run_more_at_once_get_more():
     """A device that computes four at once in the time of one gets four times as many micro-batches."""
-    curves = WaveCurves([Waves((1.0,)), Waves((1.0, 1.0, 1.0, 1.0))], 8)
+    curves = WaveCurves([Waves((1.0,)), Waves((1.0, 1.0, 1.0, 1.0))])
 
-    assert split_evenly_in_time(curves, 20 * 8, [Bounds(8, granularity=8)] * 2) == [32, 128]
+    assert split_evenly_in_time(curves, 20, [Bounds()] * 2) == [4, 16]
 
 
 def test_many_devices_keep_the_sum():
@@ -160,13 +152,13 @@ def test_many_devices_keep_the_sum():
         Waves(tuple(np.cumsum(rng.uniform(0.01, 0.1, int(most))).tolist()))
         for most in rng.integers(1, 17, 64)
     ]
-    curves = WaveCurves(its, 32)
-    counts = split_evenly_in_time(curves, 2592 * 32, [Bounds(32, granularity=32)] * 64)
+    curves = WaveCurves(its)
+    counts = split_evenly_in_time(curves, 2592, [Bounds()] * 64)
 
     longest = max(curves.time(worker, count) for worker, count in enumerate(counts))
-    assert sum(counts) == 2592 * 32
+    assert sum(counts) == 2592
     for worker, count in enumerate(counts):
-        assert curves.time(worker, count + 32) >= longest / JUST_MORE
+        assert curves.time(worker, count + 1) >= longest / JUST_MORE
 
 
 @pytest.mark.parametrize(
