@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from predictors.arima import Arima
 from predictors.arx import Arx
-from predictors.base import Array, Fit, Models, Predictor, PredictorOptions, Weights
+from predictors.base import Array, DeviceKind, Fit, ModelKey, Models, Predictor, PredictorOptions, Weights
 from predictors.blend import Blend
 from predictors.ema import ExponentialMovingAverage
 from predictors.guarded import Guarded
@@ -59,7 +59,9 @@ def make_predictor(
 __all__ = [
     "PREDICTORS",
     "Array",
+    "DeviceKind",
     "Fit",
+    "ModelKey",
     "Models",
     "Predictor",
     "PredictorOptions",

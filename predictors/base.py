@@ -19,8 +19,27 @@ Array = NDArray[np.float64]
 Weights = Mapping[str, Array]
 """A fitted model: named arrays. For all workers of a job, their first dimension is the workers'."""
 
-Models = Mapping[str, Mapping[str, Weights]]
-"""Fitted models to keep: by the predictor's name, then by the worker's name, each worker's own weights."""
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """A kind of device, which has models as workers have: those that were learned on such devices.
+
+    Attributes:
+        name: The name that workers give their device; empty for workers that name none.
+    """
+
+    name: str
+
+    def __str__(self) -> str:
+        """Return the kind's name."""
+        return self.name
+
+
+ModelKey = str | DeviceKind
+"""What a model was learned of: a worker, by its name, or a kind of device."""
+
+Models = Mapping[str, Mapping[ModelKey, Weights]]
+"""Fitted models to keep: by the predictor's name, then by worker or kind of device."""
 
 
 def reindexed(array: Array, rows: Sequence[int | None], unknown: float) -> Array:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictors.base import Array, Models, Predictor, reindexed
+from predictors.base import Array, ModelKey, Models, Predictor, Weights, reindexed
 from predictors.learner import check_weights
 
 _SHAPES: dict[str, tuple[int, ...]] = {"speed": ()}
@@ -50,7 +50,9 @@ class ExponentialMovingAverage(Predictor):
     def models(self) -> Models:
         """Return each worker's average, under "ema"; see `Predictor.models`."""
         averages = zip(self.workers, self.predict(), strict=True)
-        known = {worker: {"speed": np.array(speed)} for worker, speed in averages if np.isfinite(speed)}
+        known: dict[ModelKey, Weights] = {
+            worker: {"speed": np.array(speed)} for worker, speed in averages if np.isfinite(speed)
+        }
         return {"ema": known} if known else {}
 
     def _reindex(self, rows: Sequence[int | None]) -> None:

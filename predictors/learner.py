@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from predictors.base import Array, Fit, Models, Predictor, PredictorOptions, Weights, reindexed
+from predictors.base import Array, Fit, ModelKey, Models, Predictor, PredictorOptions, Weights, reindexed
 from predictors.time_series import LAGS, TimeSeries
 
 FEWEST = 16
@@ -41,7 +41,7 @@ class Learner(Predictor):
         for worker, weights in self._earlier.items():
             check_weights(f"{name} model of {worker}", shapes, weights)
         self._shapes = shapes
-        self._own: dict[str, Weights] = {}  # models that were fitted in this job, by worker
+        self._own: dict[ModelKey, Weights] = {}  # models that were fitted in this job, by worker
         self._observed = 0  # iterations
         self._next_fit = options.first_fit
         self._fitting: tuple[str, ...] | None = None  # the workers whose fit is being run
@@ -123,7 +123,7 @@ class Learner(Predictor):
         chosen = [self._own.get(worker) or self._earlier.get(worker, borrowed) for worker in self.workers]
         self._current = {name: np.stack([model[name] for model in chosen]) for name in self._shapes}
 
-    def _own_of_workers(self) -> dict[str, Weights]:
+    def _own_of_workers(self) -> dict[ModelKey, Weights]:
         return {worker: self._own[worker] for worker in self.workers if worker in self._own}
 
     def _reindex(self, rows: Sequence[int | None]) -> None:

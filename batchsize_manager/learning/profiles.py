@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from batchsize_manager.policies.model_registry import KIND_PREFIX
 from batchsize_manager.policies.step_times import StepTimes, rising
 from idl.version import __version__
-from predictors import Models
+from predictors import DeviceKind, ModelKey, Models, Weights
 
 _SUFFIX = ".json"
 
@@ -134,9 +133,11 @@ def with_profiles(models: Models, profiles: Iterable[Profile]) -> Models:
     left out, since they would prevail over those of their kinds.
     """
     before = models.get("learned", {})
-    learned = {name: weights for name, weights in before.items() if name.startswith(KIND_PREFIX)}
+    learned: dict[ModelKey, Weights] = {
+        key: weights for key, weights in before.items() if isinstance(key, DeviceKind)
+    }
     for profile in profiles:
-        learned[KIND_PREFIX + profile.device] = {
+        learned[DeviceKind(profile.device)] = {
             "sizes": np.array([float(step.batch_size) for step in profile.steps]),
             "times": np.array([step.seconds for step in profile.steps]),
         }

@@ -2,7 +2,8 @@
 
 A file holds the models of one job: NumPy's npz format, an array under PREDICTOR/GROUP/ARRAY, each of the
 three quoted as in a URL. A group has the workers whose arrays have the same shapes, stacked: (workers, ...).
-Their names are under PREDICTOR/GROUP/, as the bytes of a JSON list. In earlier files each worker's arrays are
+Their names are under PREDICTOR/GROUP/, as the bytes of a JSON list. A kind of device is in place of a worker,
+its name after "kind" and a tab, which workers' names cannot have. In earlier files each worker's arrays are
 separate, with its name in the group's place, and there is no list.
 """
 
@@ -19,9 +20,10 @@ from urllib.parse import quote, unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from predictors import Array, Models
+from predictors import Array, DeviceKind, ModelKey, Models
 
 _SUFFIX = ".npz"
+_KIND = "kind\t"
 _MOST_ARRAYS = 400_000  # read from a file at most; 10,000 workers with models of all predictors have fewer
 
 
@@ -50,17 +52,18 @@ def save_models(path: Path, models: Models) -> None:
 
 def pack_models(models: Models) -> bytes:
     """Return models as the bytes of a file of models."""
-    groups: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], list[str]] = {}
+    groups: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], list[ModelKey]] = {}
     for predictor, workers in models.items():
         for worker, weights in workers.items():
             shapes = tuple(sorted((name, np.shape(array)) for name, array in weights.items()))
             groups.setdefault((predictor, shapes), []).append(worker)
     arrays: dict[str, NDArray[Any]] = {}
-    for number, ((predictor, shapes), names) in enumerate(groups.items()):
+    for number, ((predictor, shapes), keys) in enumerate(groups.items()):
         group = f"{quote(predictor, safe='')}/{number}"
+        names = [f"{_KIND}{key}" if isinstance(key, DeviceKind) else key for key in keys]
         arrays[f"{group}/"] = np.frombuffer(json.dumps(names).encode(), dtype=np.uint8)
         for name, _ in shapes:
-            stacked = np.stack([models[predictor][worker][name] for worker in names])
+            stacked = np.stack([models[predictor][key][name] for key in keys])
             arrays[f"{group}/{quote(name, safe='')}"] = stacked
     packed = io.BytesIO()
     np.savez(packed, allow_pickle=False, **arrays)
@@ -97,7 +100,7 @@ def load_models(path: Path) -> Models:
             raise ValueError(f"models {str(path)!r}: no {_SUFFIX} file in this folder")
     else:
         files = [path]
-    models: dict[str, dict[str, dict[str, Array]]] = {}
+    models: dict[str, dict[ModelKey, dict[str, Array]]] = {}
     for file in files:
         for predictor, workers in _read(file, repr(str(file))).items():
             models.setdefault(predictor, {}).update(workers)
@@ -119,8 +122,8 @@ def _check_sizes(packed: bytes) -> None:
                 raise ValueError(f"array of shape {shape} in {info.file_size} bytes")
 
 
-def _read(file: Path | IO[bytes], source: str) -> dict[str, dict[str, dict[str, Array]]]:
-    models: dict[str, dict[str, dict[str, Array]]] = {}
+def _read(file: Path | IO[bytes], source: str) -> dict[str, dict[ModelKey, dict[str, Array]]]:
+    models: dict[str, dict[ModelKey, dict[str, Array]]] = {}
     try:
         with np.load(file, allow_pickle=False) as file_of_arrays:
             arrays = {key: _parts(key, file_of_arrays[key]) for key in file_of_arrays.files}
@@ -138,7 +141,7 @@ def _read(file: Path | IO[bytes], source: str) -> dict[str, dict[str, dict[str, 
             if left < 0:
                 raise ValueError(f"more than {_MOST_ARRAYS} arrays")
             for worker, weights in zip(workers, values if names is not None else [values], strict=True):
-                models.setdefault(predictor, {}).setdefault(worker, {})[name] = np.array(weights)
+                models.setdefault(predictor, {}).setdefault(_key(worker), {})[name] = np.array(weights)
     except (
         OSError,
         EOFError,
@@ -155,6 +158,11 @@ def _read(file: Path | IO[bytes], source: str) -> dict[str, dict[str, dict[str, 
 def _parts(key: str, array: NDArray[Any]) -> tuple[str, str, str, NDArray[Any]]:
     predictor, group, name = (unquote(part) for part in key.split("/"))
     return predictor, group, name, array
+
+
+def _key(name: str) -> ModelKey:
+    """Return the worker or the kind of device of which a file has the name."""
+    return DeviceKind(name.removeprefix(_KIND)) if name.startswith(_KIND) else name
 
 
 def _names(array: NDArray[Any], count: int) -> list[str]:

@@ -18,7 +18,7 @@ from batchsize_manager.policies.base import Participant, Policy, PolicyWrapper, 
 from batchsize_manager.policies.waves import Waves
 from idl.bounds import MOST_AT_ONCE
 from idl.records import WorkerRecord
-from predictors import Models, Weights
+from predictors import DeviceKind, ModelKey, Models, Weights
 
 MODEL = "at_once"
 """The name of what was learned, among models."""
@@ -134,12 +134,12 @@ class Gains:
         ValueError: A model has not the form of this module's.
     """
 
-    def __init__(self, known: Mapping[str, Weights] | None = None) -> None:
+    def __init__(self, known: Mapping[ModelKey, Weights] | None = None) -> None:
         self._known = {} if known is None else known
         for name, weights in self._known.items():
             _restored(name, weights)
         self._members: dict[str, Participant] = {}
-        self._trials: dict[str, Trial] = {}  # by kind, or by worker where it does not name its kind
+        self._trials: dict[ModelKey, Trial] = {}  # by kind, or by worker where it does not name its kind
         self._found: list[str] = []  # in words
 
     def set_members(self, members: Sequence[Participant]) -> None:
@@ -160,7 +160,7 @@ class Gains:
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Take in a complete iteration; see `Policy.observe`."""
-        rooms: dict[str, dict[str, int]] = {kind: {} for kind in self._trials}
+        rooms: dict[ModelKey, dict[str, int]] = {kind: {} for kind in self._trials}
         for name, member in self._members.items():
             seen = observations.get(name)
             if seen is None or not seen.batch_size:
@@ -170,7 +170,7 @@ class Gains:
             rooms[kind][name] = min(seen.batch_size, member.bounds.at_once)
         for kind, its in rooms.items():
             if its and (found := self._trials[kind].advance(its)) is not None:
-                self._found.append(f"{kind.strip()}: {found}")
+                self._found.append(f"{kind}: {found}")
 
     def take_found(self) -> list[str]:
         """Return the findings since the last call, in words."""
@@ -207,7 +207,7 @@ class Gains:
 
     def models(self) -> Models:
         """Return what was learned, by worker; see `Policy.models`."""
-        learned = {}
+        learned: dict[ModelKey, Weights] = {}
         for name, member in self._members.items():
             trial = self._trials[_key(member)]
             if trial.stopped or trial.most > 1:
@@ -269,21 +269,21 @@ class SeveralAtOnce(PolicyWrapper):
         return {**self.policy.models(), **self._gains.models()}
 
 
-def _key(member: Participant) -> str:
-    """Return the name under which a member's trial is kept, which it shares with those of its kind."""
-    return f"{member.kind}\t" if member.kind else member.name
+def _key(member: Participant) -> ModelKey:
+    """Return the key of a member's trial, which it shares with those of its kind."""
+    return DeviceKind(member.kind) if member.kind else member.name
 
 
-def _restored(name: str, weights: Weights) -> Trial:
+def _restored(key: ModelKey, weights: Weights) -> Trial:
     """Return the trial that a model of a worker or its kind describes, or raise ValueError."""
     numbers, relative, stopped = (
-        np.asarray(weights.get(key, ())).ravel() for key in ("numbers", "throughputs", "stopped")
+        np.asarray(weights.get(name, ())).ravel() for name in ("numbers", "throughputs", "stopped")
     )
     form = 0 < len(numbers) == len(relative) and len(stopped) == 1 and (relative > 0).all()
     if not form or numbers[0] != 1 or (np.diff(numbers) < 1).any() or not numbers[-1] <= MOST_AT_ONCE:
         raise ValueError(
-            f"model of worker {name!r}: 'numbers' must ascend from 1 to at most {MOST_AT_ONCE}, with as many "
-            f"'throughputs' above 0, but they are {numbers.tolist()} and {relative.tolist()}"
+            f"model of worker {str(key)!r}: 'numbers' must ascend from 1 to at most {MOST_AT_ONCE}, with as "
+            f"many 'throughputs' above 0, but they are {numbers.tolist()} and {relative.tolist()}"
         )
     known = zip(numbers.astype(int).tolist(), relative.tolist(), strict=True)
     return Trial(dict(known), stopped=bool(stopped[0]))

@@ -18,7 +18,7 @@ from batchsize_manager.policies.measurements import SIZES_KEPT, Measurements
 from batchsize_manager.policies.solver import split, split_evenly_in_time
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
-from predictors import Array, Models, Weights
+from predictors import Array, ModelKey, Models, Weights
 
 _SURE = 1.0  # standard deviations of the straggler's time by which a new split must be better
 
@@ -151,7 +151,7 @@ class Learned(Policy):
     def models(self) -> Models:
         """Return each member's measurements, from which its curve follows; see `Policy.models`."""
         measurements = self._measurements
-        learned = {
+        learned: dict[ModelKey, Weights] = {
             member.name: {
                 "sizes": measurements.sizes[row, places] * self.unit,
                 "times": measurements.times[row, places],
@@ -213,12 +213,12 @@ def _at_most(bound: Bounds, largest: int) -> Bounds:
     return replace(bound, maximum=min(bound.maximum, max(least, largest)))
 
 
-def _checked(worker: str, weights: Weights) -> tuple[Array, Array]:
+def _checked(key: ModelKey, weights: Weights) -> tuple[Array, Array]:
     """Return the sizes and times of a saved model, or raise ValueError."""
     sizes, times = (np.asarray(weights.get(name, ())) for name in ("sizes", "times"))
     if sizes.ndim != 1 or sizes.shape != times.shape or not sizes.size or min(sizes.min(), times.min()) <= 0:
         raise ValueError(
-            f"model of worker {worker!r}: 'sizes' and 'times' must be as many numbers above 0, "
+            f"model of worker {str(key)!r}: 'sizes' and 'times' must be as many numbers above 0, "
             f"but have shapes {sizes.shape} and {times.shape}"
         )
     return sizes, times

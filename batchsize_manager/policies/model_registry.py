@@ -7,19 +7,16 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from batchsize_manager.policies.base import Participant, Policy, PolicyWrapper
-from predictors import Models, Weights
+from predictors import DeviceKind, ModelKey, Models, Weights
 
 KINDS = 100
 """Kinds of devices whose models are kept for each predictor, those used last."""
 
-KIND_PREFIX = "kind\t"
-"""Prefix of kinds' names among those of workers, which cannot have a tab."""
-
-UNKNOWN = ""
+UNKNOWN = DeviceKind("")
 """The kind of a worker that does not name its device; newcomers do not start as another such worker."""
 
 
-class ModelRegistry(Mapping[str, Mapping[str, Weights]]):
+class ModelRegistry(Mapping[str, Mapping[ModelKey, Weights]]):
     """Models by predictor, then by worker; a member without a model of its own has its kind's.
 
     A worker's model stays after the worker has left, should it come back, until a newcomer takes its place:
@@ -32,11 +29,11 @@ class ModelRegistry(Mapping[str, Mapping[str, Weights]]):
     """
 
     def __init__(self, models: Models) -> None:
-        self._kind_of: dict[str, str] = {}  # by member
+        self._kind_of: dict[str, DeviceKind] = {}  # by member
         self._most = 0  # members at once
         self._learned = {name: _PredictorModels(self._kind_of, learned) for name, learned in models.items()}
 
-    def __getitem__(self, predictor: str) -> Mapping[str, Weights]:
+    def __getitem__(self, predictor: str) -> Mapping[ModelKey, Weights]:
         """Return a view of one predictor's models, which follows all changes; empty without any."""
         return self._learned.setdefault(predictor, _PredictorModels(self._kind_of, {}))
 
@@ -56,7 +53,7 @@ class ModelRegistry(Mapping[str, Mapping[str, Weights]]):
     def set_members(self, members: Sequence[Participant]) -> None:
         """Set the members, and forget workers whose place they have taken."""
         self._kind_of.clear()
-        self._kind_of.update((member.name, member.kind) for member in members)
+        self._kind_of.update((member.name, DeviceKind(member.kind)) for member in members)
         self._most = max(self._most, len(members))
         for learned in self._learned.values():
             learned.settle(self._most)
@@ -69,12 +66,12 @@ class ModelRegistry(Mapping[str, Mapping[str, Weights]]):
 def of_kinds(models: Models) -> Models:
     """Return the models of kinds alone."""
     return {
-        predictor: {name: weights for name, weights in learned.items() if name.startswith(KIND_PREFIX)}
+        predictor: {key: weights for key, weights in learned.items() if isinstance(key, DeviceKind)}
         for predictor, learned in models.items()
     }
 
 
-class _PredictorModels(Mapping[str, Weights]):
+class _PredictorModels(Mapping[ModelKey, Weights]):
     """One predictor's models, by worker and kind.
 
     Args:
@@ -82,37 +79,40 @@ class _PredictorModels(Mapping[str, Weights]):
         learned: The first models.
     """
 
-    def __init__(self, kind_of: Mapping[str, str], learned: Mapping[str, Weights]) -> None:
+    def __init__(self, kind_of: Mapping[str, DeviceKind], learned: Mapping[ModelKey, Weights]) -> None:
         self._kind_of = kind_of
-        self._kinds: dict[str, Weights] = {}  # the kinds used last are last
+        self._kinds: dict[DeviceKind, Weights] = {}  # the kinds used last are last
         self._workers: dict[str, Weights] = {}  # the latest members are last
-        for name, weights in learned.items():
-            if name.startswith(KIND_PREFIX):
-                self._kinds[name.removeprefix(KIND_PREFIX)] = weights
+        for key, weights in learned.items():
+            if isinstance(key, DeviceKind):
+                self._kinds[key] = weights
             else:
-                self._workers[name] = weights
+                self._workers[key] = weights
         if self._workers and not self._kinds:
             self._kinds[UNKNOWN] = next(iter(self._workers.values()))
         self._forget_kinds()
 
-    def __getitem__(self, name: str) -> Weights:
-        if name in self._workers:
-            return self._workers[name]
-        kind = name.removeprefix(KIND_PREFIX) if name.startswith(KIND_PREFIX) else self._kind_of.get(name)
-        if kind is None or (kind == UNKNOWN and name in self._kind_of):
-            raise KeyError(name)
+    def __getitem__(self, key: ModelKey) -> Weights:
+        if isinstance(key, DeviceKind):
+            return self._kinds[key]
+        if key in self._workers:
+            return self._workers[key]
+        kind = self._kind_of.get(key, UNKNOWN)
+        if kind == UNKNOWN:
+            raise KeyError(key)
         return self._kinds[kind]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[ModelKey]:
         yield from self._workers
-        yield from (KIND_PREFIX + kind for kind in self._kinds)
+        yield from self._kinds
 
     def __len__(self) -> int:
         return len(self._workers) + len(self._kinds)
 
-    def update(self, learned: Mapping[str, Weights]) -> None:
+    def update(self, learned: Mapping[ModelKey, Weights]) -> None:
         """Take in models of members, in the order in which they joined."""
         for worker, weights in learned.items():
+            assert isinstance(worker, str), "policies learn of workers alone"
             self._workers.pop(worker, None)
             self._workers[worker] = weights
 

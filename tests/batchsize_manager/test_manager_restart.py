@@ -14,13 +14,13 @@ import pytest
 import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.learning.saved_models import unpack_models
-from batchsize_manager.policies.model_registry import KIND_PREFIX
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_format import STATE_FILE, StateError
 from batchsize_manager.storage.state_reader import open_state
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError
 from idl.synchronisation import Synchronisation
 from idl.translation import read_history
+from predictors import DeviceKind
 from rpc.client import Client
 from tests.services import (
     in_threads,
@@ -487,7 +487,7 @@ def test_what_a_policy_has_learned_is_remembered(tmp_path, client, wait_until):
     _orphaned(tmp_path, client, wait_until)
     with open_state(tmp_path) as reader:
         (run,) = reader.runs()
-    assert [list(workers) for workers in unpack_models(run.learned).values()] == [["w", KIND_PREFIX]]
+    assert [list(workers) for workers in unpack_models(run.learned).values()] == [["w", DeviceKind("")]]
 
 
 def test_jobs_that_have_ended_stay_readable(tmp_path, client):

@@ -9,10 +9,9 @@ import pytest
 import idl
 from batchsize_manager.learning.saved_models import load_models
 from batchsize_manager.policies import PolicyOptions
-from batchsize_manager.policies.model_registry import KIND_PREFIX
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.translation import read_history
-from predictors import PredictorOptions, networks
+from predictors import DeviceKind, PredictorOptions, networks
 from rpc.client import Client
 from tests.services import MemberWorker, serving
 
@@ -50,7 +49,7 @@ def test_what_was_learned_is_used_kept_and_used_again(tmp_path, wait_until):
     assert math.isnan(predicted[0])
     assert predicted[1:] == pytest.approx([JOB / 0.5] * 25, rel=0.02)
     assert models.keys() == {"narx", "ema"}
-    assert list(models["narx"]) == [worker.identity.worker, KIND_PREFIX]
+    assert list(models["narx"]) == [worker.identity.worker, DeviceKind("")]
     assert all(np.isfinite(array).all() for array in models["narx"]["good"].values())
 
     with serving(narx(tmp_path, models=models)) as address:

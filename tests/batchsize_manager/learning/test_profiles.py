@@ -6,8 +6,8 @@ import re
 import pytest
 
 from batchsize_manager.learning.profiles import Profile, Step, read_profiles, with_profiles
-from batchsize_manager.policies.model_registry import KIND_PREFIX
 from evenpace.reports import files
+from predictors import DeviceKind
 
 STEPS = (Step(8, 0.5, 0.01, 20, 0.25), Step(16, 0.4, 0.01, 20, 0.5), Step(32, 0.9, 0.01, 20, 0.75))
 PROFILE = Profile("a GPU", "train.py", STEPS, micro_batch=8, limit=48)
@@ -33,8 +33,8 @@ def test_models_of_kinds_are_replaced():
     before = {
         "learned": {
             "w0": {"sizes": [1.0]},
-            KIND_PREFIX + "a GPU": {"sizes": [2.0]},
-            KIND_PREFIX + "another": {"sizes": [3.0]},
+            DeviceKind("a GPU"): {"sizes": [2.0]},
+            DeviceKind("another"): {"sizes": [3.0]},
         },
         "narx": {"w0": {}},
     }
@@ -42,8 +42,8 @@ def test_models_of_kinds_are_replaced():
 
     assert models["narx"] == before["narx"]
     assert "w0" not in models["learned"]
-    assert models["learned"][KIND_PREFIX + "another"] == {"sizes": [3.0]}
-    learned = models["learned"][KIND_PREFIX + "a GPU"]
+    assert models["learned"][DeviceKind("another")] == {"sizes": [3.0]}
+    learned = models["learned"][DeviceKind("a GPU")]
     assert (learned["sizes"].tolist(), learned["times"].tolist()) == ([8.0, 16.0, 32.0], [0.5, 0.4, 0.9])
 
 

@@ -18,8 +18,10 @@ from batchsize_manager.learning.saved_models import (
     save_models,
     unpack_models,
 )
+from predictors import DeviceKind
 
 NAMES = st.text(min_size=1, max_size=8)
+KEYS = NAMES | st.text(max_size=8).map(DeviceKind)  # what models were learned of
 
 
 def plain(models):
@@ -35,7 +37,7 @@ def plain(models):
     st.dictionaries(
         NAMES,
         st.dictionaries(
-            NAMES,
+            KEYS,
             st.dictionaries(NAMES, st.lists(st.floats(-1e9, 1e9), max_size=3), min_size=1, max_size=2),
             max_size=3,
         ),
@@ -53,6 +55,14 @@ def test_round_trip(tmp_path_factory, models):
 
     assert plain(load_models(path)) == {name: workers for name, workers in plain(arrays).items() if workers}
     assert os.listdir(path.parent) == ["job.npz"]
+
+
+def test_kinds_of_devices_are_read_from_earlier_files():
+    """A kind's name follows "kind" and a tab, in files of workers' separate arrays, too."""
+    packed = io.BytesIO()
+    np.savez(packed, **{f"ema/{quote(name, safe='')}/speed": np.array(2.0) for name in ("w", "kind\tGPU")})
+
+    assert unpack_models(packed.getvalue())["ema"].keys() == {"w", DeviceKind("GPU")}
 
 
 def test_models_are_on_the_disk_before_they_replace_others(tmp_path, disk_calls):

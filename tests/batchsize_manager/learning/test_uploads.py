@@ -14,11 +14,11 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.learning.saved_models import unpack_models
 from batchsize_manager.learning.uploads import LEARNED_BYTES, Uploads
 from batchsize_manager.policies import PolicyOptions
-from batchsize_manager.policies.model_registry import KIND_PREFIX
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.plan import JobSpec, Resume
+from predictors import DeviceKind
 from predictors.architectures import ARCHITECTURES, CENTER, SPREAD
 from rpc.client import Client
 from rpc.limits import ServerLimits
@@ -84,7 +84,7 @@ def test_a_job_of_2000_workers_goes_on_from_its_checkpoint(predictor, wait_until
         after = unpack_models(learned)
         assert after.keys() == known.keys()
         for name, workers in after.items():
-            assert workers.keys() == {*names, KIND_PREFIX, f"{KIND_PREFIX}GPU"}
+            assert workers.keys() == {*names, DeviceKind(""), DeviceKind("GPU")}
             for worker, weights in known[name].items():
                 for array, values in weights.items():
                     assert np.allclose(workers[worker][array], values, rtol=1e-12)
@@ -105,7 +105,7 @@ def test_a_checkpoint_that_would_be_refused_has_the_kinds_alone(monkeypatch, cap
         membership.leave()
         membership.close()
     assert all("w" in workers for workers in unpack_models(whole).values())
-    kinds = {KIND_PREFIX, f"{KIND_PREFIX}GPU"}
+    kinds = {DeviceKind(""), DeviceKind("GPU")}
     assert {name: workers.keys() for name, workers in unpack_models(learned).items()} == {
         "narx": kinds,
         "ema": kinds,

@@ -17,10 +17,10 @@ from batchsize_manager.policies import (
     make_job_policy,
     make_policy,
 )
-from batchsize_manager.policies.model_registry import KIND_PREFIX
 from evenpace.lab.bench.balance_play import best_split
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
+from predictors import DeviceKind
 
 
 @dataclass
@@ -461,7 +461,7 @@ def test_saved_models_begin_where_the_last_run_ended(tmp_path):
     cluster = Cluster(four(), 400)
     cluster.run(60)
     models = cluster.policy.models()
-    assert set(models["learned"]) == {*four(), KIND_PREFIX}
+    assert set(models["learned"]) == {*four(), DeviceKind("")}
     save_models(tmp_path / "job.npz", models)
 
     resumed = Cluster(four(), 400, seed=1, models=load_models(tmp_path / "job.npz"))

@@ -9,11 +9,11 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import Participant, PolicyOptions, make_job_policy
-from batchsize_manager.policies.model_registry import KIND_PREFIX, KINDS, ModelRegistry
+from batchsize_manager.policies.model_registry import KINDS, ModelRegistry
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report
-from predictors import PREDICTORS, PredictorOptions, make_predictor
+from predictors import PREDICTORS, DeviceKind, PredictorOptions, make_predictor
 from predictors.networks import Network
 from tests.predictors.series import contended, replay
 
@@ -98,7 +98,7 @@ def test_restarts_under_other_names_leave_no_more_than_members_and_kinds(by, pol
     models = workers.job.planner.policy.models()
     assert models.keys() == learned
     for by_name in models.values():
-        assert by_name.keys() == {*workers.kinds, f"{KIND_PREFIX}fast", f"{KIND_PREFIX}slow"}
+        assert by_name.keys() == {*workers.kinds, DeviceKind("fast"), DeviceKind("slow")}
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_the_registry_is_bounded_while_workers_come_and_go(before, memberships, 
         latest = {name: weights(number) for name in members}
         registry.update({predictor: latest})
         for name, models in registry.models().items():
-            kinds = [key for key in models if key.startswith(KIND_PREFIX)]
+            kinds = [key for key in models if isinstance(key, DeviceKind)]
             assert len(models) - len(kinds) <= most
             assert len(kinds) <= KINDS
             if name == predictor:
                 assert models.items() >= latest.items()
                 for kind in members.values():
-                    assert models[f"{KIND_PREFIX}{kind}"] == weights(number)
+                    assert models[DeviceKind(kind)] == weights(number)
         for key, kind in members.items():
             assert registry[predictor][key] == weights(number)
             if kind:
@@ -189,7 +189,7 @@ def test_of_more_kinds_than_are_kept_those_used_last_are():
         registry.set_members([member("w", f"GPU {number}"), member("v", "GPU 3")])
         registry.update({"learned": {"w": weights(number), "v": weights(-1)}})
     kinds = registry.models()["learned"].keys() - {"w", "v"}
-    assert kinds == {f"{KIND_PREFIX}GPU {number}" for number in (3, *range(51, KINDS + 50))}
+    assert kinds == {DeviceKind(f"GPU {number}") for number in (3, *range(51, KINDS + 50))}
 
 
 def test_workers_of_unknown_kinds_are_not_of_one_kind():
@@ -198,7 +198,7 @@ def test_workers_of_unknown_kinds_are_not_of_one_kind():
     registry.set_members([member("w")])
     registry.update({"learned": {"w": weights(1)}})
     registry.set_members([member("w"), member("new")])
-    assert registry["learned"].keys() == {"w", KIND_PREFIX}
+    assert registry["learned"].keys() == {"w", DeviceKind("")}
     assert "new" not in registry["learned"]
 
 
