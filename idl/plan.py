@@ -130,8 +130,8 @@ class JobSpec:
         dataset_size: Samples of the data set.
         total_batch_size: Samples of a whole batch, over all workers.
         seed: The permutations' seed.
-        shuffle: Whether each epoch has a permutation of its own; if not, samples are taken in order.
-        drop_last: Whether an epoch's last, smaller batch is left out.
+        shuffle: True if each epoch has a permutation of its own; if not, samples are taken in order.
+        drop_last: True if an epoch's last, smaller batch is left out.
         micro_batch: Samples that are computed together, on whichever worker: slices are of whole
             micro-batches. None for a job without, whose workers compute each slice as a whole.
         milestones: Other sizes of a whole batch that the script asks for: (epoch, samples) from that epoch

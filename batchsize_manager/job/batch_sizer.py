@@ -63,7 +63,7 @@ class BatchSizer:
 
     @property
     def adapts(self) -> bool:
-        """Whether the size may be changed to what the members can take."""
+        """True if the size may be changed to what the members can take."""
         return self.name in MEASURING
 
     def is_due(self, iteration: int, epoch: int) -> bool:

@@ -60,13 +60,16 @@ class Planner:
 
     @property
     def padded_size(self) -> int:
-        """The samples of `batch_size`, if its last micro-batch were whole: in these, bounds are multiples."""
+        """The samples of `batch_size` with a whole last micro-batch, as members' bounds are in whole ones."""
         return self.batches.padded(len(self._members.staying))
 
     def least_size(self, members: int | None = None) -> int:
-        """Return the samples, padded, that so many members must be able to take; default: those planned for.
+        """Return the samples that members must be able to take together, in whole micro-batches.
 
         It is a whole batch, or the smallest that the sizer may make of it.
+
+        Args:
+            members: Number of members; None: those that are planned for.
         """
         least = min(self.sizer.least, self.batches.total) if self.sizer.adapts else None
         return self.batches.padded(len(self._members.staying) if members is None else members, least)
@@ -127,7 +130,7 @@ class Planner:
         """Give a policy the weights of the fit that it handed out last, or None where the fit failed.
 
         Returns:
-            Whether the policy got them: not if it was replaced meanwhile.
+            True if the policy got them, False if it was replaced meanwhile.
         """
         if policy is not self.policy:
             return False

@@ -1,8 +1,8 @@
 """Balancing policies: how to split a batch over the workers.
 
-A policy takes the members and the measurements of each complete iteration, and returns counts of samples.
-It has no clock and no wire. To add one, write a module with a subclass of `Policy` and name it in
-`POLICIES`.
+A policy takes the members and the measurements of each complete iteration, and returns counts, in units of a
+sample or a whole micro-batch. It has no clock and no wire. To add one, write a module with a subclass of
+`Policy` and name it in `POLICIES`.
 """
 
 from collections.abc import Callable

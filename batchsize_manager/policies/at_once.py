@@ -49,7 +49,7 @@ class Trial:
     Attributes:
         relative: By number at once, the throughput relative to one at a time, of the numbers that have paid.
         trying: The number that is measured at present; None if none is.
-        stopped: Whether the next number did not pay.
+        stopped: True once the next number did not pay.
     """
 
     relative: dict[int, float] = field(default_factory=lambda: {1: 1.0})

@@ -58,7 +58,7 @@ class Sizer(ABC):
 
     Attributes:
         every: A choice is asked for in the iterations that are multiples of this; 0: in none.
-        by_epoch: Whether it is asked only for the first of an epoch's batches that is planned.
+        by_epoch: True to be asked only for the first of an epoch's batches that is planned.
     """
 
     every = 1
