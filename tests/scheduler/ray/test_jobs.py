@@ -43,17 +43,41 @@ def jobs(head, tmp_path):
     return Jobs(tmp_path, head.environment, head.address)
 
 
+def _started_since(before, temporary):
+    """Processes of clusters whose temporary files are in a folder."""
+    after = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
+    return [one for one in after if str(temporary) in " ".join(one.info["cmdline"] or ())]
+
+
 @pytest.mark.release  # the documentation tests run one, too
 def test_a_cluster_is_started_for_one_job(tmp_path, temporary):
     """Without an address, a cluster is started on this machine, and nothing of it is left."""
-    before = {process.pid for process in psutil.process_iter()}
+    before = set(psutil.pids())
     jobs = Jobs(tmp_path, {"HOME": str(tmp_path), "TMPDIR": str(temporary)})
     with jobs.submit("alone", "--shards", 2) as command:
         assert command.end() == 0, command.text
         assert "waiting" in command.text
     jobs.assert_trained("alone", 40)
-    after = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
-    assert not [one for one in after if str(temporary) in " ".join(one.info["cmdline"] or ())]
+    assert not _started_since(before, temporary)
+    assert not job_processes("alone")
+    assert not left_folders(temporary)
+
+
+@pytest.mark.release  # each starts a cluster
+@pytest.mark.parametrize("group", [True, False], ids=["process group", "all processes"])
+def test_sigterm_ends_a_job_with_its_own_cluster(tmp_path, temporary, wait_until, group):
+    """It ends as by Ctrl-C; where Ray itself is sent the signal, too, the job can be resumed."""
+    before = set(psutil.pids())
+    jobs = Jobs(tmp_path, {"HOME": str(tmp_path), "TMPDIR": str(temporary)})
+    with jobs.submit("alone", iterations=100_000, pace=0.02) as command:
+        wait_until(lambda: "running, iteration" in command.text, "an iteration")
+        command.terminate(group=group)
+        assert command.end(40) == 130, command.text
+        assert ("--resume goes on with the job" in command.text) == (not group)
+    result = jobs.storage / "alone/result.json"
+    assert result.exists() == group
+    assert not group or json.loads(result.read_text())["state"] == "cancelled"
+    wait_until(lambda: not _started_since(before, temporary), "the end of the cluster")
     assert not job_processes("alone")
     assert not left_folders(temporary)
 
