@@ -306,7 +306,7 @@ def test_a_group_fails_for_want_of_a_lost_node_without_a_failure(then, failures)
     assert made.finish is None
 
 
-@pytest.mark.parametrize(("iteration_seconds", "last_moment"), [(0.0, 2.0), (10.0, 22.0)])
+@pytest.mark.parametrize(("iteration_seconds", "last_moment"), [(0.0, 1.0), (10.0, 13.5)])
 def test_workers_use_a_node_as_long_as_is_safe(cluster, iteration_seconds, last_moment):
     """They are drained when what is left is needed for what they were given."""
     cluster.iteration_seconds = iteration_seconds
