@@ -8,6 +8,7 @@ each line, 32 bytes in hexadecimal digits: the first signs, all are accepted.
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import os
@@ -152,7 +153,11 @@ def write_new_key(file: Path, *, add: bool) -> None:
 
 
 def write_secret(file: Path, content: str | bytes) -> None:
-    """Write a file atomically that only its owner can read."""
+    """Write a file atomically that only its owner can read.
+
+    Raises:
+        OSError: The file cannot be written; it names `file`.
+    """
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
@@ -160,8 +165,11 @@ def write_secret(file: Path, content: str | bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _read_keys(file: Path) -> tuple[bytes, ...]:

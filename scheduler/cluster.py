@@ -75,3 +75,13 @@ class Cluster:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of devices, each once, in the order of the nodes."""
         return tuple(dict.fromkeys(node.kind for node in self.nodes))
+
+    @cached_property
+    def devices_by_kind(self) -> dict[str, int]:
+        """Number of devices of each kind, in the order of the nodes."""
+        return {kind: sum(node.devices for node in self.nodes if node.kind == kind) for kind in self.kinds}
+
+    @cached_property
+    def node_sizes(self) -> dict[str, int]:
+        """Number of devices of the largest node of each kind, in the order of the nodes."""
+        return {kind: max(node.devices for node in self.nodes if node.kind == kind) for kind in self.kinds}

@@ -200,7 +200,7 @@ def _follow(handle: "JobHandle", *, leave: bool, where: str, page: "JobPage | No
         page: A page about it.
     """
     from evenpace.cli.job_lines import JobLines
-    from scheduler.ray.following import follow
+    from scheduler.ray.following import end, follow
 
     if page is not None:
         page.trust(handle.credentials())
@@ -211,9 +211,7 @@ def _follow(handle: "JobHandle", *, leave: bool, where: str, page: "JobPage | No
             if leave:
                 lines.note(f"the job goes on: evenpace attach {handle.name} --address {where}")
                 return
-            lines.note("ending the job ...")
-            handle.cancel()
-            finish = follow(handle, lines)
+            finish = end(handle, lines)
         handle.goodbye()
     if finish.state == "failed":
         raise EvenpaceError(f"job {handle.name!r} failed: {finish.reason}")

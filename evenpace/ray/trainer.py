@@ -154,7 +154,7 @@ class Trainer:
 
         from evenpace.cli.job_lines import JobLines
         from scheduler.ray import cluster
-        from scheduler.ray.following import follow
+        from scheduler.ray.following import end, follow
 
         with contextlib.ExitStack() as stack:
             if not ray.is_initialized():
@@ -164,8 +164,7 @@ class Trainer:
             try:
                 finish = follow(job, lines)
             except BaseException:
-                job.cancel()
-                follow(job, lines)
+                end(job, lines)
                 raise
             reports = job.reports()
             job.goodbye()

@@ -1,5 +1,6 @@
 """Files written in one step: a reader sees the old one or the new one, never a part."""
 
+import contextlib
 import json
 import math
 import os
@@ -25,14 +26,17 @@ def replace(path: Path, content: bytes) -> None:
     """Write `content` to `path`; if that fails, the old content stays.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: The file cannot be written; it names `path`.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_bytes(content)
         draft.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 def _without_nan(value: Any) -> Any:

@@ -43,14 +43,13 @@ class Gavel(Policy):
             ValueError: A job asks for no number of devices, or its speed is not known.
         """
         kinds, cluster = at.cluster.kinds, at.cluster
-        sizes = {kind: sum(node.devices for node in cluster.nodes if node.kind == kind) for kind in kinds}
         for job in at.jobs:
             times = self._time.setdefault(job.name, {})
             for kind in kinds:
                 if kind not in times:
                     times[kind] = 0.5
                     self._total[kind] = self._total.get(kind, 0.0) + 0.5
-        chosen = self._choose(at.jobs, sizes)
+        chosen = self._choose(at.jobs, cluster.devices_by_kind)
         had, self._had = self._had, {}
         for kind in kinds:
             there = [
@@ -65,22 +64,14 @@ class Gavel(Policy):
                 self._total[kind] += 1
         return Allocation({name: _placement(its) for name, its in self._had.items()})
 
-    def _shares(
-        self,
-        rates: NDArray[np.float64],
-        wanted: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        weights: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
+    def _shares(self, jobs: Sequence[Job], sizes: Mapping[str, int]) -> NDArray[np.float64]:
         """Return each job's share of time on each kind, (jobs, kinds)."""
-        return max_sum_shares(rates, wanted, sizes)
+        return max_sum_shares(*_programme(jobs, sizes))
 
     def _choose(self, jobs: Sequence[Job], sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Return the jobs that run on each kind, with their numbers of devices."""
         wanted = {job.name: _wanted(job) for job in jobs}
-        rates = np.array([[_rate(job, kind, size) for kind, size in sizes.items()] for job in jobs])
-        weights = np.array([job.weight for job in jobs])
-        shares = self._shares(rates, np.array(list(wanted.values())), np.array(list(sizes.values())), weights)
+        shares = self._shares(jobs, sizes)
         entries = []
         for column, kind in enumerate(sizes):
             for row, job in enumerate(jobs):
@@ -103,14 +94,8 @@ class MaxMinFairness(Gavel):
     times have not been served equally.
     """
 
-    def _shares(
-        self,
-        rates: NDArray[np.float64],
-        wanted: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        weights: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
-        return max_min_shares(rates, wanted, sizes, weights)
+    def _shares(self, jobs: Sequence[Job], sizes: Mapping[str, int]) -> NDArray[np.float64]:
+        return max_min_shares(*_programme(jobs, sizes), np.array([job.weight for job in jobs]))
 
 
 def equal_split(
@@ -214,6 +199,18 @@ def _solved(
         raise RuntimeError(f"the shares of jobs on kinds of devices: {solved.message}")
     found: NDArray[np.float64] = solved.x
     return found
+
+
+def _programme(
+    jobs: Sequence[Job], sizes: Mapping[str, int]
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return jobs' rates on each kind, the devices that they ask for, and those of each kind.
+
+    Raises:
+        ValueError: A job asks for no number of devices, or its speed is not known.
+    """
+    rates = np.array([[_rate(job, kind, size) for kind, size in sizes.items()] for job in jobs])
+    return rates, np.array([_wanted(job) for job in jobs]), np.array(list(sizes.values()))
 
 
 def _wanted(job: Job) -> int:

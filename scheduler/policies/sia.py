@@ -61,7 +61,7 @@ class Sia(Policy):
         if choices != self._choices:
             self._rows, self._choices = {}, choices
         self._rows = {job.name: self._row(job, at.cluster, choices) for job in at.jobs}
-        free = _devices_by_kind(at.cluster)
+        free = dict(at.cluster.devices_by_kind)
         chosen: dict[str, tuple[str, int]] = {}
         for job in at.jobs:
             if job.paused and (had := _had(at, job)):
@@ -90,8 +90,8 @@ class Sia(Policy):
 def configurations(cluster: Cluster) -> list[Configuration]:
     """Return the configurations of all kinds, in the order of the kinds, then by devices (Sia, 3.2)."""
     found = []
-    for kind, total in _devices_by_kind(cluster).items():
-        size = _node_size(cluster, kind)
+    for kind, total in cluster.devices_by_kind.items():
+        size = cluster.node_sizes[kind]
         within = [2**power for power in range(size.bit_length()) if 2**power < size]
         found += [Configuration(kind, 1, number) for number in within]
         found += [Configuration(kind, nodes, nodes * size) for nodes in range(1, total // size + 1)]
@@ -137,14 +137,6 @@ def choose(
     return chosen
 
 
-def _devices_by_kind(cluster: Cluster) -> dict[str, int]:
-    return {kind: sum(node.devices for node in cluster.nodes if node.kind == kind) for kind in cluster.kinds}
-
-
-def _node_size(cluster: Cluster, kind: str) -> int:
-    return max(node.devices for node in cluster.nodes if node.kind == kind)
-
-
 def _had(at: Round, job: Job) -> tuple[str, int] | None:
     """Return the kind and the number of the devices that a job has, if it has any."""
     placement = at.allocation[job.name]
@@ -163,7 +155,7 @@ def _values(job: Job, cluster: Cluster, choices: Sequence[Configuration]) -> NDA
                 nodes = np.array([choice.nodes for choice in choices])[its]
                 values[its] = _goodputs(job.goodputs[kind], nodes, numbers[its])
             else:
-                nodes = -(-numbers[its] // _node_size(cluster, known))
+                nodes = -(-numbers[its] // cluster.node_sizes[known])
                 ratio = job.speeds[kind] / job.speeds[known] if {kind, known} <= job.speeds.keys() else 1.0
                 values[its] = ratio * _goodputs(job.goodputs[known], nodes, numbers[its])
     values[values <= _LEAST] = 0

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from idl.errors import DeadlineExceededError, InvalidRequestError, UnavailableEr
 from rpc.address import Address
 from rpc.dial import dial
 from scheduler.ray.controller import NAMESPACE, Controller, News, actor_name, actor_names, process_actor
-from scheduler.ray.nodes import ask_head
+from scheduler.ray.nodes import ask_head, in_sessions_of_their_own
+from scheduler.ray.process_actor import remove_left_folders
 from scheduler.ray.secrets import make_secrets
 from scheduler.ray.submission import MANAGER, Submission
 
 _OBJECT_STORE = 80 * 2**20  # bytes; gradients do not go through it, and Ray takes no less
 _HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to a cluster's head
 _ANSWER_SECONDS = 10.0
+_CHECK_SECONDS = 2.0  # from one look at the cluster's head to the next, while an answer is waited for
 _KNOCK_SECONDS = 5.0
 _STDERR = 2
 _NO_TOKEN = (
@@ -64,13 +67,14 @@ def connection(
         if address is not None and _knock(address):
             with _quiet():
                 ask_head(address)
-        ray.init(
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-            **options,
-        )
+        with in_sessions_of_their_own():
+            ray.init(
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                **options,
+            )
     except (RayError, RuntimeError, OSError, ValueError) as error:
         where = "a Ray cluster on this machine" if address is None else f"the Ray cluster at {address}"
         why = _NO_TOKEN if isinstance(error, AuthenticationError) else error
@@ -82,6 +86,8 @@ def connection(
         yield ray.get_runtime_context().gcs_address
     finally:
         ray.shutdown()
+        if address is None:
+            remove_left_folders()  # of actors that were killed
 
 
 def _knock(address: str) -> bool:
@@ -178,8 +184,11 @@ class JobHandle:
             ) from error
 
     def _ask(self, reference: Any) -> Any:
+        deadline = time.monotonic() + _ANSWER_SECONDS
         try:
-            return ray.get(reference, timeout=_ANSWER_SECONDS)
+            while not ray.wait([reference], timeout=_CHECK_SECONDS)[0] and time.monotonic() < deadline:
+                self._check_cluster()
+            return ray.get(reference, timeout=0)
         except (GetTimeoutError, ActorUnavailableError) as error:
             self._check_cluster()
             raise DeadlineExceededError(

@@ -234,7 +234,7 @@ class Controller:
             try:
                 self._turn()
                 troubles = 0
-                calm = time.monotonic() - self._changed > _BUSY_SECONDS
+                calm = not self._leaving and time.monotonic() - self._changed > _BUSY_SECONDS
             except Exception as error:
                 # Ray's own head may be away for a while, or a disk be full.
                 troubles += 1
@@ -242,9 +242,19 @@ class Controller:
                 if troubles > _TROUBLES:
                     self._end(Finish("failed", f"its controller failed: {error!r}"))
                 calm = True
-            time.sleep(_LOOK_SECONDS if calm else _BUSY_LOOK_SECONDS)
+            self._wait(_LOOK_SECONDS if calm else _BUSY_LOOK_SECONDS)
         self._told_end.wait(_NEWS_SECONDS)
         ray.kill(ray.get_actor(actor_name(self._submission.job), NAMESPACE), no_restart=True)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until the next look, or until an actor that has no node yet answers."""
+        placing = [
+            one.asked for one in self._watched.values() if one.asked is not None and one.described is None
+        ]
+        if placing:
+            ray.wait(placing, timeout=seconds)
+        else:
+            time.sleep(seconds)
 
     def _turn(self) -> None:
         """Look at the processes, and do what is decided."""

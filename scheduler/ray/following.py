@@ -3,7 +3,7 @@
 import time
 from typing import Protocol
 
-from idl.errors import DeadlineExceededError
+from idl.errors import DeadlineExceededError, UnavailableError
 from scheduler.ray.cluster import JobHandle
 from scheduler.ray.controller import News
 from scheduler.ray.supervisor import Finish
@@ -38,3 +38,17 @@ def follow(handle: JobHandle, shows: Shows) -> Finish:
         if known.finish is not None:
             return known.finish
         time.sleep(_POLL_SECONDS)
+
+
+def end(handle: JobHandle, shows: Shows) -> Finish:
+    """End a job, show it until then, and return its end.
+
+    The cluster may have ended already, as by a signal to all processes: then the job was cancelled.
+    """
+    shows.note("ending the job ...")
+    try:
+        handle.cancel()
+        return follow(handle, shows)
+    except (UnavailableError, DeadlineExceededError) as error:
+        shows.note(str(error))
+        return Finish("cancelled", str(error))

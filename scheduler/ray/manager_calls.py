@@ -4,6 +4,7 @@ import logging
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from scheduler.ray.supervisor import PAUSING
 
 _ASK_SECONDS = 1.0  # between two questions
 _ANSWER_SECONDS = 5.0
+_PACED = 5  # changes of the iteration over which its seconds are taken
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,31 @@ class Progress:
     state: str
     iteration: int
     batch_size: int
+
+
+class Pace:
+    """How long a job's iterations take, from looks at it that are further apart than these may be."""
+
+    def __init__(self) -> None:
+        # When an iteration was first seen; of several, the error of one look counts less.
+        self._begins: deque[tuple[int, float]] = deque(maxlen=_PACED + 1)
+        self._looked = 0.0
+
+    def note(self, iteration: int, now: float) -> None:
+        """Take in the iteration that the job is in, and when that was seen, in seconds."""
+        if self._begins and iteration < self._begins[-1][0]:
+            self._begins.clear()  # what was taken back tells nothing
+        if not self._begins or iteration > self._begins[-1][0]:
+            self._begins.append((iteration, now))
+        self._looked = now
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of an iteration: what the last ones took, or the present one has so far."""
+        if not self._begins:
+            return 0.0
+        (first, since), (last, begun) = self._begins[0], self._begins[-1]
+        return max((begun - since) / max(1, last - first), self._looked - begun)
 
 
 class ManagerCalls:
@@ -52,18 +79,14 @@ class ManagerCalls:
         self._wake = threading.Event()
         self._stopped = False
         self.progress: Progress | None = None
-        # The iteration, since when it is the present one, and the seconds that one has taken.
-        self._pace = 0, time.monotonic(), 0.0
+        self._pace = Pace()
         self._thread = threading.Thread(target=self._run, name="evenpace-manager-calls", daemon=True)
         self._thread.start()
 
     @property
     def iteration_seconds(self) -> float:
-        """Return how long an iteration takes: as the last ones did, or as the present one has so far."""
-        if self.progress is None:
-            return 0.0
-        _, since, seconds = self._pace
-        return max(seconds, time.monotonic() - since)
+        """Return how long an iteration takes at present, in seconds; 0 before that is known."""
+        return self._pace.seconds
 
     def move(self, manager: str | None) -> None:
         """Call the manager at this address from now on."""
@@ -126,11 +149,4 @@ class ManagerCalls:
                 state = PAUSING if any(one.state == "working" for one in members) else state
             self.job_state = state
             self.progress = Progress(summary.state, summary.iteration, summary.batch_size)
-            self._note_pace(summary.iteration)
-
-    def _note_pace(self, iteration: int) -> None:
-        before, since, _ = self._pace
-        if iteration != before:
-            now = time.monotonic()
-            # One that was taken back tells nothing.
-            self._pace = iteration, now, (now - since) / max(1, iteration - before)
+            self._pace.note(summary.iteration, time.monotonic())

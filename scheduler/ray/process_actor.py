@@ -210,17 +210,21 @@ def make_folder() -> Path:
     Its owner holds a lock on a file in it, which the kernel frees with the process, whoever else shares the
     disk.
     """
-    everywhere = Path(tempfile.gettempdir())
-    for folder in everywhere.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+    remove_left_folders()
     new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     lock = (new / _LOCK).open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
     _locks.append(lock)
     # Nobody finds it before it is locked.
-    return new.rename(everywhere / new.name.removeprefix("."))
+    return new.rename(new.with_name(new.name.removeprefix(".")))
+
+
+def remove_left_folders() -> None:
+    """Remove the folders of actors' processes on this node that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from idl.errors import InvalidRequestError
 from scheduler.ray.submission import MANAGER, Submission
 
-_LEAVING_SECONDS, _LEAVING_ITERATIONS = 2.0, 2.0  # before its node goes, a worker is drained
+_LEAVING_SECONDS, _LEAVING_ITERATIONS = 1.0, 1.25  # before its node goes, a worker is drained
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0  # seconds from an end to the next start
 _LOSS_SECONDS = 20.0  # until Ray says that a node is lost, and some
 _MOST_DOUBLINGS = 10  # beyond which the wait is the longest

@@ -39,7 +39,6 @@ def simulate(
     """
     arrivals = sorted(arrivals, key=lambda arrival: arrival.submitted)
     check_arrivals(arrivals, applications, policy, cluster)
-    nodes = {kind: max(node.devices for node in cluster.nodes if node.kind == kind) for kind in cluster.kinds}
     jobs = [
         SimulatedJob(
             arrival,
@@ -75,7 +74,7 @@ def simulate(
         if present and there.nodes:
             names = [job.life.name for job in present]
             usable = {name: held.get(name, ()) for name in names if _is_on(held.get(name, ()), there)}
-            seen = [job.seen(now, nodes) for job in present]
+            seen = [job.seen(now, cluster.node_sizes) for job in present]
             allocation = policy.allocate(Round(now, seen, there, Allocation(usable)))
             allocation.check(there)
         for job in present:

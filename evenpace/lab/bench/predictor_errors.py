@@ -25,15 +25,11 @@ dominate; `pooled` is over all rows as they are, in samples/s, as are the worker
 `timing` is `null` where it is left out, `fit_s` for predictors that do not learn.
 """
 
-import contextlib
 import math
-import multiprocessing
-import os
-import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,12 +42,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
+from evenpace.lab.process_pool import process_pool
 from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.traces import Trace, contention_trace, read_trace
 from evenpace.reports import files, style
 from idl.errors import EvenpaceError, InvalidRequestError
 from predictors import PREDICTORS, Array, Fit, PredictorOptions, Weights, make_predictor
-from worker.parent import end_with_parent
 
 REFERENCE = "ema"
 
@@ -131,7 +127,7 @@ def run(
     names = [name for name in PREDICTORS if not names or name in names or name == REFERENCE]
     trace = contention_trace() if trace_path is None else read_trace(trace_path)
     grid = lay_out(trace, warm_up)
-    with _fitting_process() as executor:
+    with process_pool(1) as executor:
         with make_progress(console, transient=True) as bar:
             replays = {}
             for name in names:
@@ -319,27 +315,6 @@ def _root_mean(squares: Array, scored: NDArray[np.bool_]) -> float:
 
 
 # -- fits, in another process
-
-
-@contextlib.contextmanager
-def _fitting_process() -> Iterator[Executor]:
-    context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(1, context, initializer=_begin, initargs=(os.getpid(),)) as executor:
-        try:
-            yield executor
-        except BaseException:
-            # The executor would wait until the fit that runs now has ended.
-            for child in set(multiprocessing.active_children()) - others:
-                child.terminate()
-            raise
-
-
-def _begin(parent: int) -> None:
-    end_with_parent(parent)
-    # Ctrl-C goes to both processes. Here it just ends this one, SIGTERM likewise.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _timed(fit: Fit) -> tuple[Weights, float]:

@@ -55,18 +55,14 @@ def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
     return tuple(groups)
 
 
-_OTHERS = (
-    "interference",
-    "power",
-    "share_nodes",
-    "profiled",
-    "failures",
-    "repair",
-    "seed",
-    "notice",
-    "checkpoint",
-)
-"""Settings on which results depend, and which published simulations do not have."""
+_PUBLISHED = ("cluster", "rules", "interval", "restart_cost")
+"""Settings on which results depend, and which published simulations have, too."""
+
+_INPUTS = ("workload", "policy", "traces")
+"""What results are of, beside the settings on which they depend."""
+
+_WITHOUT_EFFECT = ("jobs",)
+"""Settings on which results do not depend."""
 
 
 @dataclass(frozen=True)
@@ -214,12 +210,18 @@ class SimulationConfig:
 
     @property
     def others(self) -> dict[str, int | float | str]:
-        """The settings that are not by default, and that published simulations do not have."""
-        others: dict[str, int | float | str] = {
-            setting.name: getattr(self, setting.name)
+        """The settings that are not by default, and that published simulations do not have.
+
+        Raises:
+            OSError: A file among them cannot be read.
+        """
+        return {
+            setting.name: _digest(value) if isinstance(value, Path) else value
             for setting in fields(self)
-            if setting.name in _OTHERS and getattr(self, setting.name) != setting.default
+            if setting.name not in (*_PUBLISHED, *_INPUTS, *_WITHOUT_EFFECT)
+            and (value := getattr(self, setting.name)) != setting.default
         }
-        if self.capacity is not None:
-            others["capacity"] = hashlib.sha256(self.capacity.read_bytes()).hexdigest()[:16]
-        return others
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -1,12 +1,8 @@
 """Runs of simulations: workloads under policies, several at once, with a table of their figures."""
 
 import hashlib
-import multiprocessing
-import os
-import signal
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +10,7 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
+from evenpace.lab.process_pool import process_pool
 from evenpace.lab.simulations.config import SimulationConfig
 from evenpace.lab.simulations.published import published_mean
 from evenpace.lab.simulations.results import Outcome, Results, Simulation
@@ -27,7 +24,6 @@ from scheduler.simulator.fairness import fair_shares
 from scheduler.simulator.rules import LIMITS
 from scheduler.simulator.simulation import check_arrivals, simulate
 from scheduler.simulator.workloads import Arrival
-from worker.parent import end_with_parent
 
 _Key: TypeAlias = tuple[str, Path]
 """A policy and the file of a workload."""
@@ -106,7 +102,7 @@ def _simulated(tasks: Mapping[_Key, tuple[Any, ...]], jobs: int) -> Iterator[tup
         for key, task in tasks.items():
             yield key, _simulate(*task)
         return
-    with _processes(min(jobs, len(tasks))) as executor:
+    with process_pool(min(jobs, len(tasks))) as executor:
         keys = {executor.submit(_simulate, *task): key for key, task in tasks.items()}
         for future in as_completed(keys):
             yield keys[future], future.result()
@@ -124,29 +120,6 @@ def _simulate(
         lives = simulate(arrivals, applications, make_policy(), cluster, rules, capacity)
         shares = fair_shares(lives, arrivals, applications, make_policy(), cluster, rules)
     return Outcome.of(lives, shares, cluster.devices)
-
-
-@contextmanager
-def _processes(number: int) -> Iterator[Executor]:
-    """Yield processes to run simulations in; an error ends them at once."""
-    context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(number, context, initializer=_begin, initargs=(os.getpid(),)) as executor:
-        try:
-            yield executor
-        except BaseException:
-            # The executor would wait until the simulations that run now have ended.
-            executor.shutdown(wait=False, cancel_futures=True)
-            for child in set(multiprocessing.active_children()) - others:
-                child.terminate()
-            raise
-
-
-def _begin(parent: int) -> None:
-    end_with_parent(parent)
-    # Ctrl-C goes to all processes. Here it just ends this one, SIGTERM likewise.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _digest(paths: Sequence[Path]) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evenpace.reports.files import write_json
+from evenpace.reports.files import replace, write_json
+from rpc.tokens import write_secret
 
 REPORT = {"seed": 1, "runs": {"even": {"sizes": [1, 2.5], "loss": 0.25, "name": "a<b>"}, "other": None}}
 
@@ -40,3 +41,22 @@ def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch) -> No
         write_json({"old": False}, path)
     assert json.loads(path.read_text("utf-8")) == {"old": True}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("write", [replace, write_secret])
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("none/page", "No such file or directory"),
+        ("file/page", "Not a directory"),
+        ("folder", "Is a directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named_with_the_reason(tmp_path, write, place, why) -> None:
+    """The name is the one that was given, not that of the draft; and no draft is left."""
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match=why) as caught:
+        write(tmp_path / place, b"text")
+    assert str(caught.value).endswith(f"{why}: {str(tmp_path / place)!r}")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}

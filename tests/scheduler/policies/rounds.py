@@ -9,6 +9,7 @@ from scheduler.allocation import Allocation, devices
 from scheduler.cluster import Cluster, Node
 from scheduler.goodput import Goodput, Limits
 from scheduler.job import Job
+from scheduler.policies import POLICIES
 from scheduler.policies.base import Round
 from scheduler.throughput import Throughput
 
@@ -18,6 +19,12 @@ THROUGHPUT = Throughput(0.05, 0.002, 0.2, 0.01, 0.04, 0.003, 2.0)
 clusters = st.lists(st.integers(1, 5), min_size=1, max_size=5).map(
     lambda sizes: Cluster(tuple(Node(f"gpu-{i}", "gpu", size) for i, size in enumerate(sizes)))
 )
+mixed_clusters = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8)), min_size=2, max_size=3).map(
+    lambda sizes: Cluster.of([(f"kind-{i}", nodes, size) for i, (nodes, size) in enumerate(sizes)])
+)
+
+MIXED = [name for name, policy in POLICIES.items() if policy.mixes]
+"""The policies for clusters of several kinds of devices."""
 
 
 def asking(name, number=1, submitted=0.0, **others):

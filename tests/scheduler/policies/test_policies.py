@@ -6,45 +6,62 @@ from hypothesis import strategies as st
 
 from scheduler.allocation import devices
 from scheduler.policies import POLICIES
-from tests.scheduler.policies.rounds import clusters, jobs, play
+from tests.scheduler.policies.rounds import MIXED, clusters, jobs, mixed_clusters, play
 
-cases = clusters.flatmap(lambda cluster: st.tuples(st.just(cluster), jobs(cluster.kinds)))
 few = settings(max_examples=40, deadline=None)  # a search for good placements takes its time
 
 
-@pytest.mark.parametrize("name", POLICIES)
+def cases(clusters):
+    """Clusters with jobs."""
+    return clusters.flatmap(lambda cluster: st.tuples(st.just(cluster), jobs(cluster.kinds)))
+
+
+on_all_clusters = pytest.mark.parametrize(
+    ("name", "cases"),
+    [
+        *(pytest.param(name, cases(clusters), id=name) for name in POLICIES),
+        *(pytest.param(name, cases(mixed_clusters), id=f"{name}, several kinds") for name in MIXED),
+    ],
+)
+
+
+@on_all_clusters
 @few
-@given(case=cases)
-def test_allocations_fit_the_cluster(name, case):
+@given(data=st.data())
+def test_allocations_fit_the_cluster(name, cases, data):
     """No node has more devices in use than it has."""
+    case = data.draw(cases)
     for _, allocation in play(POLICIES[name](), *case):
         allocation.check(case[0])
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@on_all_clusters
 @few
-@given(case=cases)
-def test_jobs_have_no_more_devices_than_they_can_use(name, case):
+@given(data=st.data())
+def test_jobs_have_no_more_devices_than_they_can_use(name, cases, data):
     """Devices go to jobs that are there, and as many at most as a job says."""
+    case = data.draw(cases)
     for at, allocation in play(POLICIES[name](), *case):
         most = {job.name: job.most_devices for job in at.jobs}
         assert all(devices(placement) <= most[job] for job, placement in allocation.placements.items())
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@on_all_clusters
 @few
-@given(case=cases)
-def test_nodes_that_are_away_have_no_jobs(name, case):
+@given(data=st.data())
+def test_nodes_that_are_away_have_no_jobs(name, cases, data):
     """While nodes come and go, devices are given out of those that are there."""
+    case = data.draw(cases)
     for at, allocation in play(POLICIES[name](), *case, lose=True):
         allocation.check(at.cluster)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@on_all_clusters
 @few
-@given(case=cases)
-def test_policies_repeat(name, case):
+@given(data=st.data())
+def test_policies_repeat(name, cases, data):
     """Two objects of a policy that see the same rounds choose the same placements."""
+    case = data.draw(cases)
     first, second = (
         [dict(allocation.placements) for _, allocation in play(POLICIES[name](), *case)] for _ in range(2)
     )
@@ -53,7 +70,7 @@ def test_policies_repeat(name, case):
 
 @pytest.mark.parametrize("name", POLICIES)
 @few
-@given(case=cases)
+@given(case=cases(clusters))
 def test_devices_are_used_while_jobs_wait(name, case):
     """A job that would fit on all that is there leaves no cluster idle."""
     for at, allocation in play(POLICIES[name](), *case):

@@ -1,5 +1,6 @@
 """Jobs that are submitted to a Ray cluster by the real command, and what is left of them."""
 
+import contextlib
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from tests import ROOT
 from tests.scripts.train_least_squares import trained_alone
@@ -31,6 +33,7 @@ class Command:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 cwd=ROOT,
+                start_new_session=True,
             )
 
     @property
@@ -41,6 +44,16 @@ class Command:
     def interrupt(self):
         """Send Ctrl-C."""
         self._popen.send_signal(signal.SIGINT)
+
+    def terminate(self, *, group):
+        """Send SIGTERM to its process group, as a supervisor may, or to all processes that it has started."""
+        if group:
+            os.killpg(self._popen.pid, signal.SIGTERM)
+            return
+        command = psutil.Process(self._popen.pid)
+        for process in (command, *command.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
 
     def end(self, seconds=120):
         """Wait for its end; the exit status."""

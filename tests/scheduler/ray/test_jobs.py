@@ -43,17 +43,41 @@ def jobs(head, tmp_path):
     return Jobs(tmp_path, head.environment, head.address)
 
 
+def _started_since(before, temporary):
+    """Processes of clusters whose temporary files are in a folder."""
+    after = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
+    return [one for one in after if str(temporary) in " ".join(one.info["cmdline"] or ())]
+
+
 @pytest.mark.release  # the documentation tests run one, too
 def test_a_cluster_is_started_for_one_job(tmp_path, temporary):
     """Without an address, a cluster is started on this machine, and nothing of it is left."""
-    before = {process.pid for process in psutil.process_iter()}
+    before = set(psutil.pids())
     jobs = Jobs(tmp_path, {"HOME": str(tmp_path), "TMPDIR": str(temporary)})
     with jobs.submit("alone", "--shards", 2) as command:
         assert command.end() == 0, command.text
         assert "waiting" in command.text
     jobs.assert_trained("alone", 40)
-    after = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
-    assert not [one for one in after if str(temporary) in " ".join(one.info["cmdline"] or ())]
+    assert not _started_since(before, temporary)
+    assert not job_processes("alone")
+    assert not left_folders(temporary)
+
+
+@pytest.mark.release  # each starts a cluster
+@pytest.mark.parametrize("group", [True, False], ids=["process group", "all processes"])
+def test_sigterm_ends_a_job_with_its_own_cluster(tmp_path, temporary, wait_until, group):
+    """It ends as by Ctrl-C; where Ray itself is sent the signal, too, the job can be resumed."""
+    before = set(psutil.pids())
+    jobs = Jobs(tmp_path, {"HOME": str(tmp_path), "TMPDIR": str(temporary)})
+    with jobs.submit("alone", iterations=100_000, pace=0.02) as command:
+        wait_until(lambda: "running, iteration" in command.text, "an iteration")
+        command.terminate(group=group)
+        assert command.end(40) == 130, command.text
+        assert ("--resume goes on with the job" in command.text) == (not group)
+    result = jobs.storage / "alone/result.json"
+    assert result.exists() == group
+    assert not group or json.loads(result.read_text())["state"] == "cancelled"
+    wait_until(lambda: not _started_since(before, temporary), "the end of the cluster")
     assert not job_processes("alone")
     assert not left_folders(temporary)
 
@@ -61,8 +85,9 @@ def test_a_cluster_is_started_for_one_job(tmp_path, temporary):
 def test_whatever_ends_is_started_again(jobs, head, wait_until):
     """A worker, the manager, a shard, an actor and the controller are killed: the result is one process's."""
     with jobs.submit(
-        "killed", "--shards", 2, "--ps-options", "--checkpoint-every 20", iterations=700, pace=0.02
+        "killed", "--shards", 2, "--ps-options", "--checkpoint-every 20", iterations=400, pace=0.02
     ) as command:
+        wait_until(lambda: "running, iteration" in command.text, "an iteration")
         for name in ("w1", "manager", "ps-1"):
             (process,) = wait_until(lambda name=name: job_processes("killed", name), f"a start of {name}")
             wait_until(lambda: len(job_processes("killed")) == 5, "the start of all")
@@ -77,7 +102,7 @@ def test_whatever_ends_is_started_again(jobs, head, wait_until):
         controller.kill()
         wait_until(lambda: "the job's controller was started again" in jobs.log("killed"), "a new controller")
         assert command.end() == 0, command.text
-    jobs.assert_trained("killed", 700)
+    jobs.assert_trained("killed", 400)
     assert not job_processes("killed")
 
 
@@ -89,38 +114,32 @@ def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_unt
         assert command.end() == 0
         assert "the job goes on: evenpace attach left" in command.text
     assert job_processes("left", "w0")
-    with jobs.run("attach") as command:
-        assert command.end() == 0
-        assert command.out.read_text() == "left\n"
-    with jobs.run("attach", "left", "--access", tmp_path / "access") as command:
-        assert command.end() == 0
-        line = [
-            sys.executable,
-            "-m",
-            "evenpace",
-            "status",
-            "left",
-            "--json",
-            *command.out.read_text().split(),
-        ]
+    with (
+        jobs.run("attach") as listing,
+        jobs.run("attach", "left", "--access", tmp_path / "access") as access,
+        jobs.submit("left") as another,
+    ):
+        assert listing.end() == 0
+        assert listing.out.read_text() == "left\n"
+        assert another.end() == 1
+        assert "job 'left': one of this name runs on the cluster" in another.text
+        assert access.end() == 0
+        options = access.out.read_text().split()
+    line = [sys.executable, "-m", "evenpace", "status", "left", "--json", *options]
     status = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
     assert [member["worker"] for member in json.loads(status.stdout)["jobs"][0]["members"]] in (
         ["w0", "w1"],
         ["w1", "w0"],
     )
-    with jobs.submit("left") as command:
-        assert command.end() == 1
-        assert "job 'left': one of this name runs on the cluster" in command.text
     _assert_page(jobs, "left", (tmp_path / "access/token").read_text(), wait_until)
     with jobs.run("attach", "left", "--end") as command:
         assert command.end() == 130
         assert "w0 | " in command.text or "manager | " in command.text
     assert not job_processes("left")
     assert not left_folders(temporary)
-    with jobs.run("attach") as command:
-        assert command.end() == 0
-        assert command.out.read_text() == ""
-    with jobs.run("attach", "left") as command:
+    with jobs.run("attach") as listing, jobs.run("attach", "left") as command:
+        assert listing.end() == 0
+        assert listing.out.read_text() == ""
         assert command.end() == 1
         assert "job 'left': no such job runs on the cluster; there are: none" in command.text
 
@@ -215,24 +234,24 @@ def test_another_token_is_refused_in_words(head, tmp_path, mode):
         assert "it asks for a token, and this machine has none, or another one: set" in command.text
 
 
-def test_a_script_that_fails_fails_the_job(jobs, tmp_path):
-    """After as many failures as are allowed, the error has the end of the worker's log."""
+def test_a_job_that_cannot_run_says_why(jobs, tmp_path):
+    """Of two jobs at once, one's script fails: the error has the end of the worker's log.
+
+    The other's workers need more than any node has: they are named, with what they need, and the wait ends.
+    """
     script = tmp_path / "broken.py"
     script.write_text("raise RuntimeError('no such luck')\n")
-    with jobs.submit("broken", "--max-failures", 1, workers=1, script=script, arguments=()) as command:
-        assert command.end() == 1
-        assert "job 'broken' failed: w0 ended with status 1" in command.text
-        assert "RuntimeError: no such luck" in command.text
+    with (
+        jobs.submit("large", "--cpus-per-worker", 99, "--start-timeout", 4) as large,
+        jobs.submit("broken", "--max-failures", 1, workers=1, script=script, arguments=()) as broken,
+    ):
+        assert large.end() == 1
+        assert "w0 needs 99 CPU, which no node of the cluster has" in large.text
+        assert "it could not start within 4 s: w0, w1 did not run" in large.text
+        assert broken.end() == 1
+        assert "job 'broken' failed: w0 ended with status 1" in broken.text
+        assert "RuntimeError: no such luck" in broken.text
     assert not job_processes("broken")
-
-
-def test_a_job_that_cannot_be_placed_says_why(jobs):
-    """Workers that need more than any node has are named, with what they need; the wait has an end."""
-    options = ("--cpus-per-worker", 99, "--start-timeout", 4)
-    with jobs.submit("large", *options) as command:
-        assert command.end() == 1
-        assert "w0 needs 99 CPU, which no node of the cluster has" in command.text
-        assert "it could not start within 4 s: w0, w1 did not run" in command.text
 
 
 def test_workers_of_all_reduce_start_again_together(jobs, tmp_path, wait_until):

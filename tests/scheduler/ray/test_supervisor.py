@@ -48,6 +48,7 @@ class Cluster:
         self.finish = None
         self.starts = {}  # all starts, by process
         self.said = []  # all actions but starts
+        self.host = "10.0.0.1"  # of actors that are placed from now on
 
     def step(self, *, place=True):
         """Look, and do what is decided; then actors that were created are placed."""
@@ -58,7 +59,7 @@ class Cluster:
         if place:
             for name, one in self.seen.items():
                 if one.phase == "placing":
-                    self.seen[name] = Seen("ready", host="10.0.0.1", port=5000)
+                    self.seen[name] = Seen("ready", host=self.host, port=5000)
         return self
 
     def do(self, action):
@@ -259,6 +260,17 @@ def test_a_group_of_workers_starts_again_together():
         made.supervisor.resize(4)
 
 
+@pytest.mark.parametrize(("lost", "meeting"), [("w0", "10.0.0.7"), ("w1", "10.0.0.1")])
+def test_a_group_meets_where_its_first_worker_is_now(lost, meeting):
+    """All of a generation are told one place, also after the first worker was started on another node."""
+    made = Cluster(submission(3, shards=0)).until_all_run()
+    made.host = "10.0.0.7"
+    made.lose(lost)
+    made.step().until_all_run().step()
+    assert {made.starts[name][-1][1]["MASTER_ADDR"] for name in made.supervisor.workers} == {meeting}
+    assert {len(made.starts[name]) for name in made.supervisor.workers} == {2}
+
+
 def test_workers_are_drained_from_a_node_that_is_about_to_go(cluster):
     """Each is asked for until it ends, and then started elsewhere."""
     cluster.change("w1", goes_in=0.0)
@@ -294,7 +306,7 @@ def test_a_group_fails_for_want_of_a_lost_node_without_a_failure(then, failures)
     assert made.finish is None
 
 
-@pytest.mark.parametrize(("iteration_seconds", "last_moment"), [(0.0, 2.0), (10.0, 22.0)])
+@pytest.mark.parametrize(("iteration_seconds", "last_moment"), [(0.0, 1.0), (10.0, 13.5)])
 def test_workers_use_a_node_as_long_as_is_safe(cluster, iteration_seconds, last_moment):
     """They are drained when what is left is needed for what they were given."""
     cluster.iteration_seconds = iteration_seconds

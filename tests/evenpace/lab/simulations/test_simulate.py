@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from dataclasses import fields, make_dataclass, replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
+from evenpace.lab.simulations.config import NodeGroup, SimulationConfig
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
 ARRIVALS = HEADER + "a,10,made,1,4\nb,70,made,2,16\n"
@@ -210,6 +213,34 @@ def test_a_simulation_with_other_settings_is_not_run_again(data, options):
     spoil(data)
 
     assert "123456.0" in simulate(data, *options).output
+
+
+@pytest.mark.parametrize("name", [setting.name for setting in fields(SimulationConfig)] + ["later"])
+def test_results_depend_on_every_setting_but_a_few(data, name):
+    """Files of jobs and measurements count by their contents, and simulations at once do not matter."""
+    given = {"workload": (data,), "policy": ("tiresias",), "traces": (data,)}
+    file = data / "workloads" / "w.csv"
+    later = make_dataclass("Later", [("later", Path | None, None)], bases=(SimulationConfig,), frozen=True)
+    others = {
+        "workload": (file,),
+        "traces": (file,),
+        "policy": ("optimus",),
+        "cluster": (NodeGroup("gpu", 2, 2),),
+        "rules": "mixed",
+        "interval": 59,
+        "restart_cost": 7,
+        "capacity": file,
+        "failures": 2.0,
+        "later": file,
+    }
+    plain = later(**given)
+    value = others.get(name)
+    if value is None:
+        value = getattr(plain, name) + 1 if name != "interference" else 0.5
+    first, second = (each.conditions("tiresias") for each in (plain, replace(plain, **{name: value})))
+
+    assert (first == second) == (name in ("workload", "policy", "traces", "jobs"))
+    assert json.loads(json.dumps(second)) == second
 
 
 def test_a_run_adds_what_is_missing(data):
