@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 import idl
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.exact_sums import add_to
+from idl.exchange import FIXED_GROUP, PARAMETER_SERVER
 from idl.layout import Group, Layout
 from idl.plan import Assignment, JobSpec, Resume, Scaling
 from idl.records import Report
@@ -273,7 +274,7 @@ class Session:
             self.config.bounds,
             Resume(saved.iteration, saved.position, saved.batch_size, saved.progress) if saved else None,
             saved.learned if saved else b"",
-            unreleasable=self.uses_all_reduce,
+            exchange=FIXED_GROUP if self.uses_all_reduce else PARAMETER_SERVER,
             device=self.config.device or as_kind(self.device or "") or cpu_kind(),
             threads=self.threads,
         )
