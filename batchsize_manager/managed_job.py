@@ -234,6 +234,7 @@ class ManagedJob:
                 reported=waiting.reported_iteration,
                 known=waiting.known,
                 joins=waiting.call.method == "join",
+                rewinds=waiting.call.method == "rewind",
             )
         except NotMemberError as error:
             waiting.call.fail(error)
@@ -261,6 +262,9 @@ class ManagedJob:
         )
         if answer.assignment is not None:
             reply.assignment = wire_assignment(answer.assignment)
+        if answer.seat is not None:
+            seat = answer.seat
+            reply.group = _wire.Group(seat.rank, seat.size, seat.store, seat.source, seat.lacks or None)
         if answer.ahead is not None:
             reply.ahead = [wire_assignment(later) for later in answer.ahead]
         if waiting.call.method == "join":

@@ -14,6 +14,7 @@ from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.storage.changes import Ended
 from batchsize_manager.storage.state_reader import DamagedRun, SavedRun
 from batchsize_manager.storage.state_writer import StateWriter
+from idl.exchange import FIXED_GROUP
 from rpc.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ def _why_not_restored(state: JobState, config: JobConfig) -> str | None:
                 f"the manager was started again, and jobs in mode {mode} are not brought back: "
                 f"start the job again from its checkpoint"
             )
-    if any(member.unreleasable for member in state.members):
+    if state.exchange == FIXED_GROUP:
         return (
             "the manager was started again, and workers that reduce gradients among themselves cannot be "
             "brought together again: start the job again from its checkpoint"

@@ -29,7 +29,7 @@ from batchsize_manager.storage.state_format import StateError
 from batchsize_manager.storage.state_writer import StateWriter
 from idl import check
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
-from idl.translation import read_bounds, read_place, read_report, read_resume, read_spec
+from idl.translation import read_bounds, read_exchange, read_place, read_report, read_resume, read_spec
 from idl.version import __version__
 from rpc.limited_log import LimitedLog
 from rpc.service import Call, Connection, Discard, Sink
@@ -188,6 +188,7 @@ class ManagerService:
         resume = read_resume(request.resume, spec.dataset_size)
         first = resume.iteration
         device = "" if request.device is None else check.text("device", request.device)
+        exchange = read_exchange(request.exchange)
         threads = None if request.threads is None else check.integer("threads", request.threads, 1)
         if "/" in job_name or job_name == ALL_JOBS:  # a shard's jobs have one, and tokens have a "*" for all
             raise InvalidRequestError(f"job {job_name!r}: must not contain '/', and not be {ALL_JOBS!r}")
@@ -237,7 +238,7 @@ class ManagerService:
             incarnation,
             bounds,
             time.monotonic(),
-            unreleasable=bool(request.unreleasable),
+            exchange=exchange,
             device=device,
             threads=threads,
             beats=bool(request.heartbeats),
@@ -286,7 +287,10 @@ class ManagerService:
         attempt = check.integer("attempt", call.request.attempt, 0)
         iteration = check.integer("iteration", call.request.iteration, 0)
         place = read_place(call.request.place)
-        managed.job.rewind(worker, incarnation, attempt, iteration, time.monotonic(), place)
+        store = None if call.request.store is None else check.text("store", call.request.store)
+        formed = None if call.request.formed is None else check.integer("formed", call.request.formed, 0)
+        now = time.monotonic()
+        managed.job.rewind(worker, incarnation, attempt, iteration, now, place, store=store, formed=formed)
         self._wait(managed, call, incarnation)
 
     def _checkpoint(self, call: Call) -> None:

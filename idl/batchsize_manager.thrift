@@ -15,8 +15,36 @@
  * Where the manager plans ahead (the paper's non-blocking mode), the answer to join gives the first assignment
  * and `ahead` those that follow. A report then names the last iteration that the worker has an assignment
  * for, as `known`, and is answered once a later one is planned; the worker sends it from a thread of its own while it
- * computes. Instead of using a parameter server, workers may all-reduce their gradients: then they do not push and
- * pull.
+ * computes.
+ *
+ * Instead of using a parameter server, workers may all-reduce their gradients, each weighted by its count over the total:
+ * then they do not push and pull. All workers of a job name the same `exchange` when they join:
+ *   parameter_server (or left out): as above;
+ *   fixed_group: they all-reduce in a group that something else has formed. If one of them cannot go on, or the manager
+ *     is started again, the job fails, to be started again from a checkpoint;
+ *   formed_group: they all-reduce in groups that the manager forms, another in each attempt. Workers may come and go.
+ *
+ * A worker's life with formed_group, in mode bsp:
+ *   1. Serve a store (a key-value server at which the members of a group find each other, such as a TCPStore of
+ *      PyTorch) for as long as this worker lives, at an address that the others reach. Join. Keep `steps`, the number
+ *      of steps that the parameters have had, at first the iteration that the job begins at; and `formed`, an attempt,
+ *      none at first.
+ *   2. The answers to join, reports and heartbeats may say `recover`: the job begins, or members have come or gone. Stop
+ *      waiting for other members, drop the group, and call `rewind` with that attempt, `steps` as the iteration, `store`,
+ *      `formed` where there is one, and `place`. This call is a rendezvous: it is answered once all members have made it,
+ *      with an assignment and a `Group`; or with a later `recover`, for which the same is to be done again. Send
+ *      heartbeats meanwhile.
+ *   3. Form the group: `size` members, this one with its `rank`, at `store`, under a name that only this attempt has. If
+ *      it has a `source`, that rank then sends all of its state to all: parameters, optimiser, whatever training goes on
+ *      with. A member that `lacks` the state forgets its `formed` before it receives, and takes what comes; the others
+ *      keep their own. Once the group is complete and this member has all of the state, it sets `formed` to the attempt
+ *      and `steps` to the assignment's iteration.
+ *   4. In each iteration: compute, all-reduce, and if the reduction is complete here, take the step, add 1 to `steps`, and
+ *      report; the answer is the next assignment. Whether the reduction is complete at the others need not be known:
+ *      should some have missed it, the job goes on after it nevertheless, with the state of one that has taken the step.
+ *   5. If the group cannot be formed, or a reduction fails: take no step, do not report, call `recover` with the
+ *      attempt of that group, and go on as in 2 with the attempt in the answer.
+ *   6. Leave, or be released; the others go on.
  *
  * A connection that closes means that the worker has died, unless it joins again with the same incarnation
  * within the manager's grace period. While a call is being answered, nothing need be sent.
@@ -73,7 +101,6 @@ struct JoinRequest {
   2: JobSpec job
   3: Bounds bounds
   4: optional Resume resume         // of no effect once the job runs
-  5: optional bool unreleasable     // never release this worker: the others could not go on without it
   6: optional double wait           // seconds for which the answer may be held back; see NotYet
   7: optional string device         // the kind of the worker's device, in words, such as a GPU's name: workers of one
                                     // kind are assumed to be equally fast until they are measured
@@ -86,6 +113,8 @@ struct JoinRequest {
                                     // manager, started again with an older state, does not know it. NotMember if there
                                     // is no such run any more, or the incarnation was taken out of it. In `resume`,
                                     // which is answered at once; then go on as a member
+ 14: optional string exchange       // the way in which gradients meet: parameter_server, fixed_group or formed_group, as
+                                    // above; the same for all workers of a job. Left out: parameter_server
 }
 
 struct ReportRequest {
@@ -106,6 +135,17 @@ struct ReportRequest {
                                     // order, such as a digest of the shards' instances. Workers that use others are refused
  14: optional common.GradientNorms norms  // of the last step whose norms the worker knows: this iteration's or the one's
                                     // before; of all contributions to it, or of the worker's own
+}
+
+/** A member's place in the process group of an attempt; see formed_group above. */
+struct Group {
+  1: i64 rank                       // this member's, from 0 to size - 1
+  2: i64 size                       // members
+  3: string store                   // that of rank 0, as it gave it in `rewind`: where the members meet
+  4: optional i64 source            // the rank that sends its state to the others before the first iteration; left out:
+                                    // all have the same
+  5: optional bool lacks            // this member does not have that state, and has to take it; left out: it keeps its
+                                    // own
 }
 
 /** A slice of an iteration's batch whose worker has left; if it has not been pushed yet, it never will be. */
@@ -131,7 +171,7 @@ struct AssignmentReply {
                                     // There is no assignment then, and only those given ahead are still to be
                                     // reported.
  11: optional i64 recover           // there is no assignment: fence the shards with this attempt, then call
-                                    // `rewind`; see `recover`
+                                    // `rewind`; see `recover`. With formed_group: drop the group, then call `rewind`
  13: optional double heartbeat      // in the answer to join: seconds between heartbeats; left out: none wanted
  14: optional bool report_on        // there is no assignment: nothing more is planned before all assignments are
                                     // reported. Only in the answer to a report with a later iteration as `known`
@@ -140,6 +180,8 @@ struct AssignmentReply {
  16: optional i64 continues         // in the answer to join: the run has begun before, and none of its workers has been
                                     // heard of since it was restored, or they have died. Its first iteration that is
                                     // not complete, for all that the manager knows
+ 17: optional Group group           // in the answer to rewind: the group to form before the assignment is begun; left
+                                    // out unless `exchange` is formed_group
 }
 
 struct ResumeReply {
@@ -171,10 +213,15 @@ struct RecoverReply {
 struct RewindRequest {
   1: common.Identity identity
   2: i64 attempt                    // the new attempt
-  3: i64 iteration                  // the iteration that all shards can go on from
+  3: i64 iteration                  // the iteration that all shards can go on from; with formed_group, the one that this
+                                    // worker's parameters are ready for: the number of steps that they have had
   4: optional double wait           // as in JoinRequest
   5: optional common.Place place    // where this iteration's batch begins, as a shard has said: the manager may have
-                                    // lost a change of the batch size. Left out: as the manager has it
+                                    // lost a change of the batch size. Left out: as the manager has it. With
+                                    // formed_group: the end of the batch of this worker's last step
+  6: optional string store          // with formed_group, and needed there: address of this worker's store, HOST:PORT
+  7: optional i64 formed            // with formed_group: the last attempt whose group this worker has formed, with all of
+                                    // the state; below `attempt`. Left out: it has no state, or only a part
 }
 
 struct CheckpointRequest {
@@ -367,13 +414,22 @@ service BatchSizeManager {
    * Begin another attempt, since the shards have lost state that this one relies on. May be repeated, by all members.
    * Each then calls `fence` with the new attempt at every shard, and `rewind` here with the iteration that all of
    * them can go on from: their present one, if it is the same for all, or the latest of which all have a checkpoint;
-   * and `rewind` of every shard with the iteration that the answer begins with.
+   * and `rewind` of every shard with the iteration that the answer begins with. With fixed_group, the job fails. With
+   * formed_group, this is for a member that cannot form or use the group of its attempt; `rewind` follows at once.
    */
   RecoverReply recover(1: RecoverRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised)
 
-  /** Enter the new attempt, and get its first assignment; the first member to call decides where it begins. */
+  /**
+   * Enter the new attempt, and get its first assignment; the first member to call decides where it begins.
+   *
+   * With formed_group, all members have to call, and none is answered before; but those that are silent, or do not call
+   * in time, are not waited for. Then the newest state decides: the largest of the pairs (formed, iteration), compared
+   * in that order. The job goes on at that iteration, and members that have not got that pair take the state of the
+   * first that has. In a new job, in which no member has any state, all take that of rank 0; later, the job fails
+   * then, to be started again from a checkpoint. The call may be repeated, as where a connection was lost.
+   */
   AssignmentReply rewind(1: RewindRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,
             4: common.Unauthorised unauthorised, 5: common.NotYet not_yet)

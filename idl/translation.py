@@ -14,6 +14,7 @@ import idl
 from idl import check
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
+from idl.exchange import EXCHANGES, PARAMETER_SERVER
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Group, Part, Tensor
 from idl.plan import Assignment, JobSpec, Resume, Scaling
@@ -102,6 +103,20 @@ def wire_lost(value: Assignment) -> Any:
 
 
 # -- how workers wait for each other
+
+
+def read_exchange(value: Any) -> str:
+    """Read the way in which a worker exchanges gradients; None means a parameter server.
+
+    Raises:
+        InvalidRequestError: There is no such way.
+    """
+    if value is None:
+        return PARAMETER_SERVER
+    exchange = check.text("exchange", value)
+    if exchange not in EXCHANGES:
+        raise InvalidRequestError(f"exchange {exchange!r}: must be one of {', '.join(EXCHANGES)}")
+    return exchange
 
 
 def wire_synchronisation(value: Synchronisation) -> Any:

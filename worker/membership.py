@@ -25,6 +25,7 @@ from idl.errors import (
     ProtocolError,
     RewoundError,
 )
+from idl.exchange import PARAMETER_SERVER
 from idl.plan import Assignment, JobSpec, Resume
 from idl.records import Report
 from idl.translation import (
@@ -126,7 +127,7 @@ class Membership:
         resume: Resume | None = None,
         learned: bytes = b"",
         *,
-        unreleasable: bool = False,
+        exchange: str = PARAMETER_SERVER,
         device: str | None = None,
         threads: int | None = None,
     ) -> Joined:
@@ -137,7 +138,7 @@ class Membership:
             bounds: The batch sizes that this worker can take.
             resume: The position that a saved job continues from.
             learned: The manager's learned state at that position, serialised.
-            unreleasable: Whether the other workers could not go on without this one.
+            exchange: The way in which workers exchange gradients, one of `idl.exchange`; the same for all.
             device: The kind of this worker's device, in words; None to leave it out.
             threads: The threads that it computes with; None to leave them out.
 
@@ -150,7 +151,7 @@ class Membership:
             job=wire_spec(spec),
             bounds=wire_bounds(bounds),
             resume=None if resume is None else wire_resume(resume, len(learned)),
-            unreleasable=unreleasable or None,
+            exchange=exchange,
             device=device,
             threads=threads,
             heartbeats=True,

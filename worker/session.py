@@ -227,7 +227,7 @@ class Session:
             self.config.bounds,
             Resume(saved.iteration, saved.position, saved.batch_size, saved.progress) if saved else None,
             saved.learned if saved else b"",
-            unreleasable=self.exchange.unreleasable,
+            exchange=self.exchange.kind,
             device=self.config.device or as_kind(self._device or "") or cpu_kind(),
             threads=self._threads,
         )

@@ -1,11 +1,16 @@
 """Attempts of a job: each time that the job has to go back to an earlier iteration, another attempt begins.
 
-An attempt's number fences the shards and the manager off from messages of earlier attempts.
+An attempt's number fences the shards and the manager off from messages of earlier attempts. Where the manager
+forms the members' process group, each attempt has a group of its own, and so a change of the members is an
+attempt, too.
 """
+
+from math import inf
 
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.iterations import Iterations
 from batchsize_manager.job.members import Member, Members
+from batchsize_manager.job.rendezvous import Group
 from idl.errors import InvalidRequestError
 from idl.records import Report
 
@@ -25,12 +30,18 @@ class Attempts:
         number: The present attempt's number; 0 for the first.
         why_recovering: Why the job is recovering, in words; empty where it is not.
         failure: Why the job cannot go on at all, or None.
+        wanted: Why another group is wanted, in words; empty if none is. Nothing is planned for the present
+            group then, but what hands its state on.
+        group: The present attempt's group; None while it is not decided, or the manager forms none.
     """
 
     def __init__(self, members: Members, iterations: Iterations, outbox: Outbox) -> None:
         self.number = 0
         self.why_recovering = ""
         self.failure: str | None = None
+        self.wanted = ""
+        self.group: Group | None = None
+        self._wanted_by = inf  # the time from which on the group is not to finish what it has been given
         self._members = members
         self._iterations = iterations
         self._outbox = outbox
@@ -51,10 +62,41 @@ class Attempts:
         """
         self.number = max(self.number, after) + 1
         self.why_recovering = why
+        self.wanted, self._wanted_by, self.group = "", inf, None
+        if self._members.regroups:
+            self._members.keep_all()
         self._shards = None
         self._iterations.interrupt()
         self._outbox.effects.answer = True
         self._outbox.log(f"attempt {self.number} is needed: {why}")
+
+    def want(self, why: str, by: float = inf) -> None:
+        """Want another group, in another attempt.
+
+        It begins once the iterations that are planned are complete.
+
+        Args:
+            why: The reason in words, for the job's log.
+            by: The time at which it begins in any case, in seconds: infinity for a change that can wait.
+        """
+        if self._members.regroups and self._members.started and not self.recovering:
+            self.wanted = self.wanted or why
+            self._wanted_by = min(self._wanted_by, by)
+            self._outbox.effects.answer = True  # with lookahead, members have to report on
+
+    def is_urgent(self, now: float) -> bool:
+        """Return whether the group that is wanted cannot wait until the planned iterations are complete."""
+        return bool(self.wanted) and now >= self._wanted_by
+
+    @property
+    def has_handed_on(self) -> bool:
+        """True if all members of the group have its state: none lacked it, or they have reported a step."""
+        group = self.group
+        return group is not None and (group.source is None or self._iterations.first_open > group.iteration)
+
+    def is_grouped(self, member: Member) -> bool:
+        """Return whether a member is one of the present attempt's group."""
+        return self.group is not None and member.grouped == self.number
 
     def begin_if_deserted(self) -> None:
         """Begin another attempt if all members have gone, so that nobody is left to redo their parts."""
@@ -74,7 +116,7 @@ class Attempts:
         An earlier manager announced it, and was killed before it had written it. As this manager may have
         given the same number to another attempt since, a new one begins, above both.
         """
-        if self._members.redoes and attempt >= self.number and attempt > member.announced:
+        if self._members.recovers and attempt >= self.number and attempt > member.announced:
             self.begin(f"attempt {attempt} was not kept", after=attempt)
 
     def announce(self, member: Member) -> int:
@@ -86,13 +128,16 @@ class Attempts:
         """Return the attempt with which a member has yet to fence the shards, and note that it is sent.
 
         Returns:
-            The attempt's number; None if the member has nothing to recover from.
+            The attempt's number; None if the member has nothing to recover from, or has arrived at the
+            rendezvous, where it waits for the others.
         """
+        if self._members.regroups and self.recovering:
+            return None if member.has_arrived(self.number) else self.announce(member)
         return self.announce(member) if self.recovering or member.attempt != self.number else None
 
     def is_void(self, worker: str, member: Member, report: Report) -> bool:
         """Return whether a report is of another attempt than the present one, so that it does not count."""
-        if not self._members.redoes:
+        if not self._members.recovers:
             return False
         if report.attempt is not None:
             self.catch_up(member, report.attempt)

@@ -44,6 +44,37 @@ def silent(
     ]
 
 
+def missing(
+    members: Mapping[str, Member], attempt: int, silence: float, report_timeout: float, now: float
+) -> tuple[list[str], list[str]]:
+    """Return the members that others wait for at a rendezvous in vain: the silent, and the late.
+
+    As for `silent`, none is silent where nothing was heard of any. A suspended member is late only while it
+    is heard of. One whose connection broke is neither: it is dead if it does not come back in time (`gone`).
+
+    Args:
+        members: The members by name.
+        attempt: The attempt whose rendezvous it is.
+        silence: Seconds without a heartbeat, after which a member is silent.
+        report_timeout: Seconds after which a member is late, since it joined and the first has arrived.
+        now: The time.
+    """
+    arrived = [m.arrival.at for m in members.values() if m.arrival is not None and m.has_arrived(attempt)]
+    if not arrived:
+        return [], []  # nobody waits
+    since = min(arrived)
+    waited_for = {n: m for n, m in members.items() if not m.has_arrived(attempt) and m.back_by is None}
+    quiet = {n for n, m in waited_for.items() if (m.beats or m.suspended) and now - m.heard_at >= silence}
+    late = [
+        name
+        for name, member in waited_for.items()
+        if now - max(since, member.joined_at) >= report_timeout and not (member.suspended and name in quiet)
+    ]
+    if all(m.suspended or now - m.heard_at >= silence for m in members.values()):
+        return [], late
+    return [n for n, m in waited_for.items() if n in quiet and n not in late and not m.suspended], late
+
+
 def overdue(
     members: Mapping[str, Member],
     progress: Mapping[int, IterationProgress],

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from batchsize_manager.counters import JobTally
+from batchsize_manager.job.rendezvous import Seat
 from batchsize_manager.job.state import JobState
 from idl.plan import Assignment
 from idl.records import IterationRecord
@@ -40,6 +41,8 @@ class Answer(NamedTuple):
             run that had begun; else None.
         after_write: Whether the answer has to wait until all that happened before it is on disk, since a
             restarted manager must know of it.
+        seat: The member's place in the process group of the assignment's attempt, if it has called `rewind`
+            and the manager forms the group; else None.
     """
 
     released: str | None
@@ -50,6 +53,7 @@ class Answer(NamedTuple):
     lost: Sequence[Assignment]
     continues: int | None
     after_write: bool
+    seat: Seat | None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.history import History
 from batchsize_manager.job.progress import IterationProgress
 from idl.plan import Assignment
-from idl.records import WorkerRecord
+from idl.records import Report, WorkerRecord
 from idl.synchronisation import Synchronisation
 
 _OPEN_RECORDS = 200_000  # workers times iterations of the plans that are kept for the slowest member
@@ -30,6 +30,8 @@ class Iterations:
         first_open: The first iteration that is not complete.
         history: The records of complete iterations.
         completed_at: The time at which the last complete iteration was completed, in seconds.
+        reported_by_one: Whether an iteration whose members have all gone is complete only if one of them has
+            reported it: then, and not else, the group has taken its step.
     """
 
     def __init__(self, synchronisation: Synchronisation, first_iteration: int, outbox: Outbox) -> None:
@@ -37,6 +39,8 @@ class Iterations:
         self.planned = self.first_open = first_iteration
         self.history = History()
         self.completed_at = 0.0
+        self.reported_by_one = False
+        self._interrupted: dict[int, IterationProgress] = {}  # since the last `go_to`, by number
         self._sync = synchronisation
         self._outbox = outbox
 
@@ -47,15 +51,38 @@ class Iterations:
 
     def interrupt(self) -> None:
         """Drop the plans and reports of all iterations that are not complete."""
+        self._interrupted |= {i: progress for i, progress in self.progress.items() if i >= self.first_open}
         self.progress.clear()
         self.planned = self.first_open
 
     def go_to(self, iteration: int, now: float) -> None:
         """Go to an iteration: drop all plans, and the records of this iteration and later ones."""
         self.interrupt()
+        self._interrupted.clear()
         self.history.forget_from(iteration)
         self.planned = self.first_open = iteration
         self.completed_at = now
+
+    def finish_interrupted(self, worker: str, report: Report, now: float) -> None:
+        """Take in the report of a member's own part of an iteration that was interrupted before it came."""
+        progress = self._interrupted.get(report.iteration)
+        part = progress.plan.assignments.get(worker) if progress is not None else None
+        if progress is None or part is None or part not in progress.open.get(worker, ()):
+            return
+        if report.attempt == part.attempt and report.start in (None, part.start):
+            progress.finish(worker, part, report, now)
+
+    def record_interrupted(self, iteration: int, now: float) -> None:
+        """Record the interrupted iterations before `iteration`, as the job goes on after them.
+
+        A member has taken their steps, and the others get its state. Where nobody has reported one, its
+        record is missing.
+        """
+        while self.first_open < iteration:
+            progress = self._interrupted.get(self.first_open)
+            if progress is None or not progress.done:
+                return
+            self._record(progress, now, now)
 
     def deliver(self, worker: str, iteration: int) -> Assignment | None:
         """Return a member's own part of an iteration, whose plan cannot be discarded from now on.
@@ -109,7 +136,7 @@ class Iterations:
             members: The number of members.
         """
         if progress.is_settled:
-            return True
+            return bool(progress.done) or not self.reported_by_one
         if self._sync.mode == "backup":
             assignments = progress.plan.assignments
             can_push = {w for w, part in assignments.items() if part.count and w not in progress.lost}
@@ -132,13 +159,19 @@ class Iterations:
                 return
             following = self.progress.get(self.first_open + 1)
             released_at = following.planned_at if following else now  # when those that waited could go on
-            duration = now - max(progress.planned_at, self.completed_at)
-            record, observations = progress.complete(released_at, duration, self.history.last)
-            self.history.add(record)
-            self._outbox.complete(record)
-            self.first_open += 1
-            self.completed_at = now
-            yield observations
+            yield self._record(progress, released_at, now)
+
+    def _record(
+        self, progress: IterationProgress, released_at: float, now: float
+    ) -> Mapping[str, WorkerRecord]:
+        """Record the first open iteration as complete, and return the observations of it, by worker."""
+        duration = now - max(progress.planned_at, self.completed_at)
+        record, observations = progress.complete(released_at, duration, self.history.last)
+        self.history.add(record)
+        self._outbox.complete(record)
+        self.first_open += 1
+        self.completed_at = now
+        return observations
 
     def forget_before(self, iteration: int) -> None:
         """Drop the plans and reports of complete iterations before `iteration`."""

@@ -7,10 +7,12 @@ tested, replayed event by event, and restored from its saved state (`restoration
 
 In bsp, the parts that a member leaves undone are redone: by the members that wait for them, as pieces of the
 same iteration; or, where that is impossible, by all members in another attempt, for which parameters and
-plans go back to one iteration.
+plans go back to one iteration. Members that all-reduce in a group that the manager forms redo them in another
+attempt, with another group (`rendezvous`).
 """
 
 from collections.abc import Iterator
+from math import inf
 
 from batchsize_manager.job import deadlines
 from batchsize_manager.job.attempts import Attempts
@@ -24,11 +26,13 @@ from batchsize_manager.job.operations import Operations
 from batchsize_manager.job.planner import Planner
 from batchsize_manager.job.presence import Presence
 from batchsize_manager.job.progress import IterationProgress
+from batchsize_manager.job.regrouping import Regrouping
 from batchsize_manager.job.state import JobState
 from batchsize_manager.policies import Policy
 from batchsize_manager.policies.solver import InfeasibleError
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
+from idl.exchange import FORMED_GROUP, PARAMETER_SERVER
 from idl.plan import Assignment, JobSpec
 from idl.records import IterationRecord, Report
 
@@ -59,6 +63,7 @@ class Job:
         planner: The maker of plans, which splits batches by the policy.
         attempts: The present attempt; it has the reason, too, if the job recovers or has failed.
         presence: The changes of membership.
+        regrouping: The changes of the members' group, where the manager forms it.
         operations: The changes that operators can make.
     """
 
@@ -87,6 +92,7 @@ class Job:
         self.attempts = Attempts(self.members, self.iterations, self.outbox)
         parts = self.members, self.iterations, self.planner, self.attempts
         self.presence = Presence(config, *parts, self.outbox)
+        self.regrouping = Regrouping(*parts, self.presence, self.outbox, first_iteration)
         self.operations = Operations(*parts, self.presence, self.outbox, self._advance)
         if total is None:
             total, why = config.sizing.first(spec), "as the manager's configuration has it"
@@ -105,7 +111,7 @@ class Job:
         bounds: Bounds,
         now: float,
         *,
-        unreleasable: bool = False,
+        exchange: str = PARAMETER_SERVER,
         device: str = "",
         threads: int | None = None,
         beats: bool = False,
@@ -118,7 +124,7 @@ class Job:
             incarnation: The id of this start of the worker; a restarted worker has another.
             bounds: The batch sizes that it can take.
             now: The time.
-            unreleasable: Whether it must not be released, since the others could not go on without it.
+            exchange: The way in which it exchanges gradients with the others, one of `idl.exchange`.
             device: The kind of device that it computes on, in words; empty where it does not say.
             threads: The threads that it computes with, if it says so.
             beats: Whether it will send heartbeats, so that it counts as silent without them.
@@ -127,8 +133,8 @@ class Job:
 
         Raises:
             NotMemberError: `again` is set, but this incarnation was taken out of the job.
-            InvalidRequestError: The name is a live member's, the minimum does not fit into the batch, or the
-                worker cannot take a micro-batch.
+            InvalidRequestError: The name is a live member's, the minimum does not fit into the batch, the
+                worker cannot take a micro-batch, or the others exchange gradients in another way.
             UnavailableError: The name is that of a member of which it is not known yet whether it lives.
         """
         if self.members.is_released(worker, incarnation):
@@ -140,6 +146,7 @@ class Job:
             if member.suspended:
                 self._welcome(worker, member, now)
             return
+        self.members.check_exchange(worker, exchange)
         if again:
             self.members.check_never_removed(worker, incarnation)
         if member is not None and (member.back_by is None or member.is_returning):
@@ -148,6 +155,7 @@ class Job:
         self.members.check_room(worker, bounds, self.planner.batches.padded(others + 1))
         if member is not None:
             self._remove(worker, "gave its name to a new incarnation", now)
+        self.use_exchange(exchange)
         self.attempts.begin_if_deserted()
         self.iterations.discard_undelivered()
         first = self.iterations.planned
@@ -158,12 +166,12 @@ class Job:
             now,
             first=first,
             attempt=-1 if again else self.attempts.number,
-            unreleasable=unreleasable,
             device=device,
             threads=threads,
             beats=beats,
         )
         self.outbox.log(f"{worker} joined, for iteration {first} on", worker)
+        self.attempts.want(f"{worker} joins")
         if self.config.synchronisation.exact and (difference := self.members.device_difference(worker)):
             self.outbox.log(f"sums are exact, but {difference}: its gradients may differ in the last bits")
         if self.members.started or len(self.members) >= self.config.workers:
@@ -184,7 +192,11 @@ class Job:
         if report.maximum is not None:
             maximum = self.spec.narrowed(Bounds(maximum=report.maximum)).maximum
         member = self.presence.hear(worker, incarnation, now)
-        if self.attempts.is_void(worker, member, report) or self.attempts.is_disputed(worker, report):
+        if self.attempts.is_void(worker, member, report):
+            if self.members.regroups:
+                self.iterations.finish_interrupted(worker, report, now)
+            return
+        if self.attempts.is_disputed(worker, report):
             return
         if member.suspended and not self._welcome(worker, member, now, report.iteration):
             return  # others have its part
@@ -238,7 +250,7 @@ class Job:
     def recover(self, worker: str, incarnation: str, attempt: int, now: float) -> int:
         """Begin another attempt, as a worker cannot go on in its own; all workers may ask so, and repeatedly.
 
-        Workers that all-reduce gradients have no shards that keep earlier parameters: their job fails.
+        Workers that all-reduce in a group that stays have no other parameters to go back to: their job fails.
 
         Returns:
             The new attempt, with which the shards are to be fenced.
@@ -271,11 +283,15 @@ class Job:
         iteration: int,
         now: float,
         place: tuple[int, int] | None = None,
+        *,
+        store: str | None = None,
+        formed: int | None = None,
     ) -> None:
         """End a recovery, as a worker has fenced all shards with the new attempt, and finds where they are.
 
         The first worker's call decides on the iteration; the others, and those in an earlier attempt, learn
-        of it by `must_recover` and `next_assignment`.
+        of it by `must_recover` and `next_assignment`. Where the manager forms the workers' group, all of them
+        have to call, and their calls together decide (`rendezvous`).
 
         Args:
             worker: The worker's name.
@@ -285,11 +301,13 @@ class Job:
             now: The time.
             place: Epoch and first position of that iteration's batch, if the shards know it; the job's own
                 record of it may date from before a change of the batch's size.
+            store: Address of the worker's store; only where the manager forms the group, as for `Arrival`.
+            formed: The attempt whose group it formed last, likewise.
 
         Raises:
             NotMemberError: The worker is no member.
             InvalidRequestError: The job cannot go to that iteration or place, or to no other attempt at all;
-                or it has not begun.
+                or it has not begun, or `store` or `formed` is invalid.
         """
         if self.members.is_released(worker, incarnation):
             return
@@ -300,24 +318,16 @@ class Job:
             raise InvalidRequestError(f"attempt {attempt}: the job is in attempt {self.attempts.number}")
         if attempt < self.attempts.number:
             return
+        if self.members.regroups:
+            if formed is not None:
+                self._check_place(iteration, place)
+            self.regrouping.arrive(member, attempt, iteration, formed, store, place, now)
         if member.suspended:
             self._welcome(worker, member, now)
-        if self.attempts.recovering:
-            if iteration < self.first_iteration:
-                raise InvalidRequestError(
-                    f"iteration {iteration}: must be at least {self.first_iteration}, where the job began"
-                )
+        if self.attempts.recovering and not self.members.regroups:
+            self._check_place(iteration, place)
             if place is not None:
-                if place[1] > self.spec.dataset_size:
-                    raise InvalidRequestError(
-                        f"place {place[1]}: must be at most the dataset's size, {self.spec.dataset_size}"
-                    )
                 self.planner.batches.go_on(iteration, *place)
-            elif not self.planner.batches.knows(iteration):
-                raise InvalidRequestError(
-                    f"iteration {iteration}: the batch's size has changed so often since that only shards "
-                    f"which were told where its batch begins know it; give place"
-                )
             self.attempts.end(iteration, now)
             self.presence.begin_again(iteration)
             self.outbox.log(f"attempt {attempt} begins at iteration {iteration}, as {worker} said", worker)
@@ -332,7 +342,8 @@ class Job:
         """
         self.members.known(worker, incarnation)
         self.outbox.tally.left += 1
-        self._remove(worker, "left", now)
+        # A reduction that waits for its part fails, or the others leave, too.
+        self._remove(worker, "left", now, by=now + self.config.reconnect_grace)
         if not self.members:
             self.presence.awaited_until = None  # it is over
 
@@ -351,12 +362,14 @@ class Job:
                 self.attempts.failure = f"{self.planner.lack}, and no other has come for {config.keep:g} s"
                 return
         for worker in deadlines.gone(members, now):
-            if self.members.redoes and worker in self.members:  # else it was released meanwhile
+            if self.members.recovers and worker in self.members:  # else it was released meanwhile
                 self.members.cut_off(worker, now - config.absence)
             self._remove(worker, "died: its connection broke", now)
         for worker in deadlines.absent(members, config.absence, now):
             self._remove(worker, f"died: nothing was heard of it for {config.absence:g} s", now)
-        if self.members.redoes:
+        if self.members.regroups:
+            self._look_for_missing(now)
+        if self.members.recovers:
             for worker in deadlines.silent(members, self.iterations.progress, config.silence, now):
                 if self.presence.suspend(worker):
                     self._advance(now)
@@ -399,12 +412,13 @@ class Job:
             self.first_iteration,
             self.operations.sizing,
             self.planner.sizer.name,
+            self.members.exchange or PARAMETER_SERVER,
         )
 
     @property
     def ended(self) -> bool:
-        """True if the job has no members, and waits for none any more."""
-        return not self.members and self.presence.awaited_until is None
+        """True if the job has no members, and waits for none any more, or nobody has its state any more."""
+        return not self.members and (self.members.regroups or self.presence.awaited_until is None)
 
     @property
     def state(self) -> str:
@@ -419,7 +433,14 @@ class Job:
         return "gathering" if waits else "running"
 
     def answer(
-        self, worker: str, incarnation: str, *, reported: int = -1, known: int = -1, joins: bool = False
+        self,
+        worker: str,
+        incarnation: str,
+        *,
+        reported: int = -1,
+        known: int = -1,
+        joins: bool = False,
+        rewinds: bool = False,
     ) -> Answer | None:
         """Answer a member that asks what to do, after a report or another call.
 
@@ -429,6 +450,7 @@ class Job:
             reported: The iteration that it has just reported; -1 if it calls for another reason.
             known: The last iteration of which it says that it has a part already; else -1.
             joins: Whether it has just joined.
+            rewinds: Whether it has called `rewind`.
 
         Returns:
             The answer; None if there is none yet.
@@ -436,7 +458,7 @@ class Job:
         Raises:
             NotMemberError: The worker is no member, nor was it released.
         """
-        recover = assignment = report_on = ahead = None
+        recover = assignment = report_on = ahead = seat = None
         released = self.members.why_released(worker, incarnation, known)
         if released is None:
             recover = self.must_recover(worker, incarnation)
@@ -444,11 +466,13 @@ class Job:
                 assignment = self.next_assignment(worker, incarnation, known)
                 if assignment is None:
                     # A worker with more to report must not wait for the answer to this report.
-                    if not self.operations.paused or known <= reported:
+                    if not (self.operations.paused or self.attempts.wanted) or known <= reported:
                         return None
                     report_on = True
                 elif self.config.lookahead:
                     ahead = self.assignments_after(worker, assignment.iteration)
+                if assignment is not None and rewinds and self.attempts.group is not None:
+                    seat = self.attempts.group.seat(worker)
         return Answer(
             released,
             recover,
@@ -458,12 +482,13 @@ class Job:
             list(self.lost_since(max(0, reported))),
             self.continues(worker) if joins else None,
             reported < 0 or recover is not None,
+            seat,
         )
 
     def continues(self, worker: str) -> int | None:
         """Return the first iteration that is not complete, if a newcomer is alone in a run that had begun."""
         first = self.iterations.first_open
-        begun = first > self.first_iteration or self.attempts.number > 0
+        begun = first > self.first_iteration or self.attempts.number > self.members.regroups
         return first if begun and self.members.started and self.members.is_alone(worker) else None
 
     def must_recover(self, worker: str, incarnation: str) -> int | None:
@@ -513,6 +538,11 @@ class Job:
         """Return records of complete iterations, oldest first; the oldest ones are forgotten."""
         return self.iterations.history.page(first_iteration, limit)
 
+    def use_exchange(self, exchange: str) -> None:
+        """Have members exchange gradients in a way, one of `idl.exchange`."""
+        self.members.exchange = exchange
+        self.iterations.reported_by_one = exchange == FORMED_GROUP
+
     # -- within
 
     def _check_begun(self) -> None:
@@ -525,6 +555,27 @@ class Job:
             raise InvalidRequestError(
                 f"the job has not begun, with {len(self.members)} of {self.config.workers} workers: there is "
                 f"nothing to go back from; wait for the first assignment"
+            )
+
+    def _check_place(self, iteration: int, place: tuple[int, int] | None) -> None:
+        """Check that the job can go on at an iteration, whose batch begins at `place` if that is given.
+
+        Raises:
+            InvalidRequestError: It cannot.
+        """
+        if iteration < self.first_iteration:
+            raise InvalidRequestError(
+                f"iteration {iteration}: must be at least {self.first_iteration}, where the job began"
+            )
+        if place is not None:
+            if place[1] > self.spec.dataset_size:
+                raise InvalidRequestError(
+                    f"place {place[1]}: must be at most the dataset's size, {self.spec.dataset_size}"
+                )
+        elif not self.planner.batches.knows(iteration):
+            raise InvalidRequestError(
+                f"iteration {iteration}: the batch's size has changed so often since that only shards "
+                f"which were told where its batch begins know it; give place"
             )
 
     def _own_part(
@@ -542,16 +593,16 @@ class Job:
         if progress is None:
             return None
         part = progress.plan.assignments[worker]
-        if self.members.redoes and report.start not in (None, part.start):
+        if self.members.recovers and report.start not in (None, part.start):
             raise InvalidRequestError(
                 f"report of position {report.start} on in iteration {report.iteration}, "
                 f"but {worker!r} has {part.count} samples from {part.start} on"
             )
         return part
 
-    def _remove(self, worker: str, why: str, now: float) -> None:
+    def _remove(self, worker: str, why: str, now: float, by: float = -inf) -> None:
         if worker in self.members:  # else it was released meanwhile
-            self.presence.remove(worker, why, now)
+            self.presence.remove(worker, why, now, by)
             if self.members:
                 self._advance(now)
 
@@ -562,6 +613,8 @@ class Job:
 
     def _advance(self, now: float) -> None:
         """Complete iterations, give out what must be redone, then plan as far as allowed."""
+        if self.members.regroups and self.attempts.recovering:
+            self.regrouping.meet(now)
         if self.attempts.recovering:
             return
         iterations = self.iterations
@@ -570,8 +623,13 @@ class Job:
         iterations.forget_before(self._oldest_needed())
         if not self.members.started:
             self.members.started = len(self.members) >= self.config.workers
+            if self.members.started and self.members.regroups:
+                self.attempts.begin("the workers' first group is to be formed")
+                return
         self.members.let_go()
         self._redo(now)
+        if self.members.regroups and self.regrouping.is_due(now):
+            return
         if not self.members.started or not self.members.staying or self.attempts.recovering:
             return
         if self.operations.paused or self.presence.awaited_until is not None:
@@ -579,17 +637,40 @@ class Job:
         if self.config.synchronisation.mode == "asp":
             last = max(member.reported for member in self.members.by_name.values()) + 1
         else:
-            last = iterations.first_open + self.config.ahead
+            last = iterations.first_open + (0 if self.attempts.wanted else self.config.ahead)
         while iterations.planned <= last and not self.attempts.failure:
+            staying = len(self.members.staying)
             try:
-                iterations.add(self.planner.plan_next(iterations.planned, self.attempts.number, now))
+                progress = self.planner.plan_next(iterations.planned, self.attempts.number, now)
             except InfeasibleError as error:
                 self.attempts.failure = str(error)
+            else:
+                if self.members.regroups and len(self.members.staying) < staying:
+                    self.attempts.want("workers are released")  # and the plan is for a group without them
+                    self.regrouping.is_due(now)
+                    return
+                iterations.add(progress)
             self.outbox.effects.answer = True
+
+    def _look_for_missing(self, now: float) -> None:
+        """Do without the members that others wait for in vain at a rendezvous; let a change begin in time."""
+        number, config = self.attempts.number, self.config
+        if self.attempts.recovering:
+            silent, late = deadlines.missing(
+                self.members.by_name, number, config.silence, config.report_timeout, now
+            )
+            for worker in silent:
+                if self.attempts.recovering and self.presence.suspend(worker):
+                    self._advance(now)
+            for worker in late:
+                if self.attempts.recovering and self.attempts.number == number:
+                    self._remove(worker, f"did not come into attempt {number} in time", now)
+        elif self.attempts.is_urgent(now):
+            self._advance(now)
 
     def _oldest_needed(self) -> int:
         """Return the first iteration that a member may still report, or whose lost slices it has to know."""
-        if self.members.redoes:
+        if self.members.recovers:
             return self.iterations.first_open
         slowest = min((member.reported for member in self.members.by_name.values()), default=0)
         return max(slowest, self.iterations.first_kept(len(self.members)))

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Outbox
+from batchsize_manager.job.rendezvous import Arrival
 from batchsize_manager.job.state import SavedMember
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
+from idl.exchange import FIXED_GROUP, FORMED_GROUP
 
 DRAINED = "drained by an operator"
 _REMOVED = 1000  # latest incarnations that were taken out, which must not join again
@@ -32,7 +34,7 @@ class Member:
     announced: int  # the last attempt that this manager, or the saved state, has announced to it
     heard_at: float  # when it last called
     reported_at: float  # when it reported last, joined, or was given a piece
-    unreleasable: bool = False  # the others could not go on without it
+    unreleasable: bool = False  # the others could not go on without it, at present
     beats: bool = False  # it sends heartbeats, or will
     suspended: bool = False  # it was silent while others waited: nothing is planned for it
     contested: tuple[str, float] | None = None  # the incarnation that wants its name, and since when
@@ -42,6 +44,8 @@ class Member:
     is_returning: bool = False  # the manager was started again, and has not heard of it since
     device: str = ""  # its kind of device, in words; empty where it does not say
     threads: int | None = None  # threads that it computes with; None: it does not say, or was restored
+    arrival: Arrival | None = None  # its last call of `rewind`, where the manager forms the group
+    grouped: int = -1  # the last attempt whose group it is a member of
 
     def begin_at(self, iteration: int) -> None:
         """Make an iteration the first that the member may have a part of, and its next."""
@@ -51,6 +55,10 @@ class Member:
     def go_on_at(self, iteration: int) -> None:
         """Make an iteration the member's next; it has nothing more to report of earlier ones."""
         self.reported, self.assigned = iteration - 1, iteration
+
+    def has_arrived(self, attempt: int) -> bool:
+        """Return whether the member is ready for the group of an attempt."""
+        return self.arrival is not None and self.arrival.attempt == attempt
 
     @property
     def drained(self) -> bool:
@@ -93,12 +101,14 @@ class Members:
     Attributes:
         by_name: The members' states.
         started: Whether the job has had, at one time, the number of members with which it starts.
-        reduce: Whether members all-reduce gradients among themselves, and cannot go on without each other.
+        exchange: The way in which members bring their gradients together, one of `idl.exchange`; None before
+            the first has joined.
     """
 
     def __init__(self, config: JobConfig, outbox: Outbox, is_busy: Callable[[str], bool]) -> None:
         self.by_name: dict[str, Member] = {}
-        self.started = self.reduce = False
+        self.started = False
+        self.exchange: str | None = None
         self._config = config
         self._outbox = outbox
         self._is_busy = is_busy
@@ -118,6 +128,21 @@ class Members:
     @property
     def redoes(self) -> bool:
         """True if others redo the parts that a member leaves undone; False if these parts are lost."""
+        return self.recovers and not self.regroups
+
+    @property
+    def reduce(self) -> bool:
+        """True if members all-reduce in a group that stays, and cannot go on without each other."""
+        return self.exchange == FIXED_GROUP
+
+    @property
+    def regroups(self) -> bool:
+        """True if members all-reduce in a group that the manager forms in each attempt."""
+        return self.exchange == FORMED_GROUP
+
+    @property
+    def recovers(self) -> bool:
+        """True if the job goes on in another attempt where a member's loss or return demands it."""
         return self._config.synchronisation.mode == "bsp" and not self.reduce
 
     @property
@@ -131,7 +156,13 @@ class Members:
         gone = {name: member for name, member in self._cut_off.items() if name not in self.by_name}
         return tuple(
             SavedMember(
-                name, m.incarnation, m.bounds, m.unreleasable, m.drained, m.device, m.beats, name in gone
+                name,
+                m.incarnation,
+                m.bounds,
+                drained=m.drained,
+                device=m.device,
+                beats=m.beats,
+                cut_off=name in gone,
             )
             for name, m in (self.by_name | gone).items()
         )
@@ -153,13 +184,11 @@ class Members:
         *,
         first: int,
         attempt: int,
-        unreleasable: bool = False,
         device: str = "",
         threads: int | None = None,
         beats: bool = False,
     ) -> Member:
         """Add a member that has a part of iterations from `first` on; other arguments as in `Job.join`."""
-        self.reduce |= unreleasable
         member = self.by_name[worker] = Member(
             incarnation,
             bounds,
@@ -171,7 +200,7 @@ class Members:
             announced=attempt,
             heard_at=now,
             reported_at=now,
-            unreleasable=unreleasable,
+            unreleasable=self.reduce,
             beats=beats and self._config.heartbeat > 0,
             device=device,
             threads=threads,
@@ -182,6 +211,21 @@ class Members:
         """Take out a member; the same incarnation cannot `join` again."""
         self._removed.append(self.by_name.pop(worker).incarnation)
         self._outbox.effects.learned |= not self.by_name
+
+    def check_exchange(self, worker: str, exchange: str) -> None:
+        """Check that a newcomer exchanges gradients as the members do, and that the job's mode allows it.
+
+        Raises:
+            InvalidRequestError: It does not, or the mode does not.
+        """
+        if self.exchange not in (None, exchange):
+            raise InvalidRequestError(
+                f"the job's workers exchange gradients by {self.exchange!r}, but {worker!r} names "
+                f"{exchange!r}: give all its workers the same"
+            )
+        mode = self._config.synchronisation.mode
+        if exchange == FORMED_GROUP and mode != "bsp":
+            raise InvalidRequestError(f"exchange {exchange!r}: belongs to bsp, but the mode is {mode}")
 
     def check_never_removed(self, worker: str, incarnation: str) -> None:
         """Check that an incarnation was not a member that has been taken out.
@@ -356,6 +400,13 @@ class Members:
         """
         for worker, why in leaving.items():
             self.by_name[worker].last, self.by_name[worker].leaving = last, why
+
+    def keep_all(self) -> None:
+        """Keep those that are leaving until a group without them is decided; a drained one stays drained."""
+        for member in self.by_name.values():
+            member.last = None
+            if not member.drained:
+                member.leaving = ""
 
     def let_go(self) -> None:
         """Take out the members that are to be released, once they have finished all their parts."""

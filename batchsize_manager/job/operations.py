@@ -157,6 +157,10 @@ class Operations:
                 f"{self._planner.batch_size} samples without it"
             )
         member.leaving = DRAINED
+        if self._members.regroups:
+            self._iterations.discard_undelivered()
+            self._attempts.want(f"{worker} is drained")
+            return self._done(f"drained {worker}, {self._from_here}", now)
         if self._attempts.recovering:
             return self._done(f"drained {worker}, {self._from_here}", now)
         self._iterations.discard_undelivered()

@@ -3,6 +3,8 @@
 Must not know of deadlines: `deadlines` finds the members that are dead or unresponsive.
 """
 
+from math import inf
+
 from batchsize_manager.job.attempts import Attempts
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Outbox
@@ -69,20 +71,23 @@ class Presence:
         except InfeasibleError as error:
             self._attempts.failure = str(error)
 
-    def remove(self, worker: str, why: str, now: float) -> None:
+    def remove(self, worker: str, why: str, now: float, by: float = -inf) -> None:
         """Take a member out of the job; the parts that it leaves undone are redone by others, or lost.
 
         Args:
             worker: The member's name.
             why: The reason, which follows the name in the job's log: "left".
             now: The time.
+            by: The time at which others that wait for its part of a reduction have to go on without it.
         """
-        redoes = self._members.redoes
+        redoes, recovers = self._members.redoes, self._members.recovers
+        if self._attempts.is_grouped(self._members.by_name[worker]):
+            self._attempts.want(f"{worker} {why}", by)
         self._members.remove(worker)
         self._outbox.tally.gone += 1
         self._outbox.log(f"{worker} {why}", worker)
         waits = self.awaited_until is not None
-        if self._members.started and redoes and not waits and not self._planner.can_do_without(()):
+        if self._members.started and recovers and not waits and not self._planner.can_do_without(()):
             self.awaited_until = now + self._config.keep
             if self._members:
                 self._outbox.log(f"{self._planner.lack}: others are awaited for {self._config.keep:g} s")
@@ -105,6 +110,7 @@ class Presence:
         self._outbox.log(f"{worker} is silent; the others do its part meanwhile", worker)
         self._iterations.discard_undelivered()
         self._iterations.take_from(worker, redo=self._members.redoes)
+        self._attempts.want(f"{worker} is silent", -inf)
         self.changed()
         return True
 
@@ -130,16 +136,26 @@ class Presence:
             if iteration not in self._iterations.progress:
                 member.ready = planned
             member.go_on_at(planned)
+        self._attempts.want(f"{worker} is back")
         self.changed()
         return goes_on
 
-    def begin_again(self, iteration: int) -> None:
-        """Let all members go on at an iteration after a recovery; release the drained ones if possible."""
+    def begin_again(self, iteration: int, needed: bool = False) -> None:
+        """Let all members go on at an iteration after a recovery; release the drained ones if possible.
+
+        Args:
+            iteration: The iteration.
+            needed: Whether the drained ones stay drained, but until they have given their state to others.
+        """
         drained = [name for name, member in self._members.by_name.items() if member.drained]
-        for member in self._members.by_name.values():
+        for name, member in self._members.by_name.items():
             member.begin_at(iteration)
-            member.last, member.leaving = None, ""
-        if self._planner.can_do_without(drained):
+            member.last = None
+            if not (needed and name in drained):
+                member.leaving = ""
+        if needed:
+            pass
+        elif self._planner.can_do_without(drained):
             self._members.release(dict.fromkeys(drained, DRAINED), iteration - 1)
         else:
             for name in drained:

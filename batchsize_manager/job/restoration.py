@@ -36,6 +36,7 @@ def restore_job(
     job = Job(state.spec, config, policy, state.first_iteration, total=state.batch_size, why="")
     job.outbox.events.extend(events)
     job.attempts.number = state.attempt
+    job.use_exchange(state.exchange)
     for saved in state.members:
         _restore_member(job, saved, now)
     batches = job.planner.batches
@@ -55,7 +56,7 @@ def restore_job(
         job.iterations.history.add(record)
     if not job.members.started:
         return job
-    if job.members.redoes:
+    if job.members.recovers:
         job.attempts.begin("the manager was started again")
     else:
         job.attempts.failure = "the manager was started again; restart the job from its checkpoint"
@@ -71,7 +72,6 @@ def _restore_member(job: Job, saved: SavedMember, now: float) -> None:
         now,
         first=job.iterations.planned,
         attempt=job.attempts.number,
-        unreleasable=saved.unreleasable,
         device=saved.device,
         beats=saved.beats,
     )

@@ -11,6 +11,7 @@ from batchsize_manager.job.batch_sizes import BatchChange
 from batchsize_manager.sizers import Sizing
 from idl import check
 from idl.bounds import Bounds
+from idl.exchange import EXCHANGES, FIXED_GROUP, PARAMETER_SERVER
 from idl.plan import JobSpec
 
 _MOST = 2**53  # iterations, attempts and the like, with room for more
@@ -23,7 +24,7 @@ class SavedMember:
     worker: str
     incarnation: str
     bounds: Bounds
-    unreleasable: bool = False  # the others could not go on without it
+    unreleasable: bool = False  # earlier versions wrote this of members of a fixed group
     drained: bool = False  # an operator wants it released
     device: str = ""  # its kind of device, in words
     beats: bool = False  # it sends heartbeats
@@ -47,6 +48,7 @@ class JobState:
         first_iteration: The number of the job's first iteration.
         sizing: The way to choose the batch's size that an operator has chosen; None: the manager's own.
         sizer: Name of the sizer, whoever has chosen it, for those who read the state; None: it is not known.
+        exchange: The way in which its workers exchange gradients, one of `idl.exchange`.
 
     Raises:
         ValueError: A number is out of its range.
@@ -64,8 +66,13 @@ class JobState:
     first_iteration: int = 0
     sizing: Sizing | None = None
     sizer: str | None = None
+    exchange: str = PARAMETER_SERVER
 
     def __post_init__(self) -> None:
+        if any(member.unreleasable for member in self.members):
+            object.__setattr__(self, "exchange", FIXED_GROUP)  # as an earlier version has written it
+        if self.exchange not in EXCHANGES:
+            raise ValueError(f"exchange {self.exchange!r}: must be one of {', '.join(EXCHANGES)}")
         check.integer("attempt", self.attempt, 0, _MOST)
         check.integer("batch_size", self.batch_size, 1, self.spec.dataset_size)
         if not self.batch_changes:

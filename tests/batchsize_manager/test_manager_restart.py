@@ -646,7 +646,7 @@ def test_workers_that_reduce_gradients_themselves_are_not_brought_back(tmp_path)
     with serving(service(tmp_path)) as address:
         worker = Worker(address, "w", Tape())
         request = join_request(worker.identity)
-        request.unreleasable = True
+        request.exchange = "fixed_group"
         part = worker.client.call("join", request).assignment
         worker.client.close()
     with serving(service(tmp_path)) as address:

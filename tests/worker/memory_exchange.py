@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 
+from idl.exchange import PARAMETER_SERVER
 from worker.gradient import Gradient
 from worker.gradient_norms import OwnNorms
 
@@ -52,7 +53,8 @@ class Memory:
 class MemoryExchange:
     """One worker's part; as an adapter sees it, like that of a parameter server."""
 
-    unreleasable = loader_finishes = False
+    kind = PARAMETER_SERVER  # as far as the manager is concerned
+    loader_finishes = False
     digest = None
     reconnects = 0
 

@@ -21,6 +21,7 @@ from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
+from idl.exchange import FIXED_GROUP
 from idl.plan import Assignment, JobSpec, Resume
 from idl.records import Report
 from rpc.client import Client
@@ -205,7 +206,7 @@ def test_worker_that_the_others_need_is_never_released(monkeypatch):
         member(address, "slow") as slow,
         member(address, "fast") as fast,
     ):
-        joining(slow, fast, unreleasable=True)
+        joining(slow, fast, exchange=FIXED_GROUP)
         for _ in range(6):
             assert [part.count for part in iterate(slow, fast)] == [6, 6]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from idl.errors import EvenpaceError, InvalidRequestError, RewoundError
+from idl.exchange import FIXED_GROUP
 from idl.layout import Group
 from idl.plan import Assignment
 from worker.exchanges.base import Exchange
@@ -21,7 +22,7 @@ class AllReduce:
         weighted_samples: Samples of the current iteration whose weight is in the gradient.
     """
 
-    unreleasable = True
+    kind = FIXED_GROUP
     loader_finishes = True
     digest = None
     reconnects = 0

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import idl
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, RewoundError, UnavailableError
+from idl.exchange import PARAMETER_SERVER
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
@@ -50,7 +51,7 @@ class ParameterServer:
         log_fields: Returns the structured fields of log lines.
     """
 
-    unreleasable = False
+    kind = PARAMETER_SERVER
     loader_finishes = False
 
     def __init__(

@@ -109,7 +109,7 @@ PLANTED: tuple[Planted, ...] = (
         (
             Change(
                 "batchsize_manager/job/presence.py",
-                "if self._members.started and redoes and not waits and",
+                "if self._members.started and recovers and not waits and",
                 "if not self._members.started and",
             ),
         ),

@@ -7,6 +7,7 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.policies import make_job_policy
 from idl.bounds import Bounds
+from idl.exchange import PARAMETER_SERVER
 from idl.plan import JobSpec
 from idl.records import Report
 from idl.synchronisation import Synchronisation
@@ -27,6 +28,7 @@ class Driver:
         policy="even",
         bounds=None,
         promising=(),
+        exchange=PARAMETER_SERVER,
         **config,
     ):
         self.now = 0.0
@@ -35,12 +37,15 @@ class Driver:
             JobConfig(workers=len(names) or 1, **config),
             make_job_policy(policy),
         )
+        self.exchange = exchange
         for name in names:
             self.join(name, bounds=(bounds or {}).get(name, Bounds()), beats=name in promising)
 
     def join(self, name, incarnation=None, bounds=None, *, beats=False):
         """Let a worker join now, and promise heartbeats or not."""
-        self.job.join(name, incarnation or name, bounds or Bounds(), self.now, beats=beats)
+        self.job.join(
+            name, incarnation or name, bounds or Bounds(), self.now, exchange=self.exchange, beats=beats
+        )
 
     def next(self, name, incarnation=None):
         """Ask for a worker's next assignment."""

@@ -7,6 +7,7 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.policies import make_job_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
+from idl.exchange import FIXED_GROUP
 from idl.synchronisation import Synchronisation
 from tests.batchsize_manager.job.driver import Beating, Driver
 
@@ -118,8 +119,7 @@ def test_the_last_member_that_goes_leaves_what_was_learned():
 
 def test_a_job_that_cannot_go_on_is_over_with_what_it_has_learned():
     """Though members are left, and nothing was logged."""
-    driver = Driver("a", total=16)
-    driver.job.join("b", "b", Bounds(), 0.0, unreleasable=True)
+    driver = Driver("a", "b", total=16, exchange=FIXED_GROUP)
     driver.job.take_effects()
     driver.job.recover("a", "a", 0, driver.now)
     effects = driver.job.take_effects()

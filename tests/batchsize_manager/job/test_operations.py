@@ -9,6 +9,7 @@ from batchsize_manager.policies import POLICIES, PolicyOptions, make_job_policy,
 from batchsize_manager.policies.proportional import Proportional
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
+from idl.exchange import FIXED_GROUP
 from idl.plan import JobSpec
 from idl.synchronisation import Synchronisation
 from predictors import PredictorOptions
@@ -351,7 +352,7 @@ def test_a_worker_that_the_others_cannot_do_without_is_not_drained():
         driver.job.operations.drain("x", driver.now)
     job = Job(JobSpec(100, 10), JobConfig(workers=2), make_policy("even"))
     for name in "ab":
-        job.join(name, name, Bounds(), 0.0, unreleasable=True)
+        job.join(name, name, Bounds(), 0.0, exchange=FIXED_GROUP)
     with pytest.raises(InvalidRequestError, match="reduce gradients among themselves"):
         job.operations.drain("a", 0.0)
 

@@ -12,6 +12,7 @@ from batchsize_manager.job.state import SavedMember
 from batchsize_manager.policies import POLICIES, make_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
+from idl.exchange import FIXED_GROUP, PARAMETER_SERVER
 from idl.plan import JobSpec
 from idl.records import IterationRecord, Report
 from idl.synchronisation import Synchronisation
@@ -230,14 +231,15 @@ def test_a_job_without_members_is_kept_on():
 
 
 @pytest.mark.parametrize(
-    ("config", "unreleasable"),
-    [(JobConfig(), True), (JobConfig(synchronisation=Synchronisation("asp")), False)],
+    ("config", "exchange"),
+    [(JobConfig(), FIXED_GROUP), (JobConfig(synchronisation=Synchronisation("asp")), PARAMETER_SERVER)],
 )
-def test_what_cannot_go_back_fails(config, unreleasable):
+def test_what_cannot_go_back_fails(config, exchange):
     """Workers that reduce gradients themselves, and modes without common versions, cannot be brought back."""
     job = Job(JobSpec(100, 10), config, make_policy("even"))
-    job.join("a", "a", Bounds(), 0.0, unreleasable=unreleasable)
-    assert job.members.saved == (SavedMember("a", "a", Bounds(), unreleasable),)
+    job.join("a", "a", Bounds(), 0.0, exchange=exchange)
+    assert job.members.saved == (SavedMember("a", "a", Bounds()),)
+    assert job.saved.exchange == exchange
     assert "restart the job from its checkpoint" in restored(job, config).attempts.failure
 
 

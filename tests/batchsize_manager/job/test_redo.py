@@ -7,6 +7,7 @@ import pytest
 from batchsize_manager.job.config import JobConfig
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
+from idl.exchange import FIXED_GROUP
 from tests.batchsize_manager.job.driver import Beating, restored
 
 # -- pieces
@@ -191,8 +192,7 @@ def test_a_new_incarnation_gets_no_piece_of_the_old_ones_iteration():
 
 def test_jobs_that_reduce_gradients_redo_nothing():
     """Their process group is broken anyway: the iteration is over without the slice."""
-    driver = Beating("a", "b", total=30)
-    driver.job.join("c", "c", Bounds(), 0.0, unreleasable=True)
+    driver = Beating("a", "b", "c", total=30, exchange=FIXED_GROUP)
     driver.finish("a", "b", "c")
     driver.next("a")
     driver.finish("a", "c")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import random
 import shutil
@@ -29,7 +30,7 @@ from batchsize_manager.storage.changes import (
     Rewound,
     Saved,
 )
-from batchsize_manager.storage.json_values import to_json
+from batchsize_manager.storage.json_values import from_json, to_json
 from batchsize_manager.storage.retention import Retention
 from batchsize_manager.storage.state_file import StateFile
 from batchsize_manager.storage.state_format import (
@@ -42,6 +43,7 @@ from batchsize_manager.storage.state_format import (
 from batchsize_manager.storage.state_reader import DamagedRun, open_state
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.bounds import Bounds
+from idl.exchange import FIXED_GROUP, FORMED_GROUP
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord
@@ -136,6 +138,18 @@ def test_packed_records_come_back_as_they_were(workers):
     """Unpacked records equal the packed ones to the last bit, in their order."""
     kept = IterationRecord.of(0, 0, 1, 1.0, workers)
     assert unpack_values(pack_values(kept), len(workers)) == kept.values
+
+
+def test_members_of_a_fixed_group_are_known_by_what_an_earlier_version_wrote():
+    """It said of each that it must not be released; a job's state names the exchange now."""
+    kept = dataclasses.replace(state(SavedMember("a", "i", Bounds(1, 5))), exchange=FORMED_GROUP)
+    assert from_json(JobState, to_json(kept)) == kept
+    text = to_json(state(SavedMember("a", "i", Bounds(1, 5), unreleasable=True)))
+    earlier = json.loads(text)
+    del earlier["exchange"]
+    assert from_json(JobState, json.dumps(earlier)).exchange == FIXED_GROUP
+    with pytest.raises(ValueError, match="exchange 'x': must be one of parameter_server, fixed_group"):
+        dataclasses.replace(kept, exchange="x")
 
 
 @pytest.mark.parametrize("size", [0, 8, 40, 47, 49, 57, 64, 112])

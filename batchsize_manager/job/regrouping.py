@@ -1,0 +1,133 @@
+"""Changes of the process group of a job's members, where the manager forms it: another group in each attempt.
+
+Members call `rewind` for a rendezvous, at which the group is decided from what they say (`rendezvous`). The
+manager keeps nothing of a group beyond its attempt, so that a restarted one decides alike.
+"""
+
+from batchsize_manager.job.attempts import Attempts
+from batchsize_manager.job.effects import Outbox
+from batchsize_manager.job.iterations import Iterations
+from batchsize_manager.job.members import DRAINED, Member, Members
+from batchsize_manager.job.planner import Planner
+from batchsize_manager.job.presence import Presence
+from batchsize_manager.job.rendezvous import Arrival, form_group, newest
+from idl.errors import InvalidRequestError
+
+
+class Regrouping:
+    """The changes of the members' group.
+
+    Args:
+        members: The job's members.
+        iterations: The job's iterations.
+        planner: The job's planner.
+        attempts: The job's attempts.
+        presence: The job's changes of membership.
+        outbox: Collects the effects.
+        first_iteration: The job's first iteration, before which no member has any state.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        iterations: Iterations,
+        planner: Planner,
+        attempts: Attempts,
+        presence: Presence,
+        outbox: Outbox,
+        first_iteration: int,
+    ) -> None:
+        self._members = members
+        self._iterations = iterations
+        self._planner = planner
+        self._attempts = attempts
+        self._presence = presence
+        self._outbox = outbox
+        self._first_iteration = first_iteration
+
+    def arrive(
+        self,
+        member: Member,
+        attempt: int,
+        steps: int,
+        formed: int | None,
+        store: str | None,
+        place: tuple[int, int] | None,
+        now: float,
+    ) -> None:
+        """Note that a member has called `rewind` with the present attempt; other arguments as for `Arrival`.
+
+        Raises:
+            InvalidRequestError: An argument is invalid.
+        """
+        if not self._attempts.recovering:
+            return  # it repeats its call, or waits for the next group
+        again = member.arrival is not None and member.has_arrived(attempt)
+        at = member.arrival.at if again and member.arrival is not None else now
+        try:
+            member.arrival = Arrival(attempt, steps, formed, store or "", at, place)
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
+
+    def is_due(self, now: float) -> bool:
+        """Begin another attempt if another group is wanted, and it is time.
+
+        Returns:
+            Whether nothing is to be planned for the present group.
+        """
+        attempts, iterations = self._attempts, self._iterations
+        staying, group, handed_on = self._members.staying, attempts.group, attempts.has_handed_on
+        for member in staying.values():
+            member.unreleasable = not handed_on
+        if not attempts.wanted:
+            return False
+        grouped = {name for name, member in staying.items() if attempts.is_grouped(member)}
+        is_idle = iterations.first_open == iterations.planned
+        if not attempts.is_urgent(now):
+            if not is_idle:
+                return True
+            if group is not None and not handed_on and len(grouped) == len(group.names) == len(staying):
+                return False  # those that are drained hand on the state first, with one more step
+        drained = self._drained
+        if is_idle and handed_on and grouped - drained and self._planner.can_do_without(drained):
+            self._members.release(dict.fromkeys(drained, DRAINED), iterations.planned - 1)
+            self._members.let_go()
+        attempts.begin(attempts.wanted)
+        return True
+
+    def meet(self, now: float) -> None:
+        """Decide the group of the present attempt, which begins with it, if all members have arrived.
+
+        Those that are suspended are waited for only where no other has any state, as they may have it. The
+        job fails if nobody is left that may.
+        """
+        attempts, members, number = self._attempts, self._members, self._attempts.number
+        staying = members.staying
+        arrivals = {n: m.arrival for n, m in staying.items() if m.arrival and m.has_arrived(number)}
+        if not arrivals or len(arrivals) < len(staying) or self._presence.awaited_until is not None:
+            return
+        if newest(arrivals.values()) is None and self._iterations.first_open > self._first_iteration:
+            if len(staying) == len(members):
+                attempts.failure = "no worker has its state any more; restart the job from its checkpoint"
+            return
+        drained = self._drained
+        group = form_group(arrivals, self._first_iteration)
+        needed = not arrivals.keys() - group.lacking - drained and self._planner.can_do_without(drained)
+        if group.place is not None:
+            self._planner.batches.go_on(group.iteration, *group.place)
+        self._iterations.record_interrupted(group.iteration, now)
+        attempts.end(group.iteration, now)
+        self._presence.begin_again(group.iteration, needed)
+        group = form_group({name: arrivals[name] for name in members.staying}, self._first_iteration)
+        for name in group.names:
+            members.by_name[name].attempt = members.by_name[name].grouped = number
+        attempts.group = group
+        said = f"attempt {number} begins at iteration {group.iteration}, with {len(group.names)} workers"
+        source = "" if group.source is None else f" and the state of {group.names[group.source]}"
+        self._outbox.log(said + source)
+        if needed:
+            attempts.want(f"{', '.join(sorted(drained))}: drained once the others have its state")
+
+    @property
+    def _drained(self) -> set[str]:
+        return {name for name, member in self._members.staying.items() if member.drained}

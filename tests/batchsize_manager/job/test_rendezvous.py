@@ -1,0 +1,369 @@
+"""Workers whose group the manager forms: each attempt begins with a rendezvous, which decides the group."""
+
+import pytest
+
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.rendezvous import Arrival, form_group
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
+from idl.exchange import FIXED_GROUP, FORMED_GROUP
+from idl.records import Report
+from idl.synchronisation import Synchronisation
+from tests.batchsize_manager.job.driver import Beating, Driver, restored
+
+
+class Meeting(Beating):
+    """A driver of a job whose group the manager forms; its workers promise heartbeats."""
+
+    def __init__(self, *names, **config):
+        super().__init__(*names, promising=names, exchange=FORMED_GROUP, **config)
+
+    def arrive(self, name, attempt, steps=0, formed=None, **more):
+        """Let a worker call `rewind`, once it was told of the attempt."""
+        self.job.must_recover(name, name)
+        self.job.rewind(name, name, attempt, steps, self.now, store=f"{name}:1", formed=formed, **more)
+
+    def meet(self, *names, attempt=1, steps=0, formed=None):
+        """Let workers arrive that have the same."""
+        for name in names:
+            self.arrive(name, attempt, steps, formed)
+
+    def answered(self, name, **call):
+        """Return what a worker is answered to `rewind`."""
+        return self.job.answer(name, name, **({"rewinds": True} | call))
+
+    def seat(self, name):
+        """Return (rank, size, store, source, lacks) of a worker's group, None where it has to wait."""
+        answer = self.answered(name)
+        return answer and answer.seat and (*(getattr(answer.seat, f) for f in answer.seat.__slots__),)
+
+    def must(self, name):
+        """Return the attempt into which a worker has to go."""
+        return self.job.must_recover(name, name)
+
+    def tell(self, name, part):
+        """Let a worker report a part."""
+        self.job.report(
+            name, name, Report(part.iteration, 1.0, attempt=part.attempt, start=part.start), self.now
+        )
+
+    def iterations(self):
+        """Return the iterations of the history, with the workers that reported them."""
+        return {record.iteration: record.workers for record in self.job.history(0, 1000)}
+
+
+def running(*names, **config):
+    """Workers of a job that has begun, in the group of attempt 1, each with its part of iteration 0."""
+    driver = Meeting(*names, **config)
+    driver.meet(*names)
+    for name in names:
+        assert driver.answered(name).assignment.iteration == 0
+    return driver
+
+
+def test_the_first_attempt_waits_for_all_workers():
+    """Who has arrived waits, and is not told again; nobody has any state, so all take that of rank 0."""
+    driver = Meeting("a", "b")
+    assert [driver.must(name) for name in "ab"] == [1, 1]
+    driver.arrive("b", 1)
+    assert (driver.must("b"), driver.must("a"), driver.seat("b")) == (None, 1, None)
+    driver.arrive("a", 1)
+    assert driver.seat("a") == (0, 2, "a:1", 0, False)
+    assert driver.seat("b") == (1, 2, "a:1", 0, True)
+    assert driver.span("a") == (0, 0, 16)
+    assert driver.answered("a", rewinds=False).seat is None
+    assert driver.answered("a", joins=True).continues is None
+
+
+def test_a_job_of_one_begins_with_a_group_of_one():
+    """It has nobody to take a state from."""
+    driver = running("a")
+    assert driver.seat("a") == (0, 1, "a:1", None, False)
+    assert driver.answered("a", joins=True).continues is None
+
+
+def test_the_newest_state_is_that_of_the_latest_group():
+    """Steps that others have gone back behind count for nothing, however many."""
+    arrivals = {
+        name: Arrival(9, steps, formed, f"{name}:1", 0.0)
+        for name, steps, formed in (("a", 8, 3), ("b", 6, 7), ("c", 7, 7), ("d", 7, 7), ("e", 0, None))
+    }
+    group = form_group(arrivals, 0)
+    assert (group.iteration, group.source, group.lacking) == (7, 2, {"a", "b", "e"})
+    assert (group.names, group.store) == (tuple("abcde"), "a:1")
+
+
+def test_a_death_begins_an_attempt_at_once():
+    """Those who are left have the same, and none takes anything from another."""
+    driver = running("a", "b", "c", total=30)
+    driver.job.disconnect("b", "b", 0.0)
+    driver.tick_at(1.5)
+    assert [driver.must(name) for name in "ac"] == [2, 2]
+    driver.meet("c", "a", attempt=2, steps=0, formed=1)
+    assert driver.seat("a") == (0, 2, "a:1", None, False)
+    assert [driver.span(name) for name in "ac"] == [(0, 0, 15), (0, 15, 15)]
+
+
+def test_a_second_death_in_a_rendezvous_begins_no_other():
+    """The others are not sent for again: who has arrived goes on waiting, and meets who is left."""
+    driver = running("a", "b", "c", total=30)
+    driver.job.operations.remove("b", driver.now)
+    driver.arrive("a", 2, 0, 1)
+    driver.job.operations.remove("c", driver.now)
+    assert driver.seat("a") == (0, 1, "a:1", None, False)
+    assert driver.job.attempts.number == 2
+
+
+def test_a_newcomer_waits_until_the_iteration_is_complete():
+    """Nothing is planned meanwhile; then it takes the state of one that has it."""
+    driver = running("a", "b", total=30)
+    driver.job.join("c", "c", Bounds(), driver.now, exchange=FORMED_GROUP)
+    assert [driver.must(name) for name in "abc"] == [None, None, None]
+    driver.finish("a")
+    assert driver.must("a") is None
+    assert driver.next("a") is None
+    driver.finish("b")
+    assert [driver.must(name) for name in "abc"] == [2, 2, 2]
+    driver.arrive("c", 2)
+    driver.meet("a", "b", attempt=2, steps=1, formed=1)
+    assert [driver.seat(name) for name in "abc"] == [
+        (0, 3, "a:1", 0, False),
+        (1, 3, "a:1", 0, False),
+        (2, 3, "a:1", 0, True),
+    ]
+    assert driver.span("c") == (1, 50, 10)
+
+
+def test_half_a_step_is_a_step_and_is_recorded():
+    """The job goes on after it, with the state of one that has taken it; reports that came late count."""
+    driver = running("a", "b", "c", total=30)
+    parts = {name: driver.next(name) for name in "abc"}
+    driver.tell("c", parts["c"])
+    assert driver.job.recover("a", "a", 1, driver.now) == 2
+    driver.tell("b", parts["b"])
+    driver.arrive("a", 2, 0, 1)
+    driver.meet("b", "c", attempt=2, steps=1, formed=1)
+    assert driver.seat("a") == (0, 3, "a:1", 1, True)
+    assert driver.seat("c") == (2, 3, "a:1", 1, False)
+    assert driver.span("a") == (1, 30, 10)
+    assert driver.iterations() == {0: ("c", "b")}
+
+
+def test_a_step_that_nobody_has_any_more_is_taken_again():
+    """All have died that took it: its record is void."""
+    driver = running("a", "b", total=30)
+    part = driver.next("a")
+    driver.tell("a", part)
+    driver.job.operations.remove("a", driver.now)
+    driver.arrive("b", 2, 0, 1)
+    assert driver.span("b") == (0, 0, 30)
+    assert driver.iterations() == {}
+
+
+def test_an_iteration_whose_workers_have_all_died_is_not_complete():
+    """A newcomer is there, but nobody has reported it."""
+    driver = running("a", total=30)
+    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
+    driver.job.operations.remove("a", driver.now)
+    driver.arrive("b", 2)
+    assert driver.span("b") == (0, 0, 30)
+
+
+def test_without_any_state_the_job_fails():
+    """It is past its start, and who had its parameters has gone."""
+    driver = running("a", total=30)
+    driver.finish("a")
+    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
+    driver.job.operations.remove("a", driver.now)
+    driver.arrive("b", 2)
+    assert (
+        driver.job.attempts.failure == "no worker has its state any more; restart the job from its checkpoint"
+    )
+
+
+def test_who_is_silent_is_waited_for_if_nobody_else_has_the_state():
+    """It may have it; if nothing is heard of it for long, the job fails."""
+    for thaws in (True, False):
+        driver = running("a", total=30, silence=10.0, absence=50.0)
+        driver.finish("a")
+        driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP, beats=True)
+        driver.now = 1.0
+        driver.finish("a")
+        driver.arrive("b", 2)
+        driver.now = 11.5
+        driver.beat("b")
+        driver.job.tick(12.0)
+        assert driver.job.members.by_name["a"].suspended
+        assert (driver.seat("b"), driver.job.attempts.failure) == (None, None)
+        if thaws:
+            driver.arrive("a", 2, 2, 1)
+            assert driver.seat("b") == (1, 2, "a:1", 0, True)
+        else:
+            driver.tick_at(52.0)
+            assert driver.job.attempts.failure
+
+
+def test_who_is_frozen_before_it_arrives_is_not_waited_for():
+    """It gets the others' state once it is back, at the end of their iteration."""
+    driver = running("a", "b", "c", total=30, silence=10.0)
+    driver.job.recover("a", "a", 1, driver.now)
+    driver.meet("a", "c", attempt=2, formed=1)
+    driver.now = 11.0
+    driver.beat("a", "c")
+    driver.job.tick(11.0)
+    assert driver.seat("a") == (0, 2, "a:1", None, False)
+    assert driver.must("b") == 2
+    driver.arrive("b", 2, 0, 1)
+    assert (driver.must("b"), driver.seat("b")) == (None, None)
+    driver.finish("a", "c")
+    assert [driver.must(name) for name in "abc"] == [3, 3, 3]
+    driver.meet("a", "c", attempt=3, steps=1, formed=2)
+    driver.arrive("b", 3, 0, 1)
+    assert driver.seat("b") == (1, 3, "a:1", 0, True)
+
+
+def test_who_is_frozen_in_the_group_ends_it():
+    """The others cannot reduce without it."""
+    driver = running("a", "b", total=30, silence=10.0)
+    driver.now = 11.0
+    driver.beat("a")
+    driver.job.tick(11.0)
+    assert driver.must("a") == 2
+
+
+def test_who_lives_but_does_not_arrive_is_taken_out():
+    """The others wait for it as long as for a report."""
+    driver = running("a", "b", total=30, report_timeout=60.0)
+    driver.job.recover("a", "a", 1, driver.now)
+    driver.tick_at(100.0)  # nobody waits yet
+    driver.arrive("a", 2, 0, 1)
+    for now in (130.0, 159.0, 161.0):
+        driver.now = now
+        driver.beat("a", "b")
+        driver.job.tick(now)
+        assert ("b" in driver.job.members) == (now < 160.0)
+    assert driver.seat("a") == (0, 1, "a:1", None, False)
+
+
+def test_a_drained_worker_goes_before_another_plan_is_made():
+    """At the end of the iteration, the others are sent for."""
+    driver = running("a", "b", total=30)
+    assert driver.job.operations.drain("a", driver.now) == "an operator has drained a, from iteration 1 on"
+    driver.finish("a", "b")
+    assert driver.job.members.why_released("a", "a") == "drained by an operator"
+    assert driver.must("b") == 2
+    driver.arrive("b", 2, 1, 1)
+    assert driver.span("b") == (1, 30, 30)
+
+
+@pytest.mark.parametrize("when", ["before", "in the rendezvous", "after"])
+def test_a_drained_worker_first_hands_on_the_only_state(when):
+    """It stays for one more iteration, in which a newcomer takes its state."""
+    driver = running("a", total=30)
+
+    def drain(now):
+        if now == when:
+            driver.job.operations.drain("a", driver.now)
+
+    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
+    drain("before")
+    driver.finish("a")
+    drain("in the rendezvous")
+    driver.arrive("b", 2)
+    driver.arrive("a", 2, 1, 1)
+    assert driver.seat("b") == (1, 2, "a:1", 0, True)
+    drain("after")
+    assert (driver.span("a"), driver.span("b")) == ((1, 30, 15), (1, 45, 15))
+    driver.finish("a", "b")
+    assert driver.job.members.why_released("a", "a")
+    driver.arrive("b", 3, 2, 2)
+    assert driver.span("b") == (2, 60, 30)
+
+
+def test_a_clean_leave_disturbs_nobody_unless_others_go_on():
+    """All leave at the end: no attempt begins. Who does not, is sent for after a second."""
+    driver = running("a", "b", "c", total=30)
+    driver.job.leave("a", "a", 0.0)
+    driver.tick_at(0.9)
+    assert driver.must("b") is None
+    driver.tick_at(1.1)
+    assert driver.must("b") == 2
+    driver = running("a", "b", total=30)
+    driver.job.leave("a", "a", 0.0)
+    driver.job.leave("b", "b", 0.1)
+    assert driver.job.attempts.number == 1
+    assert driver.job.ended
+
+
+def test_who_waits_after_a_clean_leave_is_sent_for_at_once():
+    """It has reported, and nothing is planned that it could wait for."""
+    driver = running("a", "b", total=30)
+    driver.finish("a")
+    driver.job.leave("a", "a", 0.0)
+    assert driver.must("b") is None
+    driver.finish("b")
+    assert driver.must("b") == 2
+
+
+def test_with_lookahead_a_change_has_all_reported():
+    """Reports go one by one, and each is answered though nothing more is planned."""
+    driver = running("a", "b", total=30, lookahead=1)
+    assert driver.answered("a").ahead[0].iteration == 1
+    driver.answered("b")
+    driver.job.join("c", "c", Bounds(), driver.now, exchange=FORMED_GROUP)
+    parts = {name: [driver.next(name), *driver.job.assignments_after(name, 0)] for name in "ab"}
+    for name in "ab":
+        driver.tell(name, parts[name][0])
+        assert driver.job.answer(name, name, reported=0, known=1).report_on
+    driver.tell("a", parts["a"][1])
+    assert driver.job.answer("a", "a", reported=1, known=1) is None
+    driver.tell("b", parts["b"][1])
+    assert [driver.must(name) for name in "abc"] == [2, 2, 2]
+
+
+def test_a_restored_job_meets_again():
+    """From what the workers say alone, the job goes on where they are, beyond the records."""
+    driver = running("a", "b", total=30)
+    driver.finish("a", "b")
+    job = driver.job = restored(driver.job, JobConfig(2), records=[], now=100.0)
+    driver.now = 100.0
+    assert (job.state, job.attempts.number, job.members.exchange) == ("recovering", 2, FORMED_GROUP)
+    driver.meet("a", "b", attempt=2, steps=5, formed=1)
+    assert driver.seat("b") == (1, 2, "a:1", None, False)
+    assert driver.span("a")[:2] == (5, 150)
+
+
+def test_a_worker_says_where_its_next_batch_begins():
+    """The manager may have lost a change of the batch's size."""
+    driver = running("a", total=30)
+    driver.job.recover("a", "a", 1, 0.0)
+    driver.arrive("a", 2, 7, 1, place=(0, 1000))
+    assert driver.span("a") == (7, 1000, 30)
+
+
+def test_a_lost_answer_is_given_again():
+    """The call may be repeated, before and after the group is decided."""
+    driver = Meeting("a", "b")
+    for _ in range(2):
+        driver.arrive("a", 1)
+        assert driver.seat("a") is None
+    driver.arrive("b", 1)
+    for _ in range(2):
+        driver.arrive("a", 1)
+        assert driver.seat("a") == (0, 2, "a:1", 0, False)
+
+
+def test_wrong_calls_are_refused():
+    """With what is wrong, and what is allowed."""
+    driver = Meeting("a", "b")
+    assert driver.must("a") == 1
+    with pytest.raises(InvalidRequestError, match="store '': must be HOST:PORT"):
+        driver.job.rewind("a", "a", 1, 0, 0.0)
+    with pytest.raises(InvalidRequestError, match="store 'x:70000': must be HOST:PORT"):
+        driver.job.rewind("a", "a", 1, 0, 0.0, store="x:70000")
+    with pytest.raises(InvalidRequestError, match="formed 1: must be below attempt 1"):
+        driver.arrive("a", 1, 0, 1)
+    with pytest.raises(InvalidRequestError, match="'formed_group', but 'c' names 'fixed_group'"):
+        driver.job.join("c", "c", Bounds(), 0.0, exchange=FIXED_GROUP)
+    with pytest.raises(InvalidRequestError, match="belongs to bsp, but the mode is asp"):
+        Driver("a", exchange=FORMED_GROUP, synchronisation=Synchronisation("asp"))
