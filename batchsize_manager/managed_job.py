@@ -19,7 +19,7 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Learned, Logged, Rewound, Saved
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
-from idl.translation import wire_assignment, wire_lost, wire_synchronisation
+from idl.translation import wire_assignment, wire_lost, wire_seat, wire_synchronisation
 from rpc.limited_log import LimitedLog
 from rpc.periodic import Periodic
 from rpc.service import Call, Connection
@@ -263,8 +263,7 @@ class ManagedJob:
         if answer.assignment is not None:
             reply.assignment = wire_assignment(answer.assignment)
         if answer.seat is not None:
-            seat = answer.seat
-            reply.group = _wire.Group(seat.rank, seat.size, seat.store, seat.source, seat.lacks or None)
+            reply.group = wire_seat(answer.seat)
         if answer.ahead is not None:
             reply.ahead = [wire_assignment(later) for later in answer.ahead]
         if waiting.call.method == "join":

@@ -35,6 +35,16 @@ def run_script(script: Path, arguments: Sequence[str]) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
+def be_a_group_of_one() -> None:
+    """Let the script's `init_process_group` make a group of this process, unless a launcher has said more.
+
+    The manager then has the workers form the group in which they train: see `evenpace.torch.balance`.
+    """
+    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # of any port
+
+
 def pin(cpu: int) -> None:
     """Keep this process on one CPU.
 

@@ -1,5 +1,7 @@
 """Exchanges: the ways in which a job's workers bring their gradients together, named when they join."""
 
+from dataclasses import dataclass
+
 PARAMETER_SERVER = "parameter_server"
 """Workers push to the shards of a parameter server, which keeps the parameters."""
 
@@ -10,3 +12,30 @@ FORMED_GROUP = "formed_group"
 """Workers all-reduce in a process group that the manager forms, another one in each attempt."""
 
 EXCHANGES = (PARAMETER_SERVER, FIXED_GROUP, FORMED_GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A member's place in the process group of an attempt; the IDL's `Group`.
+
+    Attributes:
+        rank: This member's rank, from 0 to `size` - 1.
+        size: Number of members.
+        store: Address of the store at which they meet, as rank 0 has named it.
+        source: The rank that sends its state to all; None where all have the same.
+        lacks: True for a member that has to take that state, and has none to go on with until it has come.
+
+    Raises:
+        ValueError: A rank is out of range.
+    """
+
+    rank: int
+    size: int
+    store: str
+    source: int | None = None
+    lacks: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "source"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < self.size:
+                raise ValueError(f"{name} {value}: must be from 0 to {self.size - 1}")

@@ -14,7 +14,7 @@ import idl
 from idl import check
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
-from idl.exchange import EXCHANGES, PARAMETER_SERVER
+from idl.exchange import EXCHANGES, PARAMETER_SERVER, Seat
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Group, Part, Tensor
 from idl.plan import Assignment, JobSpec, Resume, Scaling
@@ -117,6 +117,23 @@ def read_exchange(value: Any) -> str:
     if exchange not in EXCHANGES:
         raise InvalidRequestError(f"exchange {exchange!r}: must be one of {', '.join(EXCHANGES)}")
     return exchange
+
+
+def wire_seat(value: Seat) -> Any:
+    """Make a `Group`."""
+    return idl.batchsize_manager.Group(value.rank, value.size, value.store, value.source, value.lacks or None)
+
+
+def read_seat(struct: Any) -> Seat:
+    """Read a `Group`.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+    try:
+        return Seat(struct.rank, struct.size, struct.store, struct.source, bool(struct.lacks))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"group: {error}") from error
 
 
 def wire_synchronisation(value: Synchronisation) -> Any:

@@ -288,6 +288,17 @@ class Client:
         """Return whether there is a connection."""
         return self._socket is not None
 
+    @property
+    def local_host(self) -> str:
+        """Return this machine's address on the way to the service: of the present connection's near end.
+
+        Raises:
+            ConnectionLostError: There is no connection.
+        """
+        if self._socket is None:
+            raise ConnectionLostError(f"there is no connection to {self._peer()}")
+        return str(self._socket.getsockname()[0])
+
     def close(self) -> None:
         """Close the connection; the next call makes a new one."""
         if self._socket is not None:

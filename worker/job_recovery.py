@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from idl.errors import DeadlineExceededError, InvalidRequestError, RewoundError
+from idl.exchange import Seat
 from idl.plan import Assignment
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,12 @@ class Manager(Protocol):
             iteration: The iteration.
             place: Epoch and first position of its batch; None if the shards do not know.
         """
+        ...
+
+    def meet(
+        self, attempt: int, steps: int, place: tuple[int, int] | None, store: str, formed: int | None
+    ) -> tuple[Assignment | None, Seat | None]:
+        """Enter an attempt together with all other members, for which a group is formed."""
         ...
 
 

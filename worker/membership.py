@@ -25,11 +25,12 @@ from idl.errors import (
     ProtocolError,
     RewoundError,
 )
-from idl.exchange import PARAMETER_SERVER
+from idl.exchange import PARAMETER_SERVER, Seat
 from idl.plan import Assignment, JobSpec, Resume
 from idl.records import Report
 from idl.translation import (
     read_assignment,
+    read_seat,
     read_synchronisation,
     wire_bounds,
     wire_place,
@@ -188,7 +189,8 @@ class Membership:
             self._thread = threading.Thread(target=self._report_all, name="evenpace-reports", daemon=True)
             self._thread.start()
         synchronisation = _read_answer(read_synchronisation, reply.synchronisation)
-        return Joined(reply.run, synchronisation, self._lookahead, list(reply.lost))
+        host = self._client.local_host
+        return Joined(reply.run, synchronisation, self._lookahead, list(reply.lost), host)
 
     def start_heartbeat(self) -> None:
         """Start to send heartbeats, if the manager has asked for them; see `worker.heartbeat`."""
@@ -307,13 +309,37 @@ class Membership:
         request = _wire.RewindRequest(
             identity=self._identity, attempt=attempt, iteration=iteration, place=wire_place(place)
         )
-        reply = self._call_patiently(self._control, "rewind", request)
-        with self._change:
-            self.attempt = attempt
-            self._planned.clear()
-            self._recover = None
-        self._note_reply(reply)
-        return self.next()
+        return self._rewind(request)[0]
+
+    def meet(
+        self, attempt: int, steps: int, place: tuple[int, int] | None, store: str, formed: int | None
+    ) -> tuple[Assignment | None, Seat | None]:
+        """Enter another attempt together with all other members, for which the manager has a group formed.
+
+        Args:
+            attempt: The attempt.
+            steps: Steps that this worker's parameters have had.
+            place: Epoch, and the position after the batch of the last step; None where there was none.
+            store: HOST:PORT of the store that this worker serves.
+            formed: The last attempt whose group was formed, with all of the state; None if there is none.
+
+        Returns:
+            The first assignment of the attempt, and this worker's place in the group; None for both if it is
+            released.
+
+        Raises:
+            RewoundError: A later attempt has begun.
+        """
+        request = _wire.RewindRequest(
+            identity=self._identity,
+            attempt=attempt,
+            iteration=steps,
+            place=wire_place(place),
+            store=store,
+            formed=formed,
+        )
+        assignment, reply = self._rewind(request)
+        return assignment, None if reply.group is None else _read_answer(read_seat, reply.group)
 
     def join_again(self, client: Client, error: NotMemberError) -> None:
         """Become a member again, where the manager was started again with a state that lacks this worker.
@@ -367,6 +393,16 @@ class Membership:
         self._on_failure(error)
 
     # -- within
+
+    def _rewind(self, request: Any) -> tuple[Assignment | None, Any]:
+        """Enter another attempt; return its first assignment and the whole answer."""
+        reply = self._call_patiently(self._control, "rewind", request)
+        with self._change:
+            self.attempt = request.attempt
+            self._planned.clear()
+            self._recover = None
+        self._note_reply(reply)
+        return self.next(), reply
 
     def _fence_shards(self, attempt: int) -> None:
         """Fence the shards, so that the thread that trains does not wait there in vain."""

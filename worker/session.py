@@ -276,9 +276,9 @@ class Session:
             instead: What this worker computes in place of its assignment, in an experiment.
         """
         self.assignment = self._begun = instead or self.assignment
-        self.meter.begin_iteration()
         for act in self.before_batch:
             act()
+        self.meter.begin_iteration()
 
     def finish_iteration(self, groups: Sequence[Group] | None = None) -> Assignment | None:
         """Contribute the gradient, report, and take the new parameters (Alg. 3, from line 5 on).

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from batchsize_manager.counters import JobTally
-from batchsize_manager.job.rendezvous import Seat
 from batchsize_manager.job.state import JobState
+from idl.exchange import Seat
 from idl.plan import Assignment
 from idl.records import IterationRecord
 

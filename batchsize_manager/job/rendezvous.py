@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from idl.exchange import Seat
+
 _STORE = re.compile(r"\S+:[0-9]{1,5}")
 
 
@@ -47,17 +49,6 @@ class Arrival:
         The attempt comes first: a step of an earlier attempt behind which the job has gone does not count.
         """
         return None if self.formed is None else (self.formed, self.steps)
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A member's place in a group: the IDL's `Group`."""
-
-    rank: int
-    size: int
-    store: str
-    source: int | None
-    lacks: bool
 
 
 @dataclass(frozen=True, slots=True)

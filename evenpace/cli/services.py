@@ -181,7 +181,7 @@ def worker(
     optimiser find the manager and the parameter server.
     """
     from evenpace.context import open_session
-    from evenpace.launch import check_script, limit_when_ready, pin, run_script
+    from evenpace.launch import be_a_group_of_one, check_script, limit_when_ready, pin, run_script
     from worker.resources.device import cpu_kind
 
     with user_mistakes():
@@ -194,4 +194,6 @@ def worker(
             pin(cpu)
         if cpu_share is not None:
             limit_when_ready(session, cpu_share, limit_name or config.worker, limit_kind)
+        if not config.shards:
+            be_a_group_of_one()
     run_script(script, arguments)

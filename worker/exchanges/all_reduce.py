@@ -4,10 +4,10 @@ This module knows no framework: adapters reduce the gradients, and note here tha
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from idl.errors import EvenpaceError, InvalidRequestError, RewoundError
-from idl.exchange import FIXED_GROUP
+from idl.exchange import FIXED_GROUP, FORMED_GROUP, Seat
 from idl.layout import Group
 from idl.plan import Assignment
 from worker.exchanges.base import Exchange
@@ -15,22 +15,70 @@ from worker.job_recovery import Manager
 from worker.messages import Joined
 
 
+class Former(Protocol):
+    """Forms process groups by means of a framework."""
+
+    def serve(self, host: str) -> str:
+        """Serve a store at which groups meet, for as long as this process lives; return its address.
+
+        Args:
+            host: This machine's address as others reach it.
+        """
+        ...
+
+    def form(self, attempt: int, seat: Seat) -> None:
+        """Form the group of an attempt, in which all members have the same state then."""
+        ...
+
+
 class AllReduce:
     """One worker's part in an all-reduce of gradients, in which each sample is to be weighted once, by 1 / X.
 
+    The ranks are those that something else has put into one process group; or, after `form_groups_by`, the
+    job's members, in a group that the manager has them form for each attempt.
+
     Attributes:
+        kind: The name of the exchange, which is told to the manager by `join`.
         weighted_samples: Samples of the current iteration whose weight is in the gradient.
     """
 
-    kind = FIXED_GROUP
     loader_finishes = True
     digest = None
     reconnects = 0
 
     def __init__(self) -> None:
+        self.kind = FIXED_GROUP
         self.weighted_samples = 0
         self._weighted_by: str | None = None  # the function that weighted the current iteration's gradient
         self._has_weighted = False
+        self._former: Former | None = None
+        self._store = ""
+        self._steps: int | None = None  # that the parameters have had; None before the first attempt
+        self._place: tuple[int, int] | None = None  # epoch and end of the last step's batch
+        self._formed: int | None = None  # the last attempt whose group was formed, with all of the state
+        self._next: tuple[int, Seat] | None = None  # of a group that is to be formed
+
+    def form_groups_by(self, former: Former) -> None:
+        """Let the manager have the members' group formed; to be called before `Session.join`."""
+        self.kind, self._former = FORMED_GROUP, former
+
+    def form_group(self) -> None:
+        """Form the group of the present attempt, unless that was done; to be called before each batch.
+
+        At the answer that begins an attempt it would be too early: until the next batch the loop may still
+        end an epoch, or go through some that it has missed, and change options and schedules there.
+
+        Raises:
+            UnavailableError: The group cannot be formed.
+            InvalidRequestError: The members' states differ.
+        """
+        if self._next is None or self._former is None:
+            return
+        attempt, seat = self._next
+        if seat.lacks:
+            self._formed = None  # until all of the state has come
+        self._former.form(attempt, seat)
+        self._formed, self._next = attempt, None
 
     @classmethod
     def of(cls, exchange: Exchange, otherwise: str) -> "AllReduce":
@@ -55,7 +103,8 @@ class AllReduce:
             samples: The number of samples, which is a part of the batch where it is taken in pieces.
 
         Returns:
-            Whether this is the first call for this worker.
+            Whether it is to be checked now that the ranks are the job's workers: in this worker's first call,
+            unless the manager has formed the group.
 
         Raises:
             InvalidRequestError: Another function has weighted samples of the iteration.
@@ -65,7 +114,7 @@ class AllReduce:
         self._weighted_by = by
         self.weighted_samples += samples
         first, self._has_weighted = not self._has_weighted, True
-        return first
+        return first and self.kind == FIXED_GROUP
 
     def joined(self, joined: Joined, identity: Any) -> None:
         """Check that the workers wait for each other.
@@ -76,9 +125,11 @@ class AllReduce:
         mode = joined.synchronisation.mode
         if mode != "bsp":
             raise InvalidRequestError(f"the job's mode is {mode}, which needs a parameter server")
+        if self._former is not None:
+            self._store = self._former.serve(joined.host)
 
     def open(self, assignment: Assignment, first: int) -> None:
-        """Do nothing: the framework has given all workers the same parameters."""
+        """Do nothing: all ranks begin with the same parameters, or will take them as the group is formed."""
 
     def contribute(self, done: Assignment, groups: Sequence[Group] | None, lr_scale: float) -> None:
         """Check that the gradient, which was reduced by now, was weighted.
@@ -93,6 +144,8 @@ class AllReduce:
                 f"weighted(loss) before its backward pass"
             )
         self._weighted_by, self.weighted_samples = None, 0
+        self._steps = done.iteration + 1
+        self._place = None if done.batch_start is None else (done.epoch, done.batch_start + done.total)
 
     def take(self, assignment: Assignment) -> None:
         """Do nothing: each worker has made the step itself."""
@@ -101,21 +154,34 @@ class AllReduce:
         """Do nothing: what was reduced is with all workers."""
 
     def forfeit(self, lost: Sequence[Any]) -> None:
-        """Do nothing: nobody leaves such a job while it goes on."""
+        """Do nothing: an iteration without all ranks comes to nothing."""
 
     def fence(self, attempt: int) -> None:
         """Do nothing: the job ends with the attempt."""
 
     def recover(self, manager: Manager, error: RewoundError, first: int | None) -> Assignment | None:
-        """Raise an error, since workers that keep the parameters themselves cannot go back.
+        """Meet the other members in another attempt, whose group is formed before the next batch.
 
         Raises:
-            InvalidRequestError: Always.
+            InvalidRequestError: The group is fixed, so that its workers cannot go back.
         """
-        raise InvalidRequestError(
-            f"the manager has lost this job's last iterations ({error}), and its workers keep the "
-            f"parameters themselves: restart the job from its checkpoint"
-        ) from error
+        if self._former is None:
+            raise InvalidRequestError(
+                f"the manager has lost this job's last iterations ({error}), and its workers keep the "
+                f"parameters themselves: restart the job from its checkpoint"
+            ) from error
+        if self._steps is None:
+            self._steps = first or 0
+        while True:
+            try:
+                assignment, seat = manager.meet(
+                    error.attempt, self._steps, self._place, self._store, self._formed
+                )
+            except RewoundError as again:
+                error = again
+                continue
+            self._next = None if seat is None else (error.attempt, seat)
+            return assignment
 
     def abandon(self, error: EvenpaceError) -> None:
         """Do nothing: a collective operation ends by its framework's own time-out."""

@@ -5,9 +5,10 @@ batch is the sum of the workers' mean gradients times x_i / X (LB-BSP, section 3
 once: to the gradients by a communication hook, or to the loss.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import distributed, nn
@@ -21,17 +22,23 @@ from worker.session import Session
 from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.consecutive import ConsecutivePairs
 from worker.torch.device_timing import time_on
+from worker.torch.formed_group import FormedGroup
 from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
 from worker.torch.micro_batches import Accumulation
 from worker.torch.preconditioner import Preconditioner, preconditioner_of
+from worker.torch.training_state import TrainingState
 
 _HOOK, _LOSS = "balance(model, loader)", "weighted(loss)"
 
 
 def balance(
-    model: DistributedDataParallel, loader: Loader, optimizer: torch.optim.Optimizer | None = None
+    model: DistributedDataParallel,
+    loader: Loader,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    also: Sequence[Any] = (),
 ) -> DistributedDataParallel:
     """Let a model in `DistributedDataParallel` sum gradients weighted by batch size.
 
@@ -42,6 +49,12 @@ def balance(
     The batch processing time leaves out the time from the moment when the last bucket of gradients is ready
     until it has been reduced. On a GPU it is measured by events on its stream.
 
+    Where an optimiser is given and no launcher such as torchrun has put several processes into the group,
+    which is gloo's, the manager has the job's workers form their group, another one whenever workers come or
+    go: then all take the parameters, the optimiser's state, its schedulers' and that of `also` from one of
+    them, and nothing else has to be the same at the start. The script's own group is given up for it, and the
+    ranks may change between two batches.
+
     Args:
         model: The model, on all ranks; the ranks are the workers of the job.
         loader: The evenpace loader of the training data.
@@ -49,6 +62,8 @@ def balance(
             AdamW the gradient noise is that of the preconditioned gradients (Pollux, section 3.1, equation
             5); of parameters that it does not step, none. Without an optimiser it is that of plain ones. The
             training is the same.
+        also: Other objects with `state_dict` and `load_state_dict` that workers which join have to take over,
+            such as a `GradScaler`; in the same order on all of them.
 
     Returns:
         The same model.
@@ -79,7 +94,7 @@ def balance(
             "ranks would wait for each other: put the models into one module, in DistributedDataParallel, or "
             "leave out micro_batch="
         )
-    preconditioner, group = preconditioner_of(optimizer), model.process_group
+    preconditioner = preconditioner_of(optimizer)
     device = next(model.parameters()).device
     note_device(session, device)
     time_on(device, session)
@@ -87,16 +102,34 @@ def balance(
     trained = [p for p in model.parameters() if p.requires_grad]
     summed = partial(_sum, session, exchange)
     accumulation = Accumulation(session, trained, model, summed, preconditioner)
-    try:
+
+    def register() -> None:
+        group = model.process_group
         pairs = ConsecutivePairs(session.norms) if distributed.get_world_size(group) == 1 else None
         reduction = _Reduction(session, exchange, accumulation, group, preconditioner, pairs=pairs)
         model.register_comm_hook(reduction, _reduce)
+        if preconditioner is not None:
+            preconditioner.forget()
+
+    try:
+        register()
     except RuntimeError as error:
         raise InvalidRequestError(
             f"balance needs to be the model's only communication hook: {error}"
         ) from error
+    if optimizer is not None and _is_alone(model):
+        state = TrainingState(model.module, optimizer, also)
+        exchange.form_groups_by(FormedGroup(session, model, state, register))
+        session.before_batch.append(exchange.form_group)
     loader.accumulation = accumulation
     return model
+
+
+def _is_alone(model: DistributedDataParallel) -> bool:
+    """Return whether the group of a model is this process, by no launcher's doing, and gloo's."""
+    group = model.process_group
+    alone = distributed.get_world_size(group) == 1 and distributed.get_backend(group) == "gloo"
+    return alone and not distributed.is_torchelastic_launched()
 
 
 def weighted(

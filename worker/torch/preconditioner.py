@@ -28,6 +28,10 @@ class Preconditioner:
         self._period = 0  # of `STEPS` iterations, that the diagonals hold for
         self._diagonals: dict[torch.Tensor, torch.Tensor] = {}  # by parameter
 
+    def forget(self) -> None:
+        """Have it computed again in the next iteration, as all ranks of another group do."""
+        self._diagonals = {}
+
     @torch.no_grad()
     def of(self, parameters: Sequence[torch.Tensor], iteration: int) -> list[torch.Tensor] | None:
         """Return P of some parameters in an iteration, (elements,) each.

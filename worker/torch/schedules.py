@@ -25,16 +25,24 @@ class Schedules:
 
     def save(self) -> None:
         """Save the schedulers' state, so that the steps until `restore` do not count."""
-        # An optimiser does not know its schedulers: search for them, once for each repeated pass.
-        schedulers = [
-            vars(found)
-            for found in gc.get_objects()
-            if issubclass(type(found), LRScheduler) and getattr(found, "optimizer", None) is self._optimizer
-        ]
         groups = self._optimizer.param_groups
         self._saved = [
-            *((state, _copied(state, "optimizer")) for state in schedulers),
+            *((vars(found), _copied(vars(found), "optimizer")) for found in self.found()),
             *((group, _copied(group, "params")) for group in groups),
+        ]
+
+    def found(self) -> list[LRScheduler]:
+        """Return the schedulers, which an optimiser does not know: whoever refers to it is looked at.
+
+        They are in the order in which they were made, as far as the garbage collector has kept it.
+        """
+        states = gc.get_referrers(self._optimizer)  # attributes of objects, or objects that have such
+        holders = [one for one in states if isinstance(one, LRScheduler)]
+        owners = gc.get_referrers(*(one for one in states if type(one) is dict))
+        return [
+            one
+            for one in {id(found): found for found in (*holders, *owners)}.values()
+            if isinstance(one, LRScheduler) and getattr(one, "optimizer", None) is self._optimizer
         ]
 
     def restore(self) -> None:

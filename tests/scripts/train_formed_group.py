@@ -1,0 +1,132 @@
+"""A worker's script: DistributedDataParallel in groups that the manager forms; parameters differ at first."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import evenpace
+import evenpace.torch
+from idl.plan import JobSpec, permutation
+
+SAMPLES, BATCH, FEATURES = 240, 24, 6
+
+
+class Problem(torch.utils.data.Dataset):
+    """Samples of a made-up function."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(5)
+        self.inputs = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+        self.targets = self.inputs.sin().sum(1, keepdim=True)
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
+
+
+class Average:
+    """A running average of the weights, as scripts keep."""
+
+    def __init__(self, module):
+        self.values = [parameter.detach().clone() for parameter in module.parameters()]
+
+    def update(self, module):
+        """Take the present weights into it."""
+        for value, parameter in zip(self.values, module.parameters(), strict=True):
+            value.mul_(0.9).add_(parameter.detach(), alpha=0.1)
+
+    def state_dict(self):
+        """Return its state."""
+        return {"values": self.values}
+
+    def load_state_dict(self, state):
+        """Take another one's state."""
+        for value, other in zip(self.values, state["values"], strict=True):
+            value.copy_(other)
+
+
+def make(seed, optimizer):
+    """Make a network, its optimiser, and schedulers that step by batch and by epoch."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    if optimizer == "adam":
+        made = torch.optim.Adam(module.parameters(), lr=0.02)
+    else:
+        made = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    by_batch = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 / (1 + step / 100))
+    by_epoch = torch.optim.lr_scheduler.StepLR(made, step_size=2, gamma=0.7)
+    return module, made, by_batch, by_epoch
+
+
+def trained_alone(seed, optimizer="adam", epochs=6):
+    """Train in one process; return the parameters and their average."""
+    module, made, by_batch, by_epoch = make(seed, optimizer)
+    average, problem = Average(module), Problem()
+    spec = JobSpec(SAMPLES, BATCH, 3, shuffle=True)
+    for epoch in range(epochs):
+        for batch in np.split(permutation(spec, epoch), SAMPLES // BATCH):
+            made.zero_grad()
+            indices = torch.from_numpy(batch)
+            nn.functional.mse_loss(module(problem.inputs[indices]), problem.targets[indices]).backward()
+            made.step()
+            average.update(module)
+            by_batch.step()
+        by_epoch.step()
+    return module.state_dict(), average.values
+
+
+def main():
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--pause", type=float, default=0.0, help="Seconds that each iteration takes longer.")
+    parser.add_argument("--hold", type=Path, help="While there is this file, wait before an iteration.")
+    parser.add_argument("--micro-batch", type=int)
+    parser.add_argument(
+        "--out", type=Path, required=True, help="Beside it are .txt, a line a batch, and .pt."
+    )
+    options = parser.parse_args()
+
+    distributed.init_process_group("gloo")
+    module, optimizer, by_batch, by_epoch = make(options.seed, options.optimizer)
+    average = Average(module)
+    model = DistributedDataParallel(module)
+    loader = evenpace.torch.DataLoader(
+        Problem(), BATCH, shuffle=True, seed=3, micro_batch=options.micro_batch
+    )
+    evenpace.torch.balance(model, loader, optimizer, also=[average])
+    session = evenpace.session()
+    with options.out.with_suffix(".txt").open("a", buffering=1) as seen:
+        for _ in range(options.epochs):
+            for batch in loader:
+                now = session.assignment
+                ranks = f"{distributed.get_rank()} {distributed.get_world_size()}"
+                seen.write(f"{now.attempt} {now.iteration} {now.start} {now.count} {ranks}\n")
+                while options.hold is not None and options.hold.exists():
+                    time.sleep(0.01)
+                optimizer.zero_grad()
+                parts = evenpace.torch.micro_batches(batch) if options.micro_batch else (batch,)
+                for inputs, targets in parts:
+                    nn.functional.mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+                average.update(module)
+                by_batch.step()
+                time.sleep(options.pause)
+            by_epoch.step()
+    end = {"parameters": module.state_dict(), "average": average.values, "released": session.released}
+    torch.save(end, options.out.with_suffix(".part"))
+    os.replace(options.out.with_suffix(".part"), options.out.with_suffix(".pt"))
+
+
+if __name__ == "__main__":
+    main()

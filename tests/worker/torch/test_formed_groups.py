@@ -1,0 +1,138 @@
+"""DistributedDataParallel in groups that the manager forms: real processes, a real manager, gloo."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchsize_manager.client import ManagerClient
+from tests.scripts import train_formed_group as script
+from tests.services import manager_process
+from tests.worker.processes import processes
+
+SCRIPT = Path(script.__file__)
+SEEDS = {"a": 1, "b": 2, "c": 3, "d": 4}
+
+pytestmark = pytest.mark.slow
+
+
+class Run:
+    """Workers that train in one job.
+
+    Args:
+        folder: For their files.
+        manager: The manager's address.
+        wait_until: Waits for a condition.
+        arguments: Of the script.
+    """
+
+    def __init__(self, folder, manager, wait_until, *arguments):
+        self.hold = folder / "hold"
+        self._folder = folder
+        self._manager = manager
+        self._wait_until = wait_until
+        self._arguments = arguments
+        self._workers = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._stack.close()
+
+    def start(self, *names):
+        """Start workers, whose parameters differ at first."""
+        for name in names:
+            own = ("--seed", str(SEEDS[name]), "--hold", str(self.hold), *self._arguments)
+            given = processes(self._folder, self._manager, (), [name], script=SCRIPT, arguments=own)
+            self._workers |= self._stack.enter_context(given)
+
+    def seen(self, name):
+        """Return what a worker has begun: attempt, iteration, start, count, rank and size of each batch."""
+        file = self._folder / f"{name}.txt"
+        whole = file.read_text().rpartition("\n")[0] if file.exists() else ""
+        return [tuple(map(int, line.split())) for line in whole.splitlines()]
+
+    def reaches(self, name, iteration):
+        """Wait until a worker has begun an iteration."""
+        self._wait_until(
+            lambda: (
+                self._workers[name].poll() is not None
+                or (self.seen(name) and self.seen(name)[-1][1] >= iteration)
+            ),
+            f"iteration {iteration} of {name}",
+        )
+        assert self._workers[name].poll() is None, self.log(name)
+
+    def log(self, name):
+        """Return a worker's log."""
+        return (self._folder / f"{name}.log").read_text()
+
+    def end(self, name):
+        """Wait for a worker's good end, and return what it has saved."""
+        self._wait_until(lambda: self._workers[name].poll() is not None, f"the end of {name}")
+        assert self._workers[name].returncode == 0, self.log(name)[-3000:]
+        return torch.load(self._folder / f"{name}.pt")
+
+
+def bits(saved):
+    """Return parameters and average, to the last bit."""
+    tensors = [*saved["parameters"].values(), *saved["average"]]
+    return b"".join(tensor.numpy().tobytes() for tensor in tensors)
+
+
+def check_equal_to_one_process(saved, seed, optimizer="adam"):
+    """Check that parameters and average are those of one process with the first one's parameters."""
+    parameters, average = script.trained_alone(seed, optimizer)
+    for name, value in parameters.items():
+        assert (saved["parameters"][name] - value).abs().max() < 1e-12
+    for own, value in zip(saved["average"], average, strict=True):
+        assert (own - value).abs().max() < 1e-12
+
+
+def first_seed(run, names):
+    """Return the seed of the worker that had rank 0 at first."""
+    return next(SEEDS[name] for name in names if run.seen(name)[0][4] == 0)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_workers_without_a_launcher_train_as_one_process(tmp_path, wait_until, optimizer):
+    """Three workers, whose parameters differ at first, end with the same bits: those of rank 0's training."""
+    with (
+        manager_process("--workers", "3", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, "--optimizer", optimizer) as run,
+    ):
+        run.start("a", "b", "c")
+        ended = [run.end(name) for name in "abc"]
+        assert len({bits(saved) for saved in ended}) == 1
+        check_equal_to_one_process(ended[0], first_seed(run, "abc"), optimizer)
+        assert {line[5] for name in "abc" for line in run.seen(name)} == {3}
+
+
+@pytest.mark.parametrize("options", [(), ("--lookahead", "1")])
+def test_workers_join_and_are_drained(tmp_path, wait_until, options):
+    """Nobody is restarted; schedulers, options and what else the script has reach who joins."""
+    with (
+        manager_process("--workers", "2", "--policy", "even", *options) as manager,
+        Run(tmp_path, manager, wait_until, "--pause", "0.02") as run,
+        contextlib.closing(ManagerClient(manager)) as client,
+    ):
+        run.start("a", "b")
+        run.reaches("a", 12)
+        first = first_seed(run, "ab")
+        run.start("c")
+        run.reaches("c", 1)
+        assert run.seen("c")[0][1] > 12
+        run.reaches("a", run.seen("c")[0][1] + 3)
+        client.drain("default", "a")
+        drained = run.end("a")
+        assert "drained" in drained["released"]
+        ended = [run.end(name) for name in "bc"]
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], first)
+        sizes = [line[5] for line in run.seen("b")]
+        assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [2, 3, 2]
+        iterations = [line[1] for line in run.seen("b")]
+        assert iterations == list(range(60))

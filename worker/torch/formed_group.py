@@ -1,0 +1,170 @@
+"""PyTorch: a process group of gloo that is formed anew in each attempt of a job, under one model."""
+
+import datetime
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+from torch import distributed
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.nn.parallel import DistributedDataParallel
+
+from idl.errors import InvalidRequestError, UnavailableError
+from idl.exchange import Seat
+from worker.session import Session
+from worker.torch.training_state import TrainingState
+
+log = logging.getLogger(__name__)
+
+_FORM_SECONDS = datetime.timedelta(seconds=30)  # for all members of a group, which are there
+_REDUCE_SECONDS = datetime.timedelta(minutes=30)  # PyTorch's own; a straggler is no fault
+
+# Options of DistributedDataParallel that are not kept in a form which it could be made anew with.
+_REFUSED = ("mixed_precision", "_delay_all_reduce_params", "device_mesh", "bucket_cap_mb_list")
+
+
+class FormedGroup:
+    """The process group of a model in `DistributedDataParallel`, as the manager has it formed.
+
+    Args:
+        session: This worker's session.
+        model: The model.
+        state: What the training goes on with.
+        register: Registers the communication hook with the model.
+
+    Raises:
+        InvalidRequestError: The model has options with which it cannot be wrapped anew.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: DistributedDataParallel,
+        state: TrainingState,
+        register: Callable[[], None],
+    ) -> None:
+        for option in _REFUSED:
+            if getattr(model, option, None):
+                raise InvalidRequestError(
+                    f"{option.strip('_')}: DistributedDataParallel with it cannot be wrapped anew for "
+                    f"another group; leave it out, or start the workers by torchrun"
+                )
+        self._session = session
+        self._model = model
+        self._state = state
+        self._register = register
+        self._server: TCPStore | None = None
+
+    def serve(self, host: str) -> str:
+        """Serve a store for as long as this process lives, and return its address, HOST:PORT.
+
+        Args:
+            host: This machine's address as others reach it.
+        """
+        if self._server is None:
+            self._server = TCPStore(
+                host, 0, None, is_master=True, timeout=_FORM_SECONDS, wait_for_workers=False
+            )
+            _use_interface_of(host)
+        return f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
+
+    def form(self, attempt: int, seat: Seat) -> None:
+        """Form the group of an attempt, wrap the model anew, and have all members at the same state.
+
+        Raises:
+            UnavailableError: The group cannot be formed, as where a member has died since.
+            InvalidRequestError: The members' states differ nevertheless.
+        """
+        begun = time.perf_counter()
+        try:
+            group = self._connect(attempt, seat)
+            connected = time.perf_counter()
+            if seat.rank == seat.source:
+                self._state.send(group)
+            elif seat.source is not None:
+                self._state.receive(seat.source, group, keeps=not seat.lacks)
+            sent = time.perf_counter()
+            self._state.compare(group)
+        except RuntimeError as error:
+            raise UnavailableError(
+                f"the group of {seat.size} workers for attempt {attempt} could not be formed: {error}"
+            ) from error
+        distributed.distributed_c10d._set_pg_timeout(_REDUCE_SECONDS, group)
+        log.info(
+            "attempt %d: rank %d of %d; formed in %.0f ms, state %.0f ms, compared %.0f ms",
+            attempt,
+            seat.rank,
+            seat.size,
+            (connected - begun) * 1e3,
+            (sent - connected) * 1e3,
+            (time.perf_counter() - sent) * 1e3,
+            extra=self._session.log_fields(),
+        )
+
+    def _connect(self, attempt: int, seat: Seat) -> distributed.ProcessGroup:
+        model = self._model
+        for parameter in model.parameters():
+            parameter.grad = None  # which may be a view of the wrapper's buckets
+        # The old wrapper goes before its group, which it holds.
+        model.reducer._remove_autograd_hooks()
+        for holder in ("reducer", "logger", "process_group"):
+            setattr(model, holder, None)
+        distributed.destroy_process_group()
+        host, _, port = seat.store.rpartition(":")
+        host = host.strip("[]")
+        store = TCPStore(
+            host, int(port), None, is_master=False, timeout=_FORM_SECONDS, wait_for_workers=False
+        )
+        # A group is named by the number of those that its process has had, which differs among members.
+        distributed.distributed_c10d._world.group_count = 0
+        distributed.init_process_group(
+            "gloo",
+            store=PrefixStore(f"attempt-{attempt}", store),
+            rank=seat.rank,
+            world_size=seat.size,
+            timeout=_FORM_SECONDS,
+        )
+        _wrap(model)
+        self._register()
+        return model.process_group
+
+
+def _wrap(model: DistributedDataParallel) -> None:
+    """Make a wrapper anew, in place, in the present default group; its options and hooks stay."""
+    kept: dict[str, Any] = {
+        name: value for name, value in vars(model).items() if name.endswith(("_hooks", "_hooks_with_kwargs"))
+    }
+    training = model.training
+    names = ("forward_sync_buffers", "broadcast_buffers")  # in later and earlier versions of PyTorch
+    sync = next(name for name in names if hasattr(model, name))
+    default = getattr(model, "bucket_bytes_cap_default", False)
+    DistributedDataParallel.__init__(
+        model,
+        model.module,
+        device_ids=model.device_ids,
+        output_device=model.output_device,
+        dim=model.dim,
+        init_sync=False,
+        bucket_cap_mb=None if default else model.bucket_bytes_cap / 2**20,
+        find_unused_parameters=model.find_unused_parameters,
+        gradient_as_bucket_view=model.gradient_as_bucket_view,
+        static_graph=model.static_graph,
+        **{sync: getattr(model, sync)},
+    )
+    model.train(training)  # type: ignore[no-untyped-call]
+    for name, hooks in kept.items():
+        if isinstance(hooks, dict):
+            getattr(model, name).update(hooks)
+
+
+def _use_interface_of(host: str) -> None:
+    """Have gloo tell other members the address by which this machine reaches the manager."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(address.address.partition("%")[0] == host for address in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+            return

@@ -1,0 +1,172 @@
+"""PyTorch: all that a training goes on with, as one rank sends it to others, and as ranks compare it.
+
+That is the model's parameters and buffers, the optimiser's state and options, its learning-rate schedulers,
+and other objects with a state that a script has named.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from idl.errors import InvalidRequestError
+from worker.torch.schedules import Schedules
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """A tensor's shape and type, in the place of the tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class TrainingState:
+    """The state of one rank's training.
+
+    Args:
+        module: The model, without a wrapper.
+        optimizer: Its optimiser.
+        also: Other objects with `state_dict` and `load_state_dict`, in the same order on all ranks, such as
+            a `GradScaler` or an average of the weights.
+
+    Raises:
+        InvalidRequestError: One of the other objects lacks these methods.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, also: Sequence[Any] = ()) -> None:
+        for one in also:
+            if not callable(getattr(one, "state_dict", None)) or not hasattr(one, "load_state_dict"):
+                raise InvalidRequestError(
+                    f"also: {type(one).__name__} has no state_dict and load_state_dict, by which its state "
+                    f"could reach workers that join"
+                )
+        self._module = module
+        self._optimizer = optimizer
+        self._also = also
+        self._schedules = Schedules(optimizer)
+
+    @torch.no_grad()
+    def send(self, group: distributed.ProcessGroup) -> None:
+        """Send the state to all other ranks of a group, which call `receive`."""
+        schedulers, flat = self._schedules.found(), list[torch.Tensor]()
+        outline = _outlined(self._objects(schedulers), flat)
+        kinds = [type(scheduler).__name__ for scheduler in schedulers]
+        distributed.broadcast_object_list([(kinds, outline)], distributed.get_rank(group), group)
+        self._broadcast([*self._tensors(), *flat], distributed.get_rank(group), group)
+
+    @torch.no_grad()
+    def receive(self, source: int, group: distributed.ProcessGroup, *, keeps: bool) -> None:
+        """Receive the state that a rank of a group sends, and take it.
+
+        Args:
+            source: The rank.
+            group: The group.
+            keeps: Whether this rank has the same state already, and keeps its own.
+
+        Raises:
+            InvalidRequestError: The script has other schedulers than the sender's.
+        """
+        received: list[Any] = [None]
+        distributed.broadcast_object_list(received, source, group)
+        kinds, outline = received[0]
+        flat: list[torch.Tensor] = []
+        state = _filled(outline, flat)
+        own = list(self._tensors())
+        tensors = [torch.empty_like(tensor) for tensor in own] if keeps else own
+        self._broadcast([*tensors, *flat], source, group)
+        if keeps:
+            return
+        schedulers = self._schedules.found()
+        if kinds != [type(scheduler).__name__ for scheduler in schedulers]:
+            raise InvalidRequestError(
+                f"the optimiser has the schedulers {', '.join(kinds) or 'none'} on rank {source}, and "
+                f"{', '.join(type(one).__name__ for one in schedulers) or 'none'} here: make the same ones "
+                f"before the training, in the same order"
+            )
+        objects = (self._optimizer, *schedulers, *self._also)
+        for one, saved in zip(objects, state, strict=True):
+            one.load_state_dict(saved)
+
+    @torch.no_grad()
+    def compare(self, group: distributed.ProcessGroup) -> None:
+        """Compare parameters and the optimiser's state, by the sums of their bits, over all ranks of a group.
+
+        Raises:
+            InvalidRequestError: Ranks differ; on all ranks.
+        """
+        named = dict(self._compared())
+        sums = torch.stack([_bits(tensor) for tensor in named.values()])
+        everywhere = [torch.empty_like(sums) for _ in range(distributed.get_world_size(group))]
+        distributed.all_gather(everywhere, sums, group)
+        for number, name in enumerate(named):
+            by_value: dict[int, list[int]] = {}
+            for rank, of_rank in enumerate(everywhere):
+                by_value.setdefault(int(of_rank[number]), []).append(rank)
+            if len(by_value) > 1:
+                sides = " from ".join(f"ranks {', '.join(map(str, ranks))}" for ranks in by_value.values())
+                raise InvalidRequestError(
+                    f"{name} differs between workers that should have the same: {sides}; does the script "
+                    f"change it on some of them only? Restart the job from its checkpoint"
+                )
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from (parameter.data for parameter in self._module.parameters())
+        yield from self._module.buffers()
+
+    def _objects(self, schedulers: Sequence[LRScheduler]) -> list[Mapping[str, Any]]:
+        return [one.state_dict() for one in (self._optimizer, *schedulers, *self._also)]
+
+    def _compared(self) -> Iterator[tuple[str, torch.Tensor]]:
+        names: dict[torch.Tensor, str] = {p: name for name, p in self._module.named_parameters()}
+        yield from ((name, parameter.data) for parameter, name in names.items())
+        for parameter, state in self._optimizer.state.items():
+            for slot, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    yield f"the optimiser's {slot} of {names.get(parameter, 'a parameter')}", value
+
+    @staticmethod
+    def _broadcast(tensors: Sequence[torch.Tensor], source: int, group: distributed.ProcessGroup) -> None:
+        """Broadcast tensors of any type in place, all at once."""
+        flat = [tensor.contiguous().view(-1) for tensor in tensors if tensor.numel()]
+        works = [distributed.broadcast(one.view(torch.uint8), source, group, async_op=True) for one in flat]
+        for work in works:
+            work.wait()
+        for tensor, one in zip((t for t in tensors if t.numel()), flat, strict=True):
+            if tensor.data_ptr() != one.data_ptr():
+                tensor.copy_(one.view(tensor.shape))
+
+
+def _outlined(value: Any, flat: list[torch.Tensor]) -> Any:
+    """Return a nested state with outlines in the place of its tensors, which are added to `flat`."""
+    if isinstance(value, torch.Tensor):
+        flat.append(value.detach())
+        return _Outline(tuple(value.shape), value.dtype)
+    if isinstance(value, dict):
+        return {key: _outlined(one, flat) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_outlined(one, flat) for one in value)
+    return value
+
+
+def _filled(value: Any, flat: list[torch.Tensor]) -> Any:
+    """Return the state with new tensors in the place of outlines, which are added to `flat`."""
+    if isinstance(value, _Outline):
+        flat.append(torch.empty(value.shape, dtype=value.dtype))
+        return flat[-1]
+    if isinstance(value, dict):
+        return {key: _filled(one, flat) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_filled(one, flat) for one in value)
+    return value
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor's elements, taken as integers of their bits; of no elements, 0."""
+    whole = tensor.detach().contiguous().view(-1)
+    return whole.view(_BITS[whole.element_size()]).sum(dtype=torch.int64).cpu()
