@@ -272,12 +272,17 @@ class Session:
     def begin_iteration(self, instead: Assignment | None = None) -> None:
         """Note that the loop gets the samples of `assignment`, and measure from now on; loaders call it.
 
+        If there is another assignment afterwards, since the job was rewound, it is to be called again for it.
+
         Args:
             instead: What this worker computes in place of its assignment, in an experiment.
         """
         self.assignment = self._begun = instead or self.assignment
-        for act in self.before_batch:
-            act()
+        try:
+            for act in self.before_batch:
+                act()
+        except RewoundError as error:
+            self._recover(error)
         self.meter.begin_iteration()
 
     def finish_iteration(self, groups: Sequence[Group] | None = None) -> Assignment | None:

@@ -53,10 +53,10 @@ class Average:
             value.copy_(other)
 
 
-def make(seed, optimizer):
+def make(seed, optimizer, hidden=8):
     """Make a network, its optimiser, and schedulers that step by batch and by epoch."""
     torch.manual_seed(seed)
-    module = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    module = nn.Sequential(nn.Linear(FEATURES, hidden), nn.Tanh(), nn.Linear(hidden, 1)).double()
     if optimizer == "adam":
         made = torch.optim.Adam(module.parameters(), lr=0.02)
     else:
@@ -90,7 +90,8 @@ def main():
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--pause", type=float, default=0.0, help="Seconds that each iteration takes longer.")
-    parser.add_argument("--hold", type=Path, help="While there is this file, wait before an iteration.")
+    parser.add_argument("--hidden", type=int, default=8)
+    parser.add_argument("--change-alone", action="store_true", help="Change a parameter in iteration 5.")
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument(
         "--out", type=Path, required=True, help="Beside it are .txt, a line a batch, and .pt."
@@ -98,7 +99,7 @@ def main():
     options = parser.parse_args()
 
     distributed.init_process_group("gloo")
-    module, optimizer, by_batch, by_epoch = make(options.seed, options.optimizer)
+    module, optimizer, by_batch, by_epoch = make(options.seed, options.optimizer, options.hidden)
     average = Average(module)
     model = DistributedDataParallel(module)
     loader = evenpace.torch.DataLoader(
@@ -112,8 +113,8 @@ def main():
                 now = session.assignment
                 ranks = f"{distributed.get_rank()} {distributed.get_world_size()}"
                 seen.write(f"{now.attempt} {now.iteration} {now.start} {now.count} {ranks}\n")
-                while options.hold is not None and options.hold.exists():
-                    time.sleep(0.01)
+                if options.change_alone and now.iteration == 5:
+                    module[0].bias.data[0] += 1e-9
                 optimizer.zero_grad()
                 parts = evenpace.torch.micro_batches(batch) if options.micro_batch else (batch,)
                 for inputs, targets in parts:

@@ -131,6 +131,9 @@ class Slices:
             if assignment.batch_start == 0:
                 self._first_iteration[assignment.epoch] = assignment.iteration
             session.begin_iteration()
+            if session.assignment is not assignment:
+                assignment = session.assignment
+                continue
             yield self.slice_of(assignment)
             if session.exchange.loader_finishes:
                 session.finish_iteration()

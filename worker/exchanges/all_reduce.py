@@ -6,13 +6,15 @@ This module knows no framework: adapters reduce the gradients, and note here tha
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from idl.errors import EvenpaceError, InvalidRequestError, RewoundError
+from idl.errors import EvenpaceError, InvalidRequestError, RewoundError, UnavailableError
 from idl.exchange import FIXED_GROUP, FORMED_GROUP, Seat
 from idl.layout import Group
 from idl.plan import Assignment
 from worker.exchanges.base import Exchange
 from worker.job_recovery import Manager
 from worker.messages import Joined
+
+_MOST_FAILURES = 10  # to form a group; each may be another member's death
 
 
 class Former(Protocol):
@@ -27,7 +29,12 @@ class Former(Protocol):
         ...
 
     def form(self, attempt: int, seat: Seat) -> None:
-        """Form the group of an attempt, in which all members have the same state then."""
+        """Form the group of an attempt, in which all members have the same state then.
+
+        Raises:
+            UnavailableError: It cannot be formed.
+            InvalidRequestError: This worker's training is another one than the other members'.
+        """
         ...
 
 
@@ -52,10 +59,12 @@ class AllReduce:
         self._weighted_by: str | None = None  # the function that weighted the current iteration's gradient
         self._has_weighted = False
         self._former: Former | None = None
+        self._manager: Manager | None = None
         self._store = ""
         self._steps: int | None = None  # that the parameters have had; None before the first attempt
         self._place: tuple[int, int] | None = None  # epoch and end of the last step's batch
         self._formed: int | None = None  # the last attempt whose group was formed, with all of the state
+        self._failures = 0  # to form a group, one after the other
         self._next: tuple[int, Seat] | None = None  # of a group that is to be formed
 
     def form_groups_by(self, former: Former) -> None:
@@ -69,16 +78,24 @@ class AllReduce:
         end an epoch, or go through some that it has missed, and change options and schedules there.
 
         Raises:
-            UnavailableError: The group cannot be formed.
+            RewoundError: The group could not be formed, as where a member has died meanwhile; another attempt
+                has begun.
+            UnavailableError: It could not be formed in several attempts.
             InvalidRequestError: The members' states differ.
         """
-        if self._next is None or self._former is None:
+        if self._next is None or self._former is None or self._manager is None:
             return
         attempt, seat = self._next
         if seat.lacks:
             self._formed = None  # until all of the state has come
-        self._former.form(attempt, seat)
-        self._formed, self._next = attempt, None
+        try:
+            self._former.form(attempt, seat)
+        except UnavailableError as error:
+            self._failures += 1
+            if self._failures == _MOST_FAILURES:
+                raise
+            raise RewoundError(str(error), self._manager.recover(attempt)) from error
+        self._formed, self._next, self._failures = attempt, None, 0
 
     @classmethod
     def of(cls, exchange: Exchange, otherwise: str) -> "AllReduce":
@@ -170,6 +187,7 @@ class AllReduce:
                 f"the manager has lost this job's last iterations ({error}), and its workers keep the "
                 f"parameters themselves: restart the job from its checkpoint"
             ) from error
+        self._manager = manager
         if self._steps is None:
             self._steps = first or 0
         while True:

@@ -16,6 +16,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError
+from idl.exchange import FORMED_GROUP
 from worker.exchanges.all_reduce import AllReduce
 from worker.own_session import own_session
 from worker.session import Session
@@ -71,7 +72,8 @@ def balance(
     Raises:
         InvalidRequestError: The model is not in `DistributedDataParallel`, has synchronised batch
             normalisation, or has a communication hook already; the optimiser is another one; the session has
-            a parameter server; or, in a job with micro-batches, the loader has another model.
+            a parameter server; or, in a job with micro-batches or a group that the manager forms, the loader
+            has another model.
     """
     session = loader.session
     if not isinstance(model, DistributedDataParallel):
@@ -93,6 +95,12 @@ def balance(
             "balance was called before with this loader, whose micro-batches are those of one model, so that "
             "ranks would wait for each other: put the models into one module, in DistributedDataParallel, or "
             "leave out micro_batch="
+        )
+    forms = optimizer is not None and _is_alone(model)
+    if exchange.kind == FORMED_GROUP or (forms and loader.accumulation is not None):
+        raise InvalidRequestError(
+            "balance was called before: the manager has one group formed, for one model; put the models into "
+            "one module, in DistributedDataParallel, or start the workers by torchrun"
         )
     preconditioner = preconditioner_of(optimizer)
     device = next(model.parameters()).device
@@ -117,7 +125,7 @@ def balance(
         raise InvalidRequestError(
             f"balance needs to be the model's only communication hook: {error}"
         ) from error
-    if optimizer is not None and _is_alone(model):
+    if forms and optimizer is not None:
         state = TrainingState(model.module, optimizer, also)
         exchange.form_groups_by(FormedGroup(session, model, state, register))
         session.before_batch.append(exchange.form_group)

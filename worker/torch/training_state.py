@@ -6,6 +6,7 @@ and other objects with a state that a script has named.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ class TrainingState:
         schedulers, flat = self._schedules.found(), list[torch.Tensor]()
         outline = _outlined(self._objects(schedulers), flat)
         kinds = [type(scheduler).__name__ for scheduler in schedulers]
-        distributed.broadcast_object_list([(kinds, outline)], distributed.get_rank(group), group)
+        given = kinds, outline, self._layout()
+        distributed.broadcast_object_list([given], distributed.get_rank(group), group)
         self._broadcast([*self._tensors(), *flat], distributed.get_rank(group), group)
 
     @torch.no_grad()
@@ -70,11 +72,17 @@ class TrainingState:
             keeps: Whether this rank has the same state already, and keeps its own.
 
         Raises:
-            InvalidRequestError: The script has other schedulers than the sender's.
+            InvalidRequestError: The script has another model than the sender's, or other schedulers.
         """
         received: list[Any] = [None]
         distributed.broadcast_object_list(received, source, group)
-        kinds, outline = received[0]
+        kinds, outline, layout = received[0]
+        for theirs, ours in zip_longest(layout, self._layout()):
+            if theirs != ours:
+                raise InvalidRequestError(
+                    f"this worker's model is not the other workers': it has {ours or 'nothing more'} where "
+                    f"rank {source}'s has {theirs or 'nothing more'}"
+                )
         flat: list[torch.Tensor] = []
         state = _filled(outline, flat)
         own = list(self._tensors())
@@ -114,6 +122,11 @@ class TrainingState:
                     f"{name} differs between workers that should have the same: {sides}; does the script "
                     f"change it on some of them only? Restart the job from its checkpoint"
                 )
+
+    def _layout(self) -> list[str]:
+        """Describe the model's tensors, one after the other."""
+        named = [*self._module.named_parameters(), *self._module.named_buffers()]
+        return [f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in named]
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         yield from (parameter.data for parameter in self._module.parameters())

@@ -8,7 +8,7 @@ import torch
 
 from batchsize_manager.client import ManagerClient
 from tests.scripts import train_formed_group as script
-from tests.services import manager_process
+from tests.services import manager_process, restartable_manager
 from tests.worker.processes import processes
 
 SCRIPT = Path(script.__file__)
@@ -28,7 +28,6 @@ class Run:
     """
 
     def __init__(self, folder, manager, wait_until, *arguments):
-        self.hold = folder / "hold"
         self._folder = folder
         self._manager = manager
         self._wait_until = wait_until
@@ -42,10 +41,10 @@ class Run:
     def __exit__(self, *error):
         self._stack.close()
 
-    def start(self, *names):
-        """Start workers, whose parameters differ at first."""
+    def start(self, names, *arguments):
+        """Start workers, one for each letter, whose parameters differ at first."""
         for name in names:
-            own = ("--seed", str(SEEDS[name]), "--hold", str(self.hold), *self._arguments)
+            own = ("--seed", str(SEEDS[name]), *self._arguments, *arguments)
             given = processes(self._folder, self._manager, (), [name], script=SCRIPT, arguments=own)
             self._workers |= self._stack.enter_context(given)
 
@@ -69,6 +68,12 @@ class Run:
     def log(self, name):
         """Return a worker's log."""
         return (self._folder / f"{name}.log").read_text()
+
+    def fails(self, name):
+        """Wait for a worker's end with an error, and return its log."""
+        self._wait_until(lambda: self._workers[name].poll() is not None, f"the end of {name}")
+        assert self._workers[name].returncode == 1, self.log(name)[-3000:]
+        return self.log(name)
 
     def end(self, name):
         """Wait for a worker's good end, and return what it has saved."""
@@ -104,7 +109,7 @@ def test_workers_without_a_launcher_train_as_one_process(tmp_path, wait_until, o
         manager_process("--workers", "3", "--policy", "even") as manager,
         Run(tmp_path, manager, wait_until, "--optimizer", optimizer) as run,
     ):
-        run.start("a", "b", "c")
+        run.start("abc")
         ended = [run.end(name) for name in "abc"]
         assert len({bits(saved) for saved in ended}) == 1
         check_equal_to_one_process(ended[0], first_seed(run, "abc"), optimizer)
@@ -119,7 +124,7 @@ def test_workers_join_and_are_drained(tmp_path, wait_until, options):
         Run(tmp_path, manager, wait_until, "--pause", "0.02") as run,
         contextlib.closing(ManagerClient(manager)) as client,
     ):
-        run.start("a", "b")
+        run.start("ab")
         run.reaches("a", 12)
         first = first_seed(run, "ab")
         run.start("c")
@@ -136,3 +141,76 @@ def test_workers_join_and_are_drained(tmp_path, wait_until, options):
         assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [2, 3, 2]
         iterations = [line[1] for line in run.seen("b")]
         assert iterations == list(range(60))
+
+
+def test_micro_batches_with_exact_sums_give_the_same_bits(tmp_path, wait_until):
+    """Parameters that were trained through a join and a drain have the bits of those of one worker."""
+    ends = []
+    for changes in (False, True):
+        folder = tmp_path / str(changes)
+        folder.mkdir()
+        options = ("--policy", "even", "--exact")
+        with (
+            manager_process("--workers", "1", *options) as manager,
+            Run(folder, manager, wait_until, "--pause", "0.02", "--micro-batch", "5") as run,
+            contextlib.closing(ManagerClient(manager)) as client,
+        ):
+            run.start("a")
+            if changes:
+                run.reaches("a", 5)
+                run.start("b")
+                run.reaches("b", 1)
+                run.reaches("a", run.seen("b")[0][1] + 3)
+                client.drain("default", "a")
+                run.end("a")
+                assert {line[5] for line in run.seen("b")} == {1, 2}
+            ends.append(bits(run.end("b" if changes else "a")))
+    assert ends[0] == ends[1]
+
+
+def test_a_job_outlives_its_manager(tmp_path, wait_until):
+    """A manager that was killed and is started again with its state has another group formed."""
+    options = ("--workers", "2", "--policy", "even")
+    with (
+        restartable_manager(tmp_path / "state", *options) as manager,
+        Run(tmp_path, manager.address, wait_until, "--pause", "0.02") as run,
+    ):
+        run.start("ab")
+        run.reaches("a", 20)
+        manager.kill()
+        manager.start()
+        ended = [run.end(name) for name in "ab"]
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], first_seed(run, "ab"))
+        assert {line[0] for line in run.seen("a")} == {1, 2}
+
+
+def test_another_model_is_refused_alone(tmp_path, wait_until):
+    """Who joins with another model ends with an error that names the difference; the others go on."""
+    with (
+        manager_process("--workers", "2", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, "--pause", "0.02") as run,
+    ):
+        run.start("ab")
+        run.reaches("a", 10)
+        run.start("c", "--hidden", "9")
+        assert "it has 0.weight of shape (9, 6), torch.float64 where rank 0's has 0.weight of" in run.fails(
+            "c"
+        )
+        ended = [run.end(name) for name in "ab"]
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], first_seed(run, "ab"))
+
+
+def test_a_worker_that_changes_parameters_alone_is_noticed(tmp_path, wait_until):
+    """The next group's members compare their state; the error names the tensor and the ranks."""
+    with (
+        manager_process("--workers", "2", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, "--pause", "0.02") as run,
+    ):
+        run.start("a")
+        run.start("b", "--change-alone")
+        run.reaches("a", 10)
+        run.start("c")
+        for name in "ab":
+            assert "0.bias differs between workers that should have the same: ranks" in run.fails(name)
