@@ -119,6 +119,8 @@ class Regrouping:
         attempts.end(group.iteration, now)
         self._presence.begin_again(group.iteration, needed)
         group = form_group({name: arrivals[name] for name in members.staying}, self._first_iteration)
+        for member in members.by_name.values():
+            member.attempt = -1  # who is suspended is told of this attempt once it is heard of, and calls
         for name in group.names:
             members.by_name[name].attempt = members.by_name[name].grouped = number
         attempts.group = group

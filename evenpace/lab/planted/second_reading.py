@@ -125,7 +125,7 @@ PLANTED = (
             Change(
                 "batchsize_manager/job/job.py",
                 "                self.planner.batches.go_on(iteration, *place)\n",
-                "",
+                "                pass\n",
             ),
         ),
         "tests/batchsize_manager/job/test_machine.py -k 'change and lost'",

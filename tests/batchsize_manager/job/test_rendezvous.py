@@ -222,6 +222,19 @@ def test_who_is_frozen_before_it_arrives_is_not_waited_for():
     assert driver.seat("b") == (1, 3, "a:1", 0, True)
 
 
+def test_a_newcomer_that_is_frozen_in_its_first_rendezvous_is_told_of_it_later():
+    """It waits for the answer to its call, which nobody would give it."""
+    driver = running("a", total=30, silence=10.0)
+    driver.job.recover("a", "a", 1, driver.now)
+    driver.join("b", beats=True)
+    driver.arrive("a", 2, 0, 1)
+    driver.now = 11.0
+    driver.beat("a")
+    driver.job.tick(11.0)
+    assert driver.seat("a") == (0, 1, "a:1", None, False)
+    assert driver.job.heartbeat("b", "b", 0, 12.0) == 2
+
+
 def test_who_is_frozen_in_the_group_ends_it():
     """The others cannot reduce without it."""
     driver = running("a", "b", total=30, silence=10.0)

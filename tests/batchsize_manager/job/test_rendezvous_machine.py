@@ -63,6 +63,7 @@ class Worker:
         self.frozen = self.hung = False
         self.since = 0.0  # when it began to wait for its peers
         self.pushed = False
+        self.cut = False  # its connection broke since it called last
 
 
 class AnyChange(RuleBasedStateMachine):
@@ -171,13 +172,8 @@ class AnyChange(RuleBasedStateMachine):
         self.now += 1.5 * (pick % 2)
         self.job.tick(self.now)
         self.settle()
-        if self.workers.get(worker.name) is not worker:
-            return
-        if worker.arrives and not worker.frozen:
-            worker.must = worker.must or worker.attempt  # the call that waited is made again
-        elif worker.waiting and not worker.frozen:
-            self.call(worker, lambda: self.enter(worker))
-        else:
+        worker.cut = True
+        if self.workers.get(worker.name) is worker and not worker.frozen:
             self.call(worker, lambda: self.beat(worker))
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 11.0, 70.0]))
@@ -237,6 +233,12 @@ class AnyChange(RuleBasedStateMachine):
         self.now += 0.05
         if worker.frozen or worker.hung or self.workers.get(worker.name) is not worker:
             return
+        if worker.cut:  # the call that waited is made again
+            worker.cut = False
+            if worker.arrives:
+                worker.must = worker.must or worker.attempt
+            elif worker.waiting:
+                self.call(worker, lambda: self.enter(worker))
         if worker.must is not None:
             self.call(worker, lambda: self.rewind(worker))
             return
