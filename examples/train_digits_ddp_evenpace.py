@@ -1,6 +1,6 @@
 """The script train_digits_ddp.py with batches balanced by each process's speed; the loader is evenpace's.
 
-Start it with torchrun and `evenpace worker`, as docs/torch-distributed.md shows.
+Start it by `evenpace worker`, with torchrun or without, as docs/torch-distributed.md shows.
 """
 
 import torch
@@ -23,7 +23,7 @@ distributed.init_process_group("gloo")  # what PyTorch imports later may hold th
 model = DistributedDataParallel(model)
 loss_function = nn.CrossEntropyLoss()
 loader = evenpace.torch.DataLoader(train, batch_size=128, shuffle=True)
-model = evenpace.torch.balance(model, loader)
+model = evenpace.torch.balance(model, loader, optimizer)
 
 for _ in range(15):
     for batch, targets in loader:
