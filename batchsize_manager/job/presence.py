@@ -185,5 +185,6 @@ class Presence:
         self._members.check_room(worker, member.bounds, self._planner.batches.padded(len(self._members) + 1))
         self._attempts.begin_if_deserted()
         member.suspended, member.back_by, member.heard_at = True, None, now
+        member.arrival = None  # its call went with the connection
         self._members.by_name[worker] = member
         self._outbox.log(f"{worker} had not died; it is a member again", worker)

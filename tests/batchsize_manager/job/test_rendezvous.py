@@ -366,6 +366,24 @@ def test_a_lost_answer_is_given_again():
         assert driver.seat("a") == (0, 2, "a:1", 0, False)
 
 
+def test_who_was_cut_off_in_a_rendezvous_has_to_call_again():
+    """Its heartbeats alone do not bring it back, and it is not waited for longer than for a report."""
+    driver = running("a", total=30, report_timeout=60.0)
+    driver.finish("a")
+    driver.join("b", beats=True)
+    driver.finish("a")
+    driver.arrive("a", 2, 2, 1)
+    driver.job.disconnect("a", "a", 0.0)
+    driver.tick_at(1.5)
+    driver.beat("a")
+    driver.arrive("b", 2)
+    assert driver.must("a") == 2
+    driver.now = 70.0
+    driver.beat("a", "b")
+    driver.job.tick(70.0)
+    assert driver.job.attempts.failure
+
+
 def test_wrong_calls_are_refused():
     """With what is wrong, and what is allowed."""
     driver = Meeting("a", "b")
