@@ -375,6 +375,7 @@ class Session:
         first = None if self._training else self._first_iteration
         self.assignment = self.exchange.recover(self._membership, error, first)
         self.meter.restart()
+        self.norms.take()  # and drop it: the iteration under way may be done again
         self._note_release()
 
     def _note_release(self) -> None:

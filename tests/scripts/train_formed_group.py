@@ -14,7 +14,7 @@ import evenpace
 import evenpace.torch
 from idl.plan import JobSpec, permutation
 
-SAMPLES, BATCH, FEATURES = 240, 24, 6
+SAMPLES, BATCH, FEATURES = 240, 24, 6  # ten batches an epoch
 
 
 class Problem(torch.utils.data.Dataset):
@@ -66,13 +66,14 @@ def make(seed, optimizer, hidden=8):
     return module, made, by_batch, by_epoch
 
 
-def trained_alone(seed, optimizer="adam", epochs=6):
-    """Train in one process; return the parameters and their average."""
+def trained_alone(seed, optimizer="adam", epochs=6, iterations=None):
+    """Train in one process, for so many epochs or iterations; return the parameters and their average."""
     module, made, by_batch, by_epoch = make(seed, optimizer)
     average, problem = Average(module), Problem()
     spec = JobSpec(SAMPLES, BATCH, 3, shuffle=True)
-    for epoch in range(epochs):
-        for batch in np.split(permutation(spec, epoch), SAMPLES // BATCH):
+    whole, rest = divmod(epochs * spec.iterations_per_epoch if iterations is None else iterations, 10)
+    for epoch in range(whole + bool(rest)):
+        for batch in np.split(permutation(spec, epoch), 10)[: rest if epoch == whole else None]:
             made.zero_grad()
             indices = torch.from_numpy(batch)
             nn.functional.mse_loss(module(problem.inputs[indices]), problem.targets[indices]).backward()
@@ -83,6 +84,13 @@ def trained_alone(seed, optimizer="adam", epochs=6):
     return module.state_dict(), average.values
 
 
+def batches(loader, epochs, by_epoch):
+    """Yield all epochs' batches."""
+    for _ in range(epochs):
+        yield from loader
+        by_epoch.step()
+
+
 def main():
     """Train."""
     parser = argparse.ArgumentParser()
@@ -90,6 +98,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--pause", type=float, default=0.0, help="Seconds that each iteration takes longer.")
+    parser.add_argument("--stop", type=Path, help="A file that will say after how many iterations.")
     parser.add_argument("--hidden", type=int, default=8)
     parser.add_argument("--change-alone", action="store_true", help="Change a parameter in iteration 5.")
     parser.add_argument("--micro-batch", type=int)
@@ -108,22 +117,23 @@ def main():
     evenpace.torch.balance(model, loader, optimizer, also=[average])
     session = evenpace.session()
     with options.out.with_suffix(".txt").open("a", buffering=1) as seen:
-        for _ in range(options.epochs):
-            for batch in loader:
-                now = session.assignment
-                ranks = f"{distributed.get_rank()} {distributed.get_world_size()}"
-                seen.write(f"{now.attempt} {now.iteration} {now.start} {now.count} {ranks}\n")
-                if options.change_alone and now.iteration == 5:
-                    module[0].bias.data[0] += 1e-9
-                optimizer.zero_grad()
-                parts = evenpace.torch.micro_batches(batch) if options.micro_batch else (batch,)
-                for inputs, targets in parts:
-                    nn.functional.mse_loss(model(inputs), targets).backward()
-                optimizer.step()
-                average.update(module)
-                by_batch.step()
-                time.sleep(options.pause)
-            by_epoch.step()
+        for batch in batches(loader, options.epochs, by_epoch):
+            now = session.assignment
+            stop = options.stop
+            if stop is not None and stop.exists() and now.iteration >= int(stop.read_text()):
+                break
+            ranks = f"{distributed.get_rank()} {distributed.get_world_size()}"
+            seen.write(f"{now.attempt} {now.iteration} {now.start} {now.count} {ranks}\n")
+            if options.change_alone and now.iteration == 5:
+                module[0].bias.data[0] += 1e-9
+            optimizer.zero_grad()
+            parts = evenpace.torch.micro_batches(batch) if options.micro_batch else (batch,)
+            for inputs, targets in parts:
+                nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            average.update(module)
+            by_batch.step()
+            time.sleep(options.pause)
     end = {"parameters": module.state_dict(), "average": average.values, "released": session.released}
     torch.save(end, options.out.with_suffix(".part"))
     os.replace(options.out.with_suffix(".part"), options.out.with_suffix(".pt"))

@@ -28,6 +28,19 @@ class Former(Protocol):
         """
         ...
 
+    @property
+    def broken(self) -> str | None:
+        """Why the iteration under way does not count, in words; None where it does."""
+        ...
+
+    def begin_batch(self) -> None:
+        """Note the state before a batch; where the one before did not count, go back to that before it."""
+        ...
+
+    def cut(self, attempt: int) -> None:
+        """End all waits for other members in groups of earlier attempts; called by any thread."""
+        ...
+
     def form(self, attempt: int, seat: Seat) -> None:
         """Form the group of an attempt, in which all members have the same state then.
 
@@ -83,7 +96,10 @@ class AllReduce:
             UnavailableError: It could not be formed in several attempts.
             InvalidRequestError: The members' states differ.
         """
-        if self._next is None or self._former is None or self._manager is None:
+        if self._former is None or self._manager is None:
+            return
+        self._former.begin_batch()
+        if self._next is None:
             return
         attempt, seat = self._next
         if seat.lacks:
@@ -153,14 +169,22 @@ class AllReduce:
 
         Raises:
             InvalidRequestError: It was not.
+            RewoundError: It could not be reduced, and another attempt has begun.
         """
-        if self._weighted_by is None:
+        weighted_by, self._weighted_by, self.weighted_samples = self._weighted_by, None, 0
+        if self._former is not None and self._former.broken is not None:
+            assert self._manager is not None
+            assert self._formed is not None
+            raise RewoundError(
+                f"iteration {done.iteration} does not count: {self._former.broken}",
+                self._manager.recover(self._formed),
+            )
+        if weighted_by is None:
             raise InvalidRequestError(
                 f"iteration {done.iteration} was finished, but its gradient was not weighted: call "
                 f"balance(model, loader) once for a model in DistributedDataParallel, or scale each loss by "
                 f"weighted(loss) before its backward pass"
             )
-        self._weighted_by, self.weighted_samples = None, 0
         self._steps = done.iteration + 1
         self._place = None if done.batch_start is None else (done.epoch, done.batch_start + done.total)
 
@@ -174,7 +198,12 @@ class AllReduce:
         """Do nothing: an iteration without all ranks comes to nothing."""
 
     def fence(self, attempt: int) -> None:
-        """Do nothing: the job ends with the attempt."""
+        """End waits in groups of earlier attempts that the manager has formed; called by any thread.
+
+        In a fixed group nothing can be done, and the job ends with the attempt.
+        """
+        if self._former is not None:
+            self._former.cut(attempt)
 
     def recover(self, manager: Manager, error: RewoundError, first: int | None) -> Assignment | None:
         """Meet the other members in another attempt, whose group is formed before the next batch.

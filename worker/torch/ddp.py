@@ -127,7 +127,7 @@ def balance(
         ) from error
     if forms and optimizer is not None:
         state = TrainingState(model.module, optimizer, also)
-        exchange.form_groups_by(FormedGroup(session, model, state, register))
+        exchange.form_groups_by(FormedGroup(session, model, optimizer, state, register))
         session.before_batch.append(exchange.form_group)
     loader.accumulation = accumulation
     return model

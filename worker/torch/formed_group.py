@@ -3,11 +3,14 @@
 import datetime
 import logging
 import os
+import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 import psutil
+import torch
 from torch import distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
@@ -15,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.exchange import Seat
 from worker.session import Session
+from worker.torch.survivable_group import SurvivableGroup, connections, duplicates
 from worker.torch.training_state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,7 @@ class FormedGroup:
     Args:
         session: This worker's session.
         model: The model.
+        optimizer: Its optimiser.
         state: What the training goes on with.
         register: Registers the communication hook with the model.
 
@@ -43,6 +48,7 @@ class FormedGroup:
         self,
         session: Session,
         model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
         state: TrainingState,
         register: Callable[[], None],
     ) -> None:
@@ -57,6 +63,37 @@ class FormedGroup:
         self._state = state
         self._register = register
         self._server: TCPStore | None = None
+        self._lock = threading.Lock()
+        self._group: SurvivableGroup | None = None
+        self._attempt = -1  # that the group is of
+        self._over = 0  # attempts below this are over
+        _guard_step(optimizer, self)
+
+    @property
+    def broken(self) -> str | None:
+        """Why the iteration under way does not count, in words; None where it does."""
+        return None if self._group is None else self._group.broken
+
+    def cut(self, attempt: int) -> None:
+        """End all waits for other members in groups of earlier attempts than this; called by any thread."""
+        with self._lock:
+            self._over = max(self._over, attempt)
+            group = self._group if self._attempt < attempt else None
+        if group is not None:
+            group.cut()
+
+    def begin_batch(self) -> None:
+        """Go back to the state before a batch that did not count; else note the state before this one."""
+        if self.broken is None:
+            self._state.note()
+        else:
+            self._state.go_back()
+
+    def skip_step(self) -> None:
+        """Note what else the script will move in a batch that does not count; and drop its gradients."""
+        self._state.note_moving()
+        for parameter in self._model.parameters():
+            parameter.grad = None
 
     def serve(self, host: str) -> str:
         """Serve a store for as long as this process lives, and return its address, HOST:PORT.
@@ -81,6 +118,7 @@ class FormedGroup:
         begun = time.perf_counter()
         try:
             group = self._connect(attempt, seat)
+            assert group is not None
             connected = time.perf_counter()
             if seat.rank == seat.source:
                 self._state.send(group)
@@ -104,10 +142,14 @@ class FormedGroup:
             extra=self._session.log_fields(),
         )
 
-    def _connect(self, attempt: int, seat: Seat) -> distributed.ProcessGroup:
+    def _connect(self, attempt: int, seat: Seat) -> distributed.ProcessGroup | None:
         model = self._model
         for parameter in model.parameters():
             parameter.grad = None  # which may be a view of the wrapper's buckets
+        with self._lock:
+            before, self._group, self._attempt = self._group, None, attempt
+        if before is not None:
+            before.close()
         # The old wrapper goes before its group, which it holds.
         model.reducer._remove_autograd_hooks()
         for holder in ("reducer", "logger", "process_group"):
@@ -118,6 +160,7 @@ class FormedGroup:
         store = TCPStore(
             host, int(port), None, is_master=False, timeout=_FORM_SECONDS, wait_for_workers=False
         )
+        earlier = connections()
         # A group is named by the number of those that its process has had, which differs among members.
         distributed.distributed_c10d._world.group_count = 0
         distributed.init_process_group(
@@ -127,13 +170,36 @@ class FormedGroup:
             world_size=seat.size,
             timeout=_FORM_SECONDS,
         )
-        _wrap(model)
+        inner = distributed.group.WORLD
+        assert self._server is not None
+        made = duplicates(connections() - earlier, {self._server.port, int(port)})
+        with self._lock:
+            self._group = group = SurvivableGroup(inner, made)
+            is_over = self._over > attempt
+        if is_over:
+            group.cut()
+            raise UnavailableError(f"attempt {attempt} is over")
+        _wrap(model, group)
         self._register()
-        return model.process_group
+        return inner
 
 
-def _wrap(model: DistributedDataParallel) -> None:
-    """Make a wrapper anew, in place, in the present default group; its options and hooks stay."""
+def _guard_step(optimizer: torch.optim.Optimizer, group: FormedGroup) -> None:
+    """Let an optimiser take no step with the gradient of a batch that does not count."""
+    own = optimizer.step
+
+    # A plain function, bound: learning-rate schedulers unwrap and wrap the method.
+    def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        if group.broken is not None:
+            return group.skip_step()
+        return own() if closure is None else own(closure)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else those made before would warn
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def _wrap(model: DistributedDataParallel, group: distributed.ProcessGroup) -> None:
+    """Make a wrapper anew, in place, in another group; its options and hooks stay."""
     kept: dict[str, Any] = {
         name: value for name, value in vars(model).items() if name.endswith(("_hooks", "_hooks_with_kwargs"))
     }
@@ -148,6 +214,7 @@ def _wrap(model: DistributedDataParallel) -> None:
         output_device=model.output_device,
         dim=model.dim,
         init_sync=False,
+        process_group=group,
         bucket_cap_mb=None if default else model.bucket_bytes_cap / 2**20,
         find_unused_parameters=model.find_unused_parameters,
         gradient_as_bucket_view=model.gradient_as_bucket_view,

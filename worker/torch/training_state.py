@@ -4,6 +4,7 @@ That is the model's parameters and buffers, the optimiser's state and options, i
 and other objects with a state that a script has named.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -51,6 +52,28 @@ class TrainingState:
         self._optimizer = optimizer
         self._also = also
         self._schedules = Schedules(optimizer)
+        self._buffers: list[torch.Tensor] = []  # as they were before the batch
+        self._moving: list[Any] = []  # states of the other objects before the script moves them
+
+    @torch.no_grad()
+    def note(self) -> None:
+        """Note the buffers, which a forward pass moves, before a batch."""
+        self._buffers = [buffer.clone() for buffer in self._module.buffers()]
+
+    def note_moving(self) -> None:
+        """Note schedulers and the other objects, which a script moves after its optimiser's step."""
+        self._schedules.save()
+        self._moving = [copy.deepcopy(one.state_dict()) for one in self._also]
+
+    @torch.no_grad()
+    def go_back(self) -> None:
+        """Go back to what was noted."""
+        for buffer, before in zip(self._module.buffers(), self._buffers, strict=True):
+            buffer.copy_(before)
+        self._schedules.restore()
+        for one, state in zip(self._also, self._moving, strict=False):
+            one.load_state_dict(state)
+        self._moving = []
 
     @torch.no_grad()
     def send(self, group: distributed.ProcessGroup) -> None:

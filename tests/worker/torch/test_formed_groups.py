@@ -1,6 +1,7 @@
 """DistributedDataParallel in groups that the manager forms: real processes, a real manager, gloo."""
 
 import contextlib
+import signal
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,19 @@ class Run:
         """Return a worker's log."""
         return (self._folder / f"{name}.log").read_text()
 
+    def kill(self, name):
+        """Kill a worker, which has no time to do anything."""
+        self._workers[name].kill()
+        self._workers[name].wait()
+
+    def freeze(self, name):
+        """Freeze a worker."""
+        self._workers[name].send_signal(signal.SIGSTOP)
+
+    def thaw(self, name):
+        """Let a frozen worker go on."""
+        self._workers[name].send_signal(signal.SIGCONT)
+
     def fails(self, name):
         """Wait for a worker's end with an error, and return its log."""
         self._wait_until(lambda: self._workers[name].poll() is not None, f"the end of {name}")
@@ -88,9 +102,9 @@ def bits(saved):
     return b"".join(tensor.numpy().tobytes() for tensor in tensors)
 
 
-def check_equal_to_one_process(saved, seed, optimizer="adam"):
+def check_equal_to_one_process(saved, seed, optimizer="adam", epochs=6):
     """Check that parameters and average are those of one process with the first one's parameters."""
-    parameters, average = script.trained_alone(seed, optimizer)
+    parameters, average = script.trained_alone(seed, optimizer, epochs)
     for name, value in parameters.items():
         assert (saved["parameters"][name] - value).abs().max() < 1e-12
     for own, value in zip(saved["average"], average, strict=True):
@@ -214,3 +228,40 @@ def test_a_worker_that_changes_parameters_alone_is_noticed(tmp_path, wait_until)
         run.start("c")
         for name in "ab":
             assert "0.bias differs between workers that should have the same: ranks" in run.fails(name)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_is_killed_within_an_iteration(tmp_path, wait_until, rank):
+    """The others do the iteration again without it; whoever has rank 0 hosts the store of the group."""
+    with (
+        manager_process("--workers", "3", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, "--pause", "0.02") as run,
+    ):
+        run.start("abc")
+        run.reaches("a", 15)
+        first = first_seed(run, "abc")
+        killed = next(name for name in "abc" if run.seen(name)[-1][4] == rank)
+        run.kill(killed)
+        ended = [run.end(name) for name in "abc" if name != killed]
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], first)
+
+
+def test_a_worker_is_frozen_and_thaws(tmp_path, wait_until):
+    """It is passed over after the manager's silence, and takes the others' state when it is back."""
+    options = ("--workers", "3", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
+    with (
+        manager_process(*options) as manager,
+        Run(tmp_path, manager, wait_until, "--pause", "0.05", "--epochs", "12") as run,
+    ):
+        run.start("abc")
+        run.reaches("a", 15)
+        first = first_seed(run, "abc")
+        run.freeze("b")
+        run.reaches("a", run.seen("a")[-1][1] + 5)
+        run.thaw("b")
+        ended = [run.end(name) for name in "abc"]
+        assert len({bits(saved) for saved in ended}) == 1
+        check_equal_to_one_process(ended[0], first, epochs=12)
+        assert {line[5] for line in run.seen("a")} == {2, 3}
+        assert run.seen("b")[-1][5] == 3

@@ -1,0 +1,162 @@
+"""PyTorch: a process group of gloo's whose operations end without an error, also when a member has gone.
+
+A script's loop knows of no members that die. So where an operation of its forward or backward pass cannot be
+completed, it ends with whatever is there, and the group is *broken* from then on: the iteration does not
+count, and is done again in another group.
+"""
+
+import contextlib
+import ctypes
+import os
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import torch
+from torch import distributed
+from torch._C import _distributed_c10d as c10d
+
+_RECENT = 64  # operations that may not have ended although nobody waits for them any more
+_OWN_ERRORS_SECONDS = 0.05  # in which gloo's threads say what has broken, once their connections are cut
+_STUCK_SECONDS = 0.02  # in which they end
+
+
+class SurvivableGroup(distributed.ProcessGroup):
+    """A process group around one of gloo's.
+
+    Args:
+        inner: The group.
+        connections: Duplicates of its connections, by which it can be cut off.
+
+    Attributes:
+        broken: Why operations cannot be completed any more, in words; None while they can.
+    """
+
+    def __init__(self, inner: Any, connections: list[socket.socket]) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.broken: str | None = None
+        self._inner = inner
+        self._connections = connections
+        self._lock = threading.Lock()
+        self._open: dict[Any, Any] = {}  # futures that have not ended, with their results
+        self._works: deque[Any] = deque(maxlen=_RECENT)
+
+    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
+        """Return the backend's name."""
+        return "survivable gloo"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
+        """Reduce tensors over all ranks, in place."""
+        return self._run("allreduce", tensors, tensors, opts or distributed.AllreduceOptions())
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
+        """Broadcast tensors from a rank, in place."""
+        return self._run("broadcast", tensors, tensors, opts or distributed.BroadcastOptions())
+
+    def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
+        """Gather tensors from all ranks."""
+        return self._run("allgather", outputs, outputs, tensors, opts or c10d.AllgatherOptions())
+
+    def cut(self) -> None:
+        """Let all that waits for other ranks end, and break the group; may be called by any thread.
+
+        The connections alone would not do: a process that was frozen may wait for good in gloo (of 153 that
+        thawed, 16 did), which has missed that its connections were shut down.
+        """
+        self._shut()
+        if self._open:
+            time.sleep(_OWN_ERRORS_SECONDS)
+            with self._lock:
+                given_up, self._open = self._open, {}
+                if given_up:
+                    self._break("another attempt has begun")
+            for future, result in given_up.items():
+                future.set_result(result)
+
+    def close(self) -> None:
+        """Cut the connections; afterwards the group around which this one is may be destroyed."""
+        self._shut()
+        for connection in self._connections:
+            connection.close()
+        if any(not work.is_completed() for work in self._works):
+            time.sleep(_STUCK_SECONDS)
+        if any(not work.is_completed() for work in self._works):
+            # Its end would wait for gloo's threads, and they for its time-out: so it never ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._inner))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
+    def _shut(self) -> None:
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # it is closed
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _break(self, why: str) -> None:
+        self.broken = self.broken or why
+
+    def _run(self, operation: str, result: Any, *arguments: Any) -> Any:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        work = None
+        if self.broken is None:
+            try:
+                work = getattr(self._inner, operation)(*arguments)
+            except RuntimeError as error:
+                self._break(str(error))
+        if work is None:
+            future.set_result(result)
+            return _work(future)
+        with self._lock:
+            self._open[future] = result
+        self._works.append(work)
+
+        def ended(done: Any) -> None:
+            why = None
+            try:
+                done.value()
+            except RuntimeError as error:
+                why = str(error)
+            with self._lock:
+                if self._open.pop(future, None) is None:
+                    return  # it was given up
+                if why is not None:
+                    self._break(why)
+            future.set_result(result)
+
+        work.get_future().add_done_callback(ended)
+        return _work(future)
+
+
+def _work(future: Any) -> Any:
+    """Return the operation that ends with a future."""
+    return c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+
+
+def connections() -> set[tuple[int, str]]:
+    """Return this process's sockets: their descriptors, and what the kernel calls them."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was that of the folder, or was closed meanwhile
+            link = os.readlink(f"/proc/self/fd/{name}")
+            if link.startswith("socket:"):
+                found.add((int(name), link))
+    return found
+
+
+def duplicates(found: set[tuple[int, str]], ports: set[int]) -> list[socket.socket]:
+    """Duplicate the sockets that are connected to other ports than these, at either end.
+
+    gloo closes and reuses descriptors, and a process ends in which its listening socket is shut down.
+    """
+    kept = []
+    for descriptor, _ in found:
+        with contextlib.suppress(OSError):  # it was closed, or listens and has no peer
+            one = socket.socket(fileno=os.dup(descriptor))
+            try:
+                if not {one.getpeername()[1], one.getsockname()[1]} & ports:
+                    kept.append(one)
+                    continue
+            except (OSError, IndexError):  # as a Unix socket's names have no port
+                pass
+            one.close()
+    return kept
