@@ -53,10 +53,11 @@ class Average:
             value.copy_(other)
 
 
-def make(seed, optimizer, hidden=8):
+def make(seed, optimizer, hidden=8, *, norm=False):
     """Make a network, its optimiser, and schedulers that step by batch and by epoch."""
     torch.manual_seed(seed)
-    module = nn.Sequential(nn.Linear(FEATURES, hidden), nn.Tanh(), nn.Linear(hidden, 1)).double()
+    middle = (nn.BatchNorm1d(hidden), nn.Dropout(0.2)) if norm else ()
+    module = nn.Sequential(nn.Linear(FEATURES, hidden), *middle, nn.Tanh(), nn.Linear(hidden, 1)).double()
     if optimizer == "adam":
         made = torch.optim.Adam(module.parameters(), lr=0.02)
     else:
@@ -66,12 +67,12 @@ def make(seed, optimizer, hidden=8):
     return module, made, by_batch, by_epoch
 
 
-def trained_alone(seed, optimizer="adam", epochs=6, iterations=None):
-    """Train in one process, for so many epochs or iterations; return the parameters and their average."""
+def trained_alone(seed, iterations, optimizer="adam"):
+    """Train in one process; return the parameters and their average."""
     module, made, by_batch, by_epoch = make(seed, optimizer)
     average, problem = Average(module), Problem()
     spec = JobSpec(SAMPLES, BATCH, 3, shuffle=True)
-    whole, rest = divmod(epochs * spec.iterations_per_epoch if iterations is None else iterations, 10)
+    whole, rest = divmod(iterations, spec.iterations_per_epoch)
     for epoch in range(whole + bool(rest)):
         for batch in np.split(permutation(spec, epoch), 10)[: rest if epoch == whole else None]:
             made.zero_grad()
@@ -84,9 +85,9 @@ def trained_alone(seed, optimizer="adam", epochs=6, iterations=None):
     return module.state_dict(), average.values
 
 
-def batches(loader, epochs, by_epoch):
-    """Yield all epochs' batches."""
-    for _ in range(epochs):
+def batches(loader, by_epoch):
+    """Yield the batches of epoch after epoch; once this worker was released, there are none."""
+    while loader.session.released is None:
         yield from loader
         by_epoch.step()
 
@@ -95,10 +96,11 @@ def main():
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--pause", type=float, default=0.0, help="Seconds that each iteration takes longer.")
-    parser.add_argument("--stop", type=Path, help="A file that will say after how many iterations.")
+    parser.add_argument("--stop", type=Path, required=True, help="A file that will say when, by iterations.")
+    parser.add_argument("--norm", action="store_true", help="Have batch normalisation and dropout.")
+    parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
     parser.add_argument("--hidden", type=int, default=8)
     parser.add_argument("--change-alone", action="store_true", help="Change a parameter in iteration 5.")
     parser.add_argument("--micro-batch", type=int)
@@ -108,19 +110,20 @@ def main():
     options = parser.parse_args()
 
     distributed.init_process_group("gloo")
-    module, optimizer, by_batch, by_epoch = make(options.seed, options.optimizer, options.hidden)
+    module, optimizer, by_batch, by_epoch = make(
+        options.seed, options.optimizer, options.hidden, norm=options.norm
+    )
     average = Average(module)
-    model = DistributedDataParallel(module)
+    model = DistributedDataParallel(module, find_unused_parameters=options.find_unused)
     loader = evenpace.torch.DataLoader(
         Problem(), BATCH, shuffle=True, seed=3, micro_batch=options.micro_batch
     )
     evenpace.torch.balance(model, loader, optimizer, also=[average])
     session = evenpace.session()
     with options.out.with_suffix(".txt").open("a", buffering=1) as seen:
-        for batch in batches(loader, options.epochs, by_epoch):
+        for batch in batches(loader, by_epoch):
             now = session.assignment
-            stop = options.stop
-            if stop is not None and stop.exists() and now.iteration >= int(stop.read_text()):
+            if options.stop.exists() and now.iteration >= int(options.stop.read_text()):
                 break
             ranks = f"{distributed.get_rank()} {distributed.get_world_size()}"
             seen.write(f"{now.attempt} {now.iteration} {now.start} {now.count} {ranks}\n")

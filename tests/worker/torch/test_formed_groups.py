@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import string
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from tests.services import manager_process, restartable_manager
 from tests.worker.processes import processes
 
 SCRIPT = Path(script.__file__)
-SEEDS = {"a": 1, "b": 2, "c": 3, "d": 4}
+SEEDS = {name: number for number, name in enumerate(string.ascii_lowercase)}
+PAUSE = ("--pause", "0.02")
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +32,7 @@ class Run:
 
     def __init__(self, folder, manager, wait_until, *arguments):
         self._folder = folder
+        self._stop = folder / "stop"
         self._manager = manager
         self._wait_until = wait_until
         self._arguments = arguments
@@ -45,7 +48,7 @@ class Run:
     def start(self, names, *arguments):
         """Start workers, one for each letter, whose parameters differ at first."""
         for name in names:
-            own = ("--seed", str(SEEDS[name]), *self._arguments, *arguments)
+            own = ("--seed", str(SEEDS[name]), "--stop", str(self._stop), *self._arguments, *arguments)
             given = processes(self._folder, self._manager, (), [name], script=SCRIPT, arguments=own)
             self._workers |= self._stack.enter_context(given)
 
@@ -69,6 +72,21 @@ class Run:
     def log(self, name):
         """Return a worker's log."""
         return (self._folder / f"{name}.log").read_text()
+
+    def reached(self, names):
+        """Return the furthest iteration that one of these workers has begun; -1 for none."""
+        return max((seen[-1][1] for name in names if (seen := self.seen(name))), default=-1)
+
+    def end_all(self, names, after=5):
+        """Let these workers end after some iterations more, in the same one.
+
+        Returns:
+            What they have saved, and the number of iterations.
+        """
+        written = self._stop.with_suffix(".part")
+        written.write_text(str(self.reached(names) + after))
+        written.rename(self._stop)
+        return [self.end(name) for name in names], int(self._stop.read_text())
 
     def kill(self, name):
         """Kill a worker, which has no time to do anything."""
@@ -102,9 +120,9 @@ def bits(saved):
     return b"".join(tensor.numpy().tobytes() for tensor in tensors)
 
 
-def check_equal_to_one_process(saved, seed, optimizer="adam", epochs=6):
+def check_equal_to_one_process(saved, seed, iterations, optimizer="adam"):
     """Check that parameters and average are those of one process with the first one's parameters."""
-    parameters, average = script.trained_alone(seed, optimizer, epochs)
+    parameters, average = script.trained_alone(seed, iterations, optimizer)
     for name, value in parameters.items():
         assert (saved["parameters"][name] - value).abs().max() < 1e-12
     for own, value in zip(saved["average"], average, strict=True):
@@ -124,9 +142,10 @@ def test_workers_without_a_launcher_train_as_one_process(tmp_path, wait_until, o
         Run(tmp_path, manager, wait_until, "--optimizer", optimizer) as run,
     ):
         run.start("abc")
-        ended = [run.end(name) for name in "abc"]
-        assert len({bits(saved) for saved in ended}) == 1
-        check_equal_to_one_process(ended[0], first_seed(run, "abc"), optimizer)
+        run.reaches("a", 25)
+        ended, iterations = run.end_all("abc")
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first_seed(run, "abc"), iterations, optimizer)
         assert {line[5] for name in "abc" for line in run.seen(name)} == {3}
 
 
@@ -135,7 +154,7 @@ def test_workers_join_and_are_drained(tmp_path, wait_until, options):
     """Nobody is restarted; schedulers, options and what else the script has reach who joins."""
     with (
         manager_process("--workers", "2", "--policy", "even", *options) as manager,
-        Run(tmp_path, manager, wait_until, "--pause", "0.02") as run,
+        Run(tmp_path, manager, wait_until, *PAUSE) as run,
         contextlib.closing(ManagerClient(manager)) as client,
     ):
         run.start("ab")
@@ -146,39 +165,42 @@ def test_workers_join_and_are_drained(tmp_path, wait_until, options):
         assert run.seen("c")[0][1] > 12
         run.reaches("a", run.seen("c")[0][1] + 3)
         client.drain("default", "a")
-        drained = run.end("a")
-        assert "drained" in drained["released"]
-        ended = [run.end(name) for name in "bc"]
+        assert "drained" in run.end("a")["released"]
+        ended, iterations = run.end_all("bc")
         assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first)
+        check_equal_to_one_process(ended[0], first, iterations)
         sizes = [line[5] for line in run.seen("b")]
         assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [2, 3, 2]
-        iterations = [line[1] for line in run.seen("b")]
-        assert iterations == list(range(60))
+        assert [line[1] for line in run.seen("b")] == list(range(iterations))
 
 
 def test_micro_batches_with_exact_sums_give_the_same_bits(tmp_path, wait_until):
-    """Parameters that were trained through a join and a drain have the bits of those of one worker."""
+    """Through a join, a death and a drain they are those of one worker, also with batch normalisation."""
     ends = []
-    for changes in (False, True):
+    for changes in (True, False):
         folder = tmp_path / str(changes)
         folder.mkdir()
-        options = ("--policy", "even", "--exact")
         with (
-            manager_process("--workers", "1", *options) as manager,
-            Run(folder, manager, wait_until, "--pause", "0.02", "--micro-batch", "5") as run,
+            manager_process("--workers", "1", "--policy", "even", "--exact") as manager,
+            Run(folder, manager, wait_until, *PAUSE, "--micro-batch", "5", "--norm") as run,
             contextlib.closing(ManagerClient(manager)) as client,
         ):
             run.start("a")
+            run.reaches("a", 5)
             if changes:
-                run.reaches("a", 5)
-                run.start("b")
-                run.reaches("b", 1)
-                run.reaches("a", run.seen("b")[0][1] + 3)
+                run.start("bc")
+                for name in "bc":
+                    run.reaches(name, 1)
+                run.reaches("a", run.reached("bc") + 3)
+                run.kill("c")
+                run.reaches("a", run.reached("c") + 3)
                 client.drain("default", "a")
                 run.end("a")
-                assert {line[5] for line in run.seen("b")} == {1, 2}
-            ends.append(bits(run.end("b" if changes else "a")))
+                assert {line[5] for line in run.seen("b")} >= {2, 3}
+                (ended,), iterations = run.end_all("b")
+            else:
+                (ended,), _ = run.end_all("a", after=iterations - run.reached("a"))
+            ends.append(bits(ended))
     assert ends[0] == ends[1]
 
 
@@ -187,15 +209,16 @@ def test_a_job_outlives_its_manager(tmp_path, wait_until):
     options = ("--workers", "2", "--policy", "even")
     with (
         restartable_manager(tmp_path / "state", *options) as manager,
-        Run(tmp_path, manager.address, wait_until, "--pause", "0.02") as run,
+        Run(tmp_path, manager.address, wait_until, *PAUSE) as run,
     ):
         run.start("ab")
         run.reaches("a", 20)
         manager.kill()
         manager.start()
-        ended = [run.end(name) for name in "ab"]
+        run.reaches("a", run.reached("a") + 5)
+        ended, iterations = run.end_all("ab")
         assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first_seed(run, "ab"))
+        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
         assert {line[0] for line in run.seen("a")} == {1, 2}
 
 
@@ -203,24 +226,22 @@ def test_another_model_is_refused_alone(tmp_path, wait_until):
     """Who joins with another model ends with an error that names the difference; the others go on."""
     with (
         manager_process("--workers", "2", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, "--pause", "0.02") as run,
+        Run(tmp_path, manager, wait_until, *PAUSE) as run,
     ):
         run.start("ab")
         run.reaches("a", 10)
         run.start("c", "--hidden", "9")
-        assert "it has 0.weight of shape (9, 6), torch.float64 where rank 0's has 0.weight of" in run.fails(
-            "c"
-        )
-        ended = [run.end(name) for name in "ab"]
+        assert "it has 0.weight of shape (9, 6), torch.float64 where rank 0's has" in run.fails("c")
+        ended, iterations = run.end_all("ab")
         assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first_seed(run, "ab"))
+        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
 
 
 def test_a_worker_that_changes_parameters_alone_is_noticed(tmp_path, wait_until):
     """The next group's members compare their state; the error names the tensor and the ranks."""
     with (
         manager_process("--workers", "2", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, "--pause", "0.02") as run,
+        Run(tmp_path, manager, wait_until, *PAUSE) as run,
     ):
         run.start("a")
         run.start("b", "--change-alone")
@@ -235,33 +256,32 @@ def test_a_worker_is_killed_within_an_iteration(tmp_path, wait_until, rank):
     """The others do the iteration again without it; whoever has rank 0 hosts the store of the group."""
     with (
         manager_process("--workers", "3", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, "--pause", "0.02") as run,
+        Run(tmp_path, manager, wait_until, *PAUSE) as run,
     ):
         run.start("abc")
         run.reaches("a", 15)
         first = first_seed(run, "abc")
         killed = next(name for name in "abc" if run.seen(name)[-1][4] == rank)
         run.kill(killed)
-        ended = [run.end(name) for name in "abc" if name != killed]
+        others = "abc".replace(killed, "")
+        run.reaches(others[0], run.reached("abc") + 3)
+        ended, iterations = run.end_all(others)
         assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first)
+        check_equal_to_one_process(ended[0], first, iterations)
 
 
 def test_a_worker_is_frozen_and_thaws(tmp_path, wait_until):
     """It is passed over after the manager's silence, and takes the others' state when it is back."""
     options = ("--workers", "3", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
-    with (
-        manager_process(*options) as manager,
-        Run(tmp_path, manager, wait_until, "--pause", "0.05", "--epochs", "12") as run,
-    ):
+    with manager_process(*options) as manager, Run(tmp_path, manager, wait_until, *PAUSE) as run:
         run.start("abc")
         run.reaches("a", 15)
-        first = first_seed(run, "abc")
         run.freeze("b")
-        run.reaches("a", run.seen("a")[-1][1] + 5)
+        run.reaches("a", run.reached("abc") + 5)
         run.thaw("b")
-        ended = [run.end(name) for name in "abc"]
-        assert len({bits(saved) for saved in ended}) == 1
-        check_equal_to_one_process(ended[0], first, epochs=12)
+        run.reaches("b", run.reached("a"))
+        ended, iterations = run.end_all("abc")
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first_seed(run, "abc"), iterations)
         assert {line[5] for line in run.seen("a")} == {2, 3}
         assert run.seen("b")[-1][5] == 3

@@ -1,0 +1,121 @@
+"""Workers of DistributedDataParallel that die, freeze, are drained and join at random moments."""
+
+import contextlib
+import random
+import string
+import time
+
+import pytest
+
+from batchsize_manager.client import ManagerClient
+from tests.services import manager_process
+from tests.worker.torch.test_formed_groups import PAUSE, Run, bits, check_equal_to_one_process, first_seed
+
+MANAGER = ("--workers", "3", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
+SECONDS_FROZEN = (0.2, 4.0)  # shorter and longer than the manager's silence
+MOST, LEAST = 5, 3  # workers; of those that train, lest nobody is left that has the state
+
+pytestmark = pytest.mark.slow
+
+
+class Faults:
+    """Faults at random moments of a run.
+
+    Args:
+        run: The run, whose first three workers have been started.
+        client: A client of the manager.
+        seed: Of the moments and of what happens at each.
+    """
+
+    def __init__(self, run, client, seed):
+        self.happened = []
+        self.live = list("abc")
+        self._run = run
+        self._client = client
+        self._chance = random.Random(seed)
+        self._names = iter(string.ascii_lowercase[3:])
+        self._frozen = {}  # by name, when they thaw
+
+    def reached(self):
+        """Return the furthest iteration that a worker has begun which is not frozen."""
+        return self._run.reached([name for name in self.live if name not in self._frozen])
+
+    def happen(self, count, wait_until):
+        """Let so many faults happen, each once the job has gone on after the one before."""
+        while len(self.happened) < count:
+            kind = self._chance.choice(["kill", "freeze", "drain", "join"])
+            here = self.reached()
+            training = [n for n in self.live if self._trains(n) and self._run.seen(n)[-1][1] >= here - 1]
+            if kind == "join":
+                name = next(self._names, None) if len(self.live) < MOST else None
+                if name is None:
+                    continue
+                self.live.append(name)
+                self._run.start(name)
+            elif len(training) < LEAST:
+                wait_until(self._has_grown(here), "the job to go on")
+                continue
+            else:
+                getattr(self, f"_{kind}")(self._chance.choice(training))
+            self.happened.append(kind)
+            wait_until(self._has_grown(here + self._chance.randrange(12)), "the job to go on")
+        for name in list(self._frozen):
+            self._thaw(name)
+        here = self.reached()
+        wait_until(
+            lambda: all(self._run.reached(name) > here for name in self.live), "all to train who are left"
+        )
+
+    def _trains(self, name):
+        return name not in self._frozen and bool(self._run.seen(name))
+
+    def _has_grown(self, iteration):
+        def has_grown():
+            for name in [name for name, at in self._frozen.items() if at < time.monotonic()]:
+                self._thaw(name)
+            return self.reached() > iteration
+
+        return has_grown
+
+    def _kill(self, name):
+        self.live.remove(name)
+        self._run.kill(name)
+
+    def _drain(self, name):
+        self.live.remove(name)
+        self._client.drain("default", name)
+
+    def _freeze(self, name):
+        self._frozen[name] = time.monotonic() + self._chance.uniform(*SECONDS_FROZEN)
+        self._run.freeze(name)
+
+    def _thaw(self, name):
+        del self._frozen[name]
+        self._run.thaw(name)
+
+
+@pytest.mark.parametrize(
+    ("seed", "count", "manager", "script"),
+    [
+        (1, 10, (), ()),
+        pytest.param(2, 60, (), (), marks=pytest.mark.release),
+        pytest.param(3, 60, ("--lookahead", "1"), (), marks=pytest.mark.release),
+        pytest.param(4, 60, ("--exact",), ("--micro-batch", "5"), marks=pytest.mark.release),
+        pytest.param(5, 60, (), ("--find-unused",), marks=pytest.mark.release),
+    ],
+)
+def test_faults_at_random_do_not_change_the_parameters(tmp_path, wait_until, seed, count, manager, script):
+    """Whoever is there at the end has the same bits, and those of one process to rounding."""
+    with (
+        manager_process(*MANAGER, *manager) as address,
+        Run(tmp_path, address, wait_until, *PAUSE, *script) as run,
+        contextlib.closing(ManagerClient(address)) as client,
+    ):
+        run.start("abc")
+        run.reaches("a", 10)
+        first = first_seed(run, "abc")
+        faults = Faults(run, client, seed)
+        faults.happen(count, wait_until)
+        ended, iterations = run.end_all(faults.live, after=20)
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first, iterations)
