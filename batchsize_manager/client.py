@@ -1,5 +1,6 @@
 """Client for operators: asks a manager about its jobs, and changes how they are run."""
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import idl
@@ -101,6 +102,13 @@ class ManagerClient:
     def drain(self, job: str, worker: str) -> str:
         """Have a worker finish the iterations that it was assigned, then release it."""
         return self._control(job, worker=worker, drain=True)
+
+    def resize(self, job: str, workers: int, drain: Sequence[str] = ()) -> str:
+        """Have a job use another number of workers: drain those that are too many, or await others.
+
+        Those in `drain` leave first, the slowest after them.
+        """
+        return self._control(job, resizing=_wire.Resizing(workers, list(drain) or None))
 
     def remove(self, job: str, worker: str) -> str:
         """Take out a worker whose machine was given up, at once; another one may have its name."""

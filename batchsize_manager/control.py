@@ -6,6 +6,7 @@ The job's `operations` know what a change means for the job.
 from typing import Any
 
 from batchsize_manager.balancing import Balancing
+from batchsize_manager.job.job import Job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.policies import POLICIES_WITH_PREDICTOR
@@ -14,7 +15,7 @@ from idl import check
 from idl.errors import InvalidRequestError
 from idl.translation import read_bounds
 
-_CHANGES = ("balancing", "sizing", "total_batch_size", "bounds", "drain", "paused", "gone")
+_CHANGES = ("balancing", "sizing", "total_batch_size", "bounds", "drain", "paused", "gone", "resizing")
 
 
 def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> str:
@@ -47,7 +48,7 @@ def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> 
     if change == "balancing":
         return _rebalance(managed, request.balancing, learning, now)
     if change == "sizing":
-        return _resize(managed, request.sizing, now)
+        return _change_sizing(managed, request.sizing, now)
     if change == "total_batch_size":
         total = check.integer("total_batch_size", request.total_batch_size, 1, job.spec.dataset_size)
         return operations.change_batch_size(total, now)
@@ -61,6 +62,8 @@ def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> 
         if request.gone is not True:
             raise InvalidRequestError("gone false: a worker that is out cannot be kept; start it again")
         return operations.remove(worker, now)
+    if change == "resizing":
+        return _resize(job, request.resizing, now)
     return operations.pause(now) if request.paused else operations.resume(now)
 
 
@@ -87,7 +90,13 @@ def _rebalance(managed: ManagedJob, wanted: Any, learning: Learning, now: float)
     return managed.job.operations.change_policy(after, successor, _difference(before, after), now)
 
 
-def _resize(managed: ManagedJob, wanted: Any, now: float) -> str:
+def _resize(job: Job, wanted: Any, now: float) -> str:
+    workers = check.integer("resizing.workers", wanted.workers, 1, job.spec.dataset_size)
+    drained = [check.text("resizing.drain", name) for name in wanted.drain or ()]
+    return job.operations.resize(workers, drained, now)
+
+
+def _change_sizing(managed: ManagedJob, wanted: Any, now: float) -> str:
     job = managed.job
     before = job.planner.sizer.sizing
     sizes = before.batch_size

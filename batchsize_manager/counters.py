@@ -16,10 +16,11 @@ class JobTally:
         gone: Members that left or were taken out.
         left: Members that left by themselves, a part of `gone`.
         suspended: Times that a member was silent and others did its part.
+        group_changes: Seconds that changes of the members' group took (`GroupChange.until_step`).
     """
 
     def __init__(self) -> None:
-        self.durations = Histogram()
+        self.durations, self.group_changes = Histogram(), Histogram()
         self.samples = self.pieces = 0
         self.gone = self.left = self.suspended = 0
         self.processing = self.waiting = 0.0

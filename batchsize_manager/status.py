@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
 import idl
 from batchsize_manager.managed_job import ManagedJob
+from idl.exchange import PARAMETER_SERVER
 from idl.records import IterationRecord
 from idl.translation import wire_bounds, wire_history, wire_spec
 
@@ -23,7 +25,7 @@ def summary(managed: ManagedJob) -> Any:
         run=managed.run,
         state="ended" if managed.ending and not job.attempts.failure else job.state,
         reason=job.attempts.failure or managed.ending or job.attempts.why_recovering,
-        workers=managed.job.config.workers,
+        workers=job.members.wanted,
         members=len(job.members),
         iteration=job.iterations.first_open,
         attempt=job.attempts.number,
@@ -35,11 +37,15 @@ def summary(managed: ManagedJob) -> Any:
         age=time.monotonic() - managed.since,
         sizer=job.planner.sizer.name,
         sizing=job.planner.sizer.reason,
+        exchange=job.members.exchange or PARAMETER_SERVER,
+        group_size=None if job.attempts.group is None else len(job.attempts.group.names),
     )
 
 
 def status(managed: ManagedJob, events_after: int) -> Any:
     """A job, its members, and its events after one whose number is known."""
+    job = managed.job
+    ranks = job.attempts.ranks
     members = [
         _wire.MemberStatus(
             worker=member.worker,
@@ -50,15 +56,22 @@ def status(managed: ManagedJob, events_after: int) -> Any:
             iteration=member.iteration,
             silence=member.silence,
             device=member.device or None,
+            rank=ranks.get(member.worker),
         )
-        for member in managed.job.members.standings(time.monotonic())
+        for member in job.members.standings(time.monotonic())
     ]
     new = min(len(managed.log), max(0, managed.logged - 1 - events_after))
     events = [
         _wire.Event(number=managed.logged - new + i, at=at, text=text)
         for i, (at, text) in enumerate(islice(managed.log, len(managed.log) - new, None))
     ]
-    return _wire.StatusReply(summary=summary(managed), members=members, events=events)
+    changes = [_wire.GroupChange(**asdict(change)) for change in job.regrouping.changes]
+    return _wire.StatusReply(
+        summary=summary(managed),
+        members=members,
+        events=events,
+        changes=changes if job.members.regroups else None,
+    )
 
 
 def history(run: str, records: Sequence[IterationRecord]) -> Any:

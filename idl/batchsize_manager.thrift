@@ -293,8 +293,8 @@ struct JobSummary {
   2: string run                     // as in AssignmentReply
   3: string state                   // gathering, running, paused, recovering, failed or ended
   4: string reason                  // why, where it is recovering, has failed or ended; else empty
-  5: i64 workers                    // the number of workers that it starts with
-  6: i64 members                    // the number of workers at present
+  5: i64 workers                    // the number of workers that it starts with, or is to have since `resizing`
+  6: i64 members                    // the number of workers at present; others are awaited where `workers` is above it
   7: i64 iteration                  // the first iteration that is not complete
   8: i64 attempt                    // number of times that it was rewound; earlier iterations may be repeated
   9: string policy
@@ -305,6 +305,8 @@ struct JobSummary {
  14: double age                     // seconds for which this manager has held it
  15: string sizer                   // as in `evenpace manager --sizer`
  16: string sizing                  // why batches have the size that they have, in words; empty where it is not chosen
+ 17: string exchange                // the way in which gradients meet, as in JoinRequest
+ 18: optional i64 group_size        // members of the present attempt's group; only with formed_group, once it is decided
 }
 
 struct JobsReply {
@@ -326,6 +328,18 @@ struct MemberStatus {
   4: i64 iteration                  // the iteration that it works on, or would next
   5: double silence                 // seconds since its last call
   6: optional string device         // the kind of its device, as in JoinRequest; left out where it does not say
+  7: optional i64 rank              // in the present attempt's group, as in Group; left out where it is in none
+}
+
+/** A change of the group of a job with formed_group, after which an iteration was completed. */
+struct GroupChange {
+  1: i64 attempt                    // that began with it
+  2: i64 iteration                  // the first one of that attempt
+  3: i64 size                       // members of the new group
+  4: string why
+  5: double until_plan              // seconds from the end of the last iteration before the change until `iteration` was
+                                    // planned
+  6: double until_step              // seconds from that end until `iteration` was complete
 }
 
 /** An event of a job. */
@@ -339,6 +353,7 @@ struct StatusReply {
   1: JobSummary summary
   2: list<MemberStatus> members     // in the order of their slices
   3: list<Event> events             // the last 200 after `events_after`, oldest first
+  4: optional list<GroupChange> changes  // the latest 20 of the group, oldest first; only with formed_group
 }
 
 /** The policy by which batches are split from now on. */
@@ -357,7 +372,14 @@ struct Sizing {
   5: optional double similarity     // the threshold of similarity, above 0 and below 1
 }
 
-/** A change of a running job: exactly one of the fields 2, 3, 5, 6, 7, 8 and 9 is given. */
+/** Another number of workers. Those that are too many are drained, all at once; more are awaited, and may join. */
+struct Resizing {
+  1: i64 workers                    // that the job is to have, those that are leaving left out: 1 to the data set's size
+  2: optional list<string> drain    // the workers that leave first, no more than are too many. Left out, or where they are
+                                    // fewer: silent ones, then unmeasured ones, then the slowest
+}
+
+/** A change of a running job: exactly one of the fields 2, 3, 5, 6, 7, 8, 9 and 10 is given. */
 struct ControlRequest {
   1: string job
   2: optional Balancing balancing
@@ -368,6 +390,7 @@ struct ControlRequest {
   7: optional bool paused           // whether the job is to be paused, so that nothing more is planned
   8: optional bool gone             // take the worker out now, since its machine was given up; only true
   9: optional Sizing sizing
+ 10: optional Resizing resizing     // not with fixed_group, whose workers cannot leave or join
 }
 
 struct ControlReply {

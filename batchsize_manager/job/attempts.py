@@ -98,6 +98,13 @@ class Attempts:
         """Return whether a member is one of the present attempt's group."""
         return self.group is not None and member.grouped == self.number
 
+    @property
+    def ranks(self) -> dict[str, int]:
+        """The ranks of the members that are in the present attempt's group, by name."""
+        names = () if self.group is None else self.group.names
+        members = self._members.by_name
+        return {n: rank for rank, n in enumerate(names) if n in members and self.is_grouped(members[n])}
+
     def begin_if_deserted(self) -> None:
         """Begin another attempt if all members have gone, so that nobody is left to redo their parts."""
         members = self._members

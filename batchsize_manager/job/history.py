@@ -62,6 +62,16 @@ class History:
         return statistics.median([record.duration for record in latest] or [0.0])
 
 
+def typical_speeds(records: Iterable[IterationRecord]) -> dict[str, float]:
+    """Return the median speed of each worker that had samples in these iterations, in samples per second."""
+    speeds: dict[str, list[float]] = {}
+    for record in records:
+        for worker, speed in zip(record.workers, record.speeds.tolist(), strict=True):
+            if speed == speed:  # not NaN: it had samples
+                speeds.setdefault(worker, []).append(speed)
+    return {worker: statistics.median(own) for worker, own in speeds.items()}
+
+
 def surviving_records(records: Iterable[IterationRecord]) -> list[IterationRecord]:
     """Return those of all attempts' records that count, ascending by iteration.
 

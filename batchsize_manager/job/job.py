@@ -174,7 +174,7 @@ class Job:
         self.attempts.want(f"{worker} joins")
         if self.config.synchronisation.exact and (difference := self.members.device_difference(worker)):
             self.outbox.log(f"sums are exact, but {difference}: its gradients may differ in the last bits")
-        if self.members.started or len(self.members) >= self.config.workers:
+        if self.members.started or len(self.members) >= self.members.wanted:
             self.presence.changed()  # spared for thousands of members that join before the first plan
         self._advance(now)
 
@@ -413,6 +413,7 @@ class Job:
             self.operations.sizing,
             self.planner.sizer.name,
             self.members.exchange or PARAMETER_SERVER,
+            self.members.chosen,
         )
 
     @property
@@ -553,7 +554,7 @@ class Job:
         """
         if not self.members.started and not self.attempts.recovering:
             raise InvalidRequestError(
-                f"the job has not begun, with {len(self.members)} of {self.config.workers} workers: there is "
+                f"the job has not begun, with {len(self.members)} of {self.members.wanted} workers: there is "
                 f"nothing to go back from; wait for the first assignment"
             )
 
@@ -620,9 +621,10 @@ class Job:
         iterations = self.iterations
         for observations in iterations.complete(len(self.members), now):
             self.planner.observe(observations)
+        self.regrouping.note_step()
         iterations.forget_before(self._oldest_needed())
         if not self.members.started:
-            self.members.started = len(self.members) >= self.config.workers
+            self.members.started = len(self.members) >= self.members.wanted
             if self.members.started and self.members.regroups:
                 self.attempts.begin("the workers' first group is to be formed")
                 return

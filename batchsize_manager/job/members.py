@@ -101,6 +101,7 @@ class Members:
     Attributes:
         by_name: The members' states.
         started: Whether the job has had, at one time, the number of members with which it starts.
+        chosen: The number of members that an operator wants; None: the configuration's.
         exchange: The way in which members bring their gradients together, one of `idl.exchange`; None before
             the first has joined.
     """
@@ -108,6 +109,7 @@ class Members:
     def __init__(self, config: JobConfig, outbox: Outbox, is_busy: Callable[[str], bool]) -> None:
         self.by_name: dict[str, Member] = {}
         self.started = False
+        self.chosen: int | None = None
         self.exchange: str | None = None
         self._config = config
         self._outbox = outbox
@@ -124,6 +126,11 @@ class Members:
 
     def __contains__(self, worker: object) -> bool:
         return worker in self.by_name
+
+    @property
+    def wanted(self) -> int:
+        """The number of members that the job is to have: as many start it, and later ones are awaited."""
+        return self._config.workers if self.chosen is None else self.chosen
 
     @property
     def redoes(self) -> bool:

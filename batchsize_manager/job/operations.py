@@ -1,15 +1,16 @@
-"""Changes of a running job by operators: another policy, batch size or bounds, a drained worker, a pause.
+"""Changes of a running job by operators: another policy, batch size, bounds or number of workers, a pause.
 
 Parts that workers have been given stand; later iterations are planned again. Must not know who asked for a
 change, nor with what right.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.attempts import Attempts
 from batchsize_manager.job.effects import Outbox
+from batchsize_manager.job.history import typical_speeds
 from batchsize_manager.job.iterations import Iterations
 from batchsize_manager.job.members import DRAINED, Member, Members
 from batchsize_manager.job.planner import Planner
@@ -18,6 +19,8 @@ from batchsize_manager.policies import Policy
 from batchsize_manager.sizers import Sizing
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
+
+_MEASURED = 20  # latest iterations whose median speeds say which workers are slow
 
 REPLAYED = 500
 """The number of latest complete iterations that a new policy, or that of a restored job, observes first."""
@@ -156,23 +159,40 @@ class Operations:
                 f"worker {worker!r} cannot be drained: the others cannot take the batch of "
                 f"{self._planner.batch_size} samples without it"
             )
-        member.leaving = DRAINED
-        if self._members.regroups:
-            self._iterations.discard_undelivered()
-            self._attempts.want(f"{worker} is drained")
-            return self._done(f"drained {worker}, {self._from_here}", now)
-        if self._attempts.recovering:
-            return self._done(f"drained {worker}, {self._from_here}", now)
-        self._iterations.discard_undelivered()
-        last = self._iterations.planned - 1
-        if not self._members.redoes:  # nobody waits for its later parts: the present one is its last
-            last = min(member.assigned, last)
-            self._iterations.take_from(worker, redo=False, first=last + 1)
-        self._members.release({worker: DRAINED}, last)
-        self._presence.changed()
-        said = self._done(f"drained {worker}, {self._from_here}", now)
-        self._outbox.effects.answer = True  # it may wait for a part that it does not get any more
-        return said
+        self._release([worker])
+        return self._drained(f"drained {worker}, {self._from_here}", now)
+
+    def resize(self, workers: int, drained: Sequence[str], now: float) -> str:
+        """Have another number of members: release those that are too many, all at once, or await others.
+
+        Members that are leaving already do not count. A job that has not started starts with this number.
+
+        Args:
+            workers: The number of members.
+            drained: The names of members to release first, if any have to go. Then silent ones go, and those
+                that were cut off, then those that were not measured yet, then the slowest; of equals, the
+                one that joined last.
+            now: The time.
+        """
+        members = self._members
+        if members.reduce:
+            raise InvalidRequestError(
+                f"workers {workers}: the job's workers all-reduce in a group that something else has formed, "
+                f"such as torchrun, which nobody can leave or join; start the job again with {workers}"
+            )
+        present = [name for name, member in members.by_name.items() if not member.leaving]
+        leaving = self._that_leave(present, workers, drained)
+        self._check_size(workers, len(present), leaving)
+        before, members.chosen = members.wanted, workers
+        what = f"resized the job from {before} to {workers} workers"
+        if leaving:
+            self._release(leaving)
+            what += f", and drained {', '.join(leaving)}, {self._from_here}"
+        elif workers > len(present):
+            what += f", of whom {workers - len(present)} {_are(workers - len(present))} awaited"
+        if not members.started:
+            self._presence.changed()  # it may start with those who are there
+        return self._drained(what, now)
 
     def remove(self, worker: str, now: float) -> str:
         """Take out a member at once that an operator knows to be gone; its name is free then."""
@@ -208,6 +228,70 @@ class Operations:
             return f"from attempt {self._attempts.number} on"
         return f"from iteration {self._iterations.planned} on"
 
+    def _that_leave(self, present: Sequence[str], workers: int, drained: Sequence[str]) -> list[str]:
+        """Return the names of the members that leave if `workers` of those `present` stay; see `resize`."""
+        for name in drained:
+            if self._named(name).leaving:
+                raise InvalidRequestError(f"worker {name!r} is leaving already")
+        many = max(0, len(present) - workers)
+        named = list(dict.fromkeys(drained))
+        if len(named) > many:
+            raise InvalidRequestError(
+                f"drain {', '.join(named)}: of {len(present)} workers {many or 'none'} would leave for "
+                f"{workers} to stay; name no more than that"
+            )
+        speeds = typical_speeds(self._iterations.history.latest(_MEASURED))
+        rank = {name: i for i, name in enumerate(present)}
+        known = self._members.by_name
+
+        def order(name: str) -> tuple[bool, float, int]:
+            is_heard = not known[name].suspended and known[name].back_by is None
+            return is_heard, speeds.get(name, 0.0), -rank[name]
+
+        return [*named, *sorted(set(present) - set(named), key=order)][:many]
+
+    def _check_size(self, workers: int, present: int, leaving: Collection[str]) -> None:
+        """Check that a number of members can take a batch, and that each of them can have a part of it."""
+        planner, batches = self._planner, self._planner.batches
+        minima = [m.bounds.minimum for n, m in self._members.by_name.items() if n not in leaving]
+        newcomers = max(0, workers - present)
+        total = batches.padded(workers)
+        if sum(minima) + newcomers * batches.spec.unit > total:
+            raise InvalidRequestError(
+                f"workers {workers}: a batch of {total} samples is too small for so many, with "
+                f"{batches.spec.unit} at least for each newcomer and the bounds of those present"
+            )
+        if workers <= present and not planner.can_do_without(leaving):
+            raise InvalidRequestError(
+                f"workers {workers}: those that stay cannot take the batch of {planner.batch_size} samples "
+                f"without {', '.join(leaving) or 'others'}"
+            )
+
+    def _release(self, workers: Sequence[str]) -> None:
+        """Release members after the last part that each of them was given, all at once."""
+        members, iterations = self._members, self._iterations
+        for worker in workers:
+            members.by_name[worker].leaving = DRAINED
+        if members.regroups:
+            iterations.discard_undelivered()
+            self._attempts.want(f"{', '.join(workers)} {_are(len(workers))} drained")
+            return
+        if self._attempts.recovering:
+            return
+        iterations.discard_undelivered()
+        for worker in workers:
+            last = iterations.planned - 1
+            if not members.redoes:  # nobody waits for its later parts: the present one is its last
+                last = min(members.by_name[worker].assigned, last)
+                iterations.take_from(worker, redo=False, first=last + 1)
+            members.release({worker: DRAINED}, last)
+        self._presence.changed()
+
+    def _drained(self, what: str, now: float) -> str:
+        said = self._done(what, now)
+        self._outbox.effects.answer = True  # they may wait for parts that they do not get any more
+        return said
+
     def _named(self, worker: str) -> Member:
         member = self._members.by_name.get(worker)
         if member is None:
@@ -219,3 +303,7 @@ class Operations:
         self._outbox.log(said)
         self._advance(now)
         return said
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

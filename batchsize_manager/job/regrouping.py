@@ -4,6 +4,9 @@ Members call `rewind` for a rendezvous, at which the group is decided from what 
 manager keeps nothing of a group beyond its attempt, so that a restarted one decides alike.
 """
 
+from collections import deque
+from dataclasses import dataclass
+
 from batchsize_manager.job.attempts import Attempts
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.iterations import Iterations
@@ -12,6 +15,29 @@ from batchsize_manager.job.planner import Planner
 from batchsize_manager.job.presence import Presence
 from batchsize_manager.job.rendezvous import Arrival, form_group, newest
 from idl.errors import InvalidRequestError
+
+_CHANGES = 20  # latest ones that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """A change of the members' group, and what it has cost, by the job's clock.
+
+    Attributes:
+        attempt: The attempt that began with it.
+        iteration: The attempt's first iteration.
+        size: Number of members of the new group.
+        why: The reason in words.
+        until_plan: Seconds from the end of the last iteration before it until `iteration` was planned.
+        until_step: Seconds from that end until `iteration` was complete.
+    """
+
+    attempt: int
+    iteration: int
+    size: int
+    why: str
+    until_plan: float
+    until_step: float
 
 
 class Regrouping:
@@ -25,6 +51,10 @@ class Regrouping:
         presence: The job's changes of membership.
         outbox: Collects the effects.
         first_iteration: The job's first iteration, before which no member has any state.
+
+    Attributes:
+        changes: The latest changes of the group after which an iteration was completed, oldest first. One
+            that another change has followed before that counts as a part of the later one.
     """
 
     def __init__(
@@ -44,6 +74,8 @@ class Regrouping:
         self._presence = presence
         self._outbox = outbox
         self._first_iteration = first_iteration
+        self.changes: deque[GroupChange] = deque(maxlen=_CHANGES)
+        self._changing: tuple[str, float] | None = None  # why, and when the last iteration before had ended
 
     def arrive(
         self,
@@ -115,6 +147,11 @@ class Regrouping:
         needed = not arrivals.keys() - group.lacking - drained and self._planner.can_do_without(drained)
         if group.place is not None:
             self._planner.batches.go_on(group.iteration, *group.place)
+        why, ended = attempts.why_recovering, self._iterations.completed_at
+        if self._changing is not None:
+            self._changing = why, self._changing[1]
+        elif self._iterations.history.last is not None:
+            self._changing = why, ended
         self._iterations.record_interrupted(group.iteration, now)
         attempts.end(group.iteration, now)
         self._presence.begin_again(group.iteration, needed)
@@ -126,9 +163,26 @@ class Regrouping:
         attempts.group = group
         said = f"attempt {number} begins at iteration {group.iteration}, with {len(group.names)} workers"
         source = "" if group.source is None else f" and the state of {group.names[group.source]}"
-        self._outbox.log(said + source)
+        self._outbox.log(f"{said}{source}: {why}")
         if needed:
             attempts.want(f"{', '.join(sorted(drained))}: drained once the others have its state")
+
+    def note_step(self) -> None:
+        """Note what the last change has cost, once the first iteration of its group is complete."""
+        group, number = self._attempts.group, self._attempts.number
+        if self._changing is None or group is None or self._iterations.first_open <= group.iteration:
+            return
+        (why, ended), self._changing = self._changing, None
+        until_step = self._iterations.completed_at - ended
+        first = self._iterations.history.page(group.iteration, 1)[0]
+        until_plan = max(0.0, until_step - first.duration)
+        change = GroupChange(number, group.iteration, len(group.names), why, until_plan, until_step)
+        self.changes.append(change)
+        self._outbox.tally.group_changes.add(until_step)
+        self._outbox.log(
+            f"the change to the group of attempt {number} took {until_step:.3g} s from the end of one "
+            f"iteration to that of the next, of which {until_plan:.3g} s until this was planned: {why}"
+        )
 
     @property
     def _drained(self) -> set[str]:

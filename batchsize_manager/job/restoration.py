@@ -45,7 +45,7 @@ def restore_job(
     if state.sizing is not None:
         job.operations.sizing = state.sizing
         job.planner.sizer.use(state.sizing)
-    job.members.started = state.started
+    job.members.started, job.members.chosen = state.started, state.workers
     if (job.members.started or not job.members) and not job.planner.can_do_without(()):
         job.presence.awaited_until = now + config.keep
     job.presence.changed()

@@ -49,6 +49,7 @@ class JobState:
         sizing: The way to choose the batch's size that an operator has chosen; None: the manager's own.
         sizer: Name of the sizer, whoever has chosen it, for those who read the state; None: it is not known.
         exchange: The way in which its workers exchange gradients, one of `idl.exchange`.
+        workers: The number of workers that an operator wants; None: the manager's own.
 
     Raises:
         ValueError: A number is out of its range.
@@ -67,6 +68,7 @@ class JobState:
     sizing: Sizing | None = None
     sizer: str | None = None
     exchange: str = PARAMETER_SERVER
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         if any(member.unreleasable for member in self.members):
@@ -75,6 +77,8 @@ class JobState:
             raise ValueError(f"exchange {self.exchange!r}: must be one of {', '.join(EXCHANGES)}")
         check.integer("attempt", self.attempt, 0, _MOST)
         check.integer("batch_size", self.batch_size, 1, self.spec.dataset_size)
+        if self.workers is not None:
+            check.integer("workers", self.workers, 1, self.spec.dataset_size)
         if not self.batch_changes:
             raise ValueError("batch_changes: must have one at least")
         check.integer("first_iteration", self.first_iteration, 0, _MOST)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.policies import POLICIES
@@ -29,12 +30,17 @@ def _asks_manager(function: Callable[..., str]) -> Callable[..., None]:
     @as_client
     @functools.wraps(function)
     def command(manager: Where, credentials: Credentials | None, **others: Any) -> None:
-        from batchsize_manager.client import ManagerClient
-
-        with user_mistakes(), ManagerClient(manager, credentials) as client:
-            click.echo(function(client, **others))
+        click.echo(_ask(manager, credentials, lambda client: function(client, **others)))
 
     return command
+
+
+def _ask(manager: Where, credentials: Credentials | None, change: Callable[[Any], str]) -> str:
+    """Have a manager make a change by a `ManagerClient`; return what was done."""
+    from batchsize_manager.client import ManagerClient
+
+    with user_mistakes(), ManagerClient(manager, credentials) as client:
+        return change(client)
 
 
 @click.group()
@@ -191,17 +197,50 @@ def _resume(client: Any, name: str) -> str:
 
 
 @job.command("resize")
-@example("evenpace job resize digits 8 --address 10.0.0.1:6379")
+@example("evenpace job resize digits 3 --drain w2")
+@click.option(
+    "--drain",
+    default="",
+    metavar="W1,W2",
+    help="Workers that leave first, if any have to.  [default: silent ones, then the slowest]",
+)
+@click.option(
+    "--manager",
+    type=PLACES,
+    default=None,
+    help=f"The BatchSizeManager that runs the job, where it is not on Ray.  [default: {MANAGER}]",
+)
 @RAY_ADDRESS
+@as_client
 @click.argument("name", metavar="JOB")
 @click.argument("workers", type=click.IntRange(1))
-def _resize(address: str | None, name: str, workers: int) -> None:
-    """Have a JOB on a Ray cluster use up to so many WORKERS.
+@click.pass_context
+def _resize(
+    context: click.Context,
+    manager: Where | None,
+    address: str | None,
+    credentials: Credentials | None,
+    name: str,
+    workers: int,
+    drain: str,
+) -> None:
+    """Have a JOB use so many WORKERS.
 
-    More are used as soon as there are nodes for them; those that are too many are drained.
+    Those that are too many are drained, all at once. Where they are too few, others are awaited: the job goes
+    on meanwhile, and they may join at any time. A job on a Ray cluster, which --address tells, uses up to so
+    many: more as soon as there are nodes for them.
     """
+    drained = [one.strip() for one in drain.split(",") if one.strip()]
+    if address is None or manager is not None:
+        if context.get_parameter_source("address") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--manager and --address: give the one that runs the job")
+        where = PLACES(MANAGER) if manager is None else manager
+        click.echo(_ask(where, credentials, lambda client: client.resize(name, workers, drained)))
+        return
+    if drained:
+        raise click.UsageError("--drain: on Ray, the workers with the highest numbers are drained")
     from scheduler.ray import cluster
 
-    with cluster.connection(address or "auto"):
+    with cluster.connection(address):
         cluster.find(name).resize(workers)
     click.echo(f"job {name} uses up to {workers} {'worker' if workers == 1 else 'workers'} from now on")

@@ -23,7 +23,7 @@ _TIMEOUT = 5.0  # seconds for each answer
 _CATCHING_UP = 10.0  # seconds in which a long job's past is read, at most
 _SUMMARY = (
     *("job", "run", "state", "reason", "workers", "members", "iteration", "attempt", "policy", "predictor"),
-    *("mode", "batch_size", "sizer", "sizing", "age"),
+    *("mode", "batch_size", "sizer", "sizing", "exchange", "group_size", "age"),
 )
 
 _manager = click.option(
@@ -126,6 +126,7 @@ def _for_json(feed: "Feed", manager: str) -> dict[str, Any]:
 
 
 def _job_for_json(job: "FollowedJob") -> dict[str, Any]:
+    from evenpace.overview.feed import change_values
     from idl.translation import read_spec
 
     summary = job.summary
@@ -140,6 +141,7 @@ def _job_for_json(job: "FollowedJob") -> dict[str, Any]:
                 "state": member.state,
                 "iteration": member.iteration,
                 "silence": member.silence,
+                "rank": member.rank,
                 "minimum": member.bounds.minimum,
                 "maximum": member.bounds.maximum,
                 "granularity": member.bounds.granularity,
@@ -147,5 +149,6 @@ def _job_for_json(job: "FollowedJob") -> dict[str, Any]:
             }
             for member in job.members
         ],
+        "group_changes": [change_values(change) for change in job.changes],
         "events": [{"number": one.number, "at": one.at, "text": one.text} for one in job.events],
     }

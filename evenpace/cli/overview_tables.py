@@ -45,6 +45,8 @@ class Shown:
         behind: Number of iterations that the figures lack.
         events: Last `Event`s of the wire, oldest first.
         durations: Durations of the last iterations, in seconds.
+        ranks: The workers' ranks in the group that the manager has formed, by name.
+        changes: Last `GroupChange`s of the wire, oldest first.
     """
 
     summary: Any
@@ -52,13 +54,15 @@ class Shown:
     behind: int
     events: list[Any]
     durations: list[float]
+    ranks: Mapping[str, int]
+    changes: Sequence[Any]
 
 
 def shown(job: FollowedJob, limit: int | None = None) -> Shown:
     """Return a job as it is now, with its `limit` slowest workers; None for all."""
     last = job.view.timeline(points=_BARS_KEPT, first=job.view.last - _BARS_KEPT + 1).durations
     figures = job.view.figures(job.states, limit)
-    return Shown(job.summary, figures, job.behind, list(job.events), last)
+    return Shown(job.summary, figures, job.behind, list(job.events), last, job.ranks, list(job.changes))
 
 
 def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> Table:
@@ -104,7 +108,7 @@ def details(job: Shown, width: int) -> RenderableType:
 
 
 def head(job: Shown) -> list[Text]:
-    """Draw a job's state, its sums, its gradient noise and the choice of its batch size, in a line each."""
+    """Draw a job's state, sums, gradient noise, changes of its group, and batch size, in a line each."""
     summary, figures, micro_batch = job.summary, job.figures, job.summary.spec.micro_batch
     first = Text.assemble((plain(summary.job), "bold"), "  ", state(summary.state))
     if summary.reason:
@@ -114,10 +118,11 @@ def head(job: Shown) -> list[Text]:
         first.append(f"  (without {job.behind:,} iterations, which are still to be read)", style="yellow")
     pieces = [
         f"iteration {summary.iteration:,}" + ("" if figures.epoch is None else f", epoch {figures.epoch:,}"),
-        f"{summary.members} of {summary.workers} members",
+        phrases.members(summary.members, summary.workers),
         f"batches of {summary.batch_size:,}"
         + ("" if micro_batch is None else f" in micro-batches of {micro_batch:,}"),
         _policy(summary),
+        phrases.exchange(summary.exchange, summary.attempt, summary.group_size),
     ]
     if figures.throughput is not None and figures.iteration_time is not None:
         pieces += [f"{figures.throughput:,.0f} samples/s", f"{phrases.seconds(figures.iteration_time)} each"]
@@ -130,6 +135,8 @@ def head(job: Shown) -> list[Text]:
     lines = [first, Text("  ".join(pieces))]
     if figures.iterations:
         lines.append(Text(f"gradient noise: {_noise(figures)}"))
+    if job.changes:
+        lines.append(Text(f"changes of the group: {plain(phrases.group_changes(job.changes))}"))
     if summary.sizing:
         lines.append(Text(f"batch size by {summary.sizer}: {summary.sizing}"))
     for line in lines:
@@ -141,13 +148,15 @@ def workers_table(job: Shown, width: int, most: int | None = None, wrap: bool = 
     """Make a table of a job's `most` slowest workers; a line for each, unless long ones are to be wrapped.
 
     It has as many columns as fit into `width` characters, and what is computed at once in jobs in
-    micro-batches alone.
+    micro-batches alone, and ranks where the manager forms the group.
     """
     table = _table()
     table.expand = True
     titles = ["worker", "state", "verdict", "samples"]
     if job.summary.spec.micro_batch is not None:
         titles.append("at once")
+    if job.ranks:
+        titles.append("rank")
     titles += ["time", "ms/sample", "speed"]
     if width >= _WIDE:
         titles += ["waits", *(shown.title for shown in SHOWN.values())]
@@ -164,6 +173,7 @@ def workers_table(job: Shown, width: int, most: int | None = None, wrap: bool = 
             "verdict": Text(one.verdict, style=_VERDICTS.get(one.verdict, "")),
             "samples": Text(f"{one.batch_size:,}"),
             "at once": Text(f"{one.at_once:,}"),
+            "rank": Text(_number(job.ranks.get(one.worker), "{:,}")),
             "time": Text(
                 _UNKNOWN if one.batch_processing_time is None else phrases.seconds(one.batch_processing_time)
             ),

@@ -8,6 +8,7 @@ A change is an object with exactly one of these:
     {"bounds": {"worker": NAME, "minimum": SAMPLES, "maximum": SAMPLES, "granularity": SAMPLES}}
     {"drain": {"worker": NAME}}
     {"remove": {"worker": NAME}}
+    {"resize": {"workers": NUMBER, "drain": [NAME, ...]}}   the last may be left out
     {"paused": true or false}
 """
 
@@ -97,6 +98,17 @@ def _remove(value: Any) -> Change:
     return lambda manager, job: manager.remove(job, worker)
 
 
+def _resize(value: Any) -> Change:
+    fields = _fields(value, "resize", {"workers"}, {"drain"})
+    workers, names = fields["workers"], fields.get("drain", [])
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= _MOST:
+        raise InvalidRequestError(f"workers {str(workers)[:80]!r}: must be a whole number, at least 1")
+    if not isinstance(names, list):
+        raise InvalidRequestError(f"drain {str(names)[:80]!r}: must be a list of workers' names")
+    drained = [_text(name, "drain") for name in names]
+    return lambda manager, job: manager.resize(job, workers, drained)
+
+
 def _paused(value: Any) -> Change:
     if not isinstance(value, bool):
         raise InvalidRequestError(f"paused {value!r}: must be true or false")
@@ -110,6 +122,7 @@ _PARSERS: Mapping[str, Callable[[Any], Change]] = {
     "bounds": _bounds,
     "drain": _drain,
     "remove": _remove,
+    "resize": _resize,
     "paused": _paused,
 }
 

@@ -4,9 +4,10 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from evenpace.overview import phrases
 from evenpace.overview.columns import SHOWN
 from evenpace.overview.events import condensed
-from evenpace.overview.feed import FollowedJob
+from evenpace.overview.feed import FollowedJob, change_values
 from evenpace.overview.figures import JobFigures, Timeline, WorkerFigures
 
 _EVENTS = 50  # the last ones, which are shown
@@ -24,6 +25,7 @@ def job_line(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
         "reason": summary.reason,
         "members": summary.members,
         "workers": summary.workers,
+        "members_text": phrases.members(summary.members, summary.workers),
         "iteration": summary.iteration,
         "headline": figures.headline,
         "speedup": figures.speedup,
@@ -45,6 +47,10 @@ def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
         job_line(job, figures)
         | {
             "attempt": summary.attempt,
+            "exchange": phrases.exchange(summary.exchange, summary.attempt, summary.group_size),
+            "group_size": summary.group_size,
+            "group_changes": [change_values(change) for change in job.changes],
+            "group_changes_text": phrases.group_changes(job.changes),
             "behind": job.behind,
             "policy": summary.policy,
             "predictor": summary.predictor,
@@ -92,11 +98,11 @@ def worker_rows(job: FollowedJob, figures: JobFigures) -> list[dict[str, Any]]:
             )
     for row in rows:
         known = members.get(row["worker"])
-        row["bounds"] = row["iteration"] = row["silence"] = None
+        row["bounds"] = row["iteration"] = row["silence"] = row["rank"] = None
         if known is not None:
             bounds = known.bounds
             row["bounds"] = [bounds.minimum, bounds.maximum, bounds.granularity, bounds.at_once or 1]
-            row["iteration"], row["silence"] = known.iteration, known.silence
+            row["iteration"], row["silence"], row["rank"] = known.iteration, known.silence, known.rank
     return rows
 
 

@@ -87,7 +87,7 @@ def _described() -> Iterator[DescribedMetric]:
     )
     yield gauge(of, "job_state", "job state", "", "1 for a job's present state")
     yield gauge(of, "job_members", "job", "workers", "members of a job")
-    yield gauge(of, "job_expected_members", "job", "workers", "number of workers that a job starts with")
+    yield gauge(of, "job_expected_members", "job", "workers", "number of workers that a job is to have")
     yield gauge(of, "job_waiting_members", "job", "workers", "members that wait for an answer of the manager")
     yield gauge(of, "job_iteration", "job", "iterations", "the first iteration that is not complete")
     yield gauge(of, "job_epoch", "job", "epochs", "epoch of the last complete iteration")
@@ -157,6 +157,11 @@ def _described() -> Iterator[DescribedMetric]:
         "trace of the covariance of one sample's gradient, preconditioned with Adam, estimated",
     )
     yield counter(of, "job_rewinds", "job", "attempts", "attempts after the first")
+    yield histogram(
+        of,
+        *("job_group_change_seconds", "job", "seconds"),
+        "time from the end of an iteration to that of the next, with another process group between them",
+    )
     yield counter(of, "job_pieces", "job", "parts", "parts of iterations that were redone by another worker")
     yield counter(of, "job_members_left", "job", "workers", "members that left by themselves")
     yield counter(of, "job_members_removed", "job", "workers", "members that were taken out")

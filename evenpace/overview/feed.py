@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchsize_manager.client import ManagerClient
+from batchsize_manager.job.regrouping import GroupChange
 from evenpace.overview.job_view import JobView
 from idl.errors import InvalidRequestError
 
@@ -23,6 +24,7 @@ class FollowedJob:
         summary: `JobSummary` of the wire.
         members: `MemberStatus` of the wire, in the order of their slices.
         events: The last `Event`s of the wire, oldest first.
+        changes: The last `GroupChange`s of the wire, oldest first.
         view: The job's iterations.
         behind: Number of iterations that are complete and not in the view yet.
     """
@@ -30,6 +32,7 @@ class FollowedJob:
     summary: Any
     members: list[Any] = field(default_factory=list)
     events: deque[Any] = field(default_factory=lambda: deque(maxlen=_EVENTS))
+    changes: list[Any] = field(default_factory=list)
     view: JobView = field(init=False)
     behind: int = 0
     _attempt: int = 0  # that the last iteration in the view belongs to
@@ -47,6 +50,16 @@ class FollowedJob:
     def states(self) -> dict[str, str]:
         """Return the members' states, by name."""
         return {member.worker: member.state for member in self.members}
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Return the ranks of the members that are in the present attempt's group, by name."""
+        return {member.worker: member.rank for member in self.members if member.rank is not None}
+
+
+def change_values(change: Any) -> dict[str, Any]:
+    """Return the fields of a `GroupChange` of the wire, for JSON."""
+    return {name: getattr(change, name) for name in GroupChange.__dataclass_fields__}
 
 
 class Feed:
@@ -124,6 +137,7 @@ class Feed:
             return  # another run: the next poll follows it
         job.members = list(status.members)
         job.events.extend(status.events)
+        job.changes = list(status.changes or ())
         job._asked_at = asked_at
         took = time.monotonic() - now
         job._status_due = now + took / _STATUS_SHARE

@@ -1,7 +1,10 @@
 """Figures in plain words, short enough for one line; nothing here knows where the figures come from."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from idl.exchange import FIXED_GROUP, FORMED_GROUP, PARAMETER_SERVER
 
 _SAME = 0.02  # a speed-up this close to 1 is written as "as fast as even"
 _PERCENT_BELOW = 1.2  # smaller factors read better as a percentage
@@ -13,6 +16,11 @@ _ONE_NUMBER = 0.1  # width of the interval of a work, up to which it is written 
 _NEARLY_SAME = 0.9  # work of half the batch, from which on it is said to be nearly the same
 # Iterations after which norms that are lacking are taken to be lacking for good; with Adam, pairs take 23.
 _ENOUGH_TO_TELL = 30
+_EXCHANGES = {
+    PARAMETER_SERVER: "parameter server",
+    FIXED_GROUP: "all-reduce in a fixed group",
+    FORMED_GROUP: "all-reduce in groups that the manager forms",
+}
 
 
 class Estimate(NamedTuple):
@@ -63,6 +71,43 @@ def speedup(factor: float) -> str:
     if factor < _PERCENT_BELOW:
         return f"{factor - 1:.0%} faster than even"
     return f"{times(factor)}× faster than even"
+
+
+def members(there: int, wanted: int) -> str:
+    """Return the number of a job's workers in words, and how many of those that it is to have are awaited."""
+    if there >= wanted:
+        return f"{there:,} worker{'' if there == 1 else 's'}"
+    return f"{there:,} of {wanted:,} workers, {wanted - there:,} awaited"
+
+
+def exchange(name: str, attempt: int, size: int | None) -> str:
+    """Return in words how a job's gradients meet.
+
+    Args:
+        name: One of `idl.exchange`.
+        attempt: The job's attempt.
+        size: Members of the group that the manager has formed; None if there is none at present.
+    """
+    if name != FORMED_GROUP:
+        return _EXCHANGES[name]
+    formed = "which is being formed" if size is None else f"{size:,} in the group of attempt {attempt:,}"
+    return f"{_EXCHANGES[name]}, {formed}"
+
+
+def group_changes(changes: Sequence[Any]) -> str:
+    """Return in words what changes of a group have cost; empty without any.
+
+    Args:
+        changes: `GroupChange`s of the wire, oldest first.
+    """
+    if not changes:
+        return ""
+    last = changes[-1]
+    took, planned = seconds(last.until_step), seconds(last.until_plan)
+    said = f"{took} at attempt {last.attempt:,}, {planned} of it until the first plan ({last.why})"
+    if len(changes) == 1:
+        return said
+    return f"{seconds(sum(change.until_step for change in changes))} in the last {len(changes):,}; {said}"
 
 
 def work_of_other_batches(twice: Estimate, half: Estimate) -> str:

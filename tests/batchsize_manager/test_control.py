@@ -517,7 +517,8 @@ def test_what_is_unknown_or_out_of_range_is_refused(running, arguments, why):
     [
         (
             {},
-            "give exactly one of balancing, sizing, total_batch_size, bounds, drain, paused, gone, not none",
+            "give exactly one of balancing, sizing, total_batch_size, bounds, drain, paused, gone, resizing, "
+            "not none",
         ),
         ({"paused": True, "total_batch_size": 5}, "not total_batch_size and paused"),
         ({"paused": True, "worker": "good"}, "worker: belongs to bounds, drain or gone, not to paused"),
@@ -536,6 +537,13 @@ def test_what_is_unknown_or_out_of_range_is_refused(running, arguments, why):
         ({"total_batch_size": 1001}, "from 1 to 1000"),
         ({"balancing": _wire.Balancing()}, "policy is missing or not of its type"),
         ({"balancing": _wire.Balancing("x" * 10**6)}, "policy 'xxx"),
+        ({"resizing": _wire.Resizing()}, "resizing.workers is missing or not of its type"),
+        ({"resizing": _wire.Resizing(0)}, "resizing.workers 0: must be an integer from 1 to"),
+        ({"resizing": _wire.Resizing(2**40)}, "resizing.workers 1099511627776: must be an integer from 1 to"),
+        ({"resizing": _wire.Resizing(11)}, "workers 11: a batch of 10 samples is too small for so many"),
+        ({"resizing": _wire.Resizing(1, [""])}, "resizing.drain ''"),
+        ({"resizing": _wire.Resizing(1, ["x"])}, "no worker 'x'"),
+        ({"resizing": _wire.Resizing(1), "worker": "w"}, "worker: belongs to bounds, drain or gone"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(running, change, why):

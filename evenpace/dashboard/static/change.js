@@ -15,6 +15,7 @@ export function Change({ job, page, change }) {
     html`<${Policy} job=${job} page=${page} change=${change} />
       <${Sizer} job=${job} page=${page} change=${change} />
       <${BatchSize} job=${job} change=${change} />
+      <${Resize} job=${job} change=${change} />
       <${Pause} job=${job} change=${change} />`}
   </section>`;
 }
@@ -124,6 +125,24 @@ function BatchSize({ job, change }) {
       placeholder=${job.batch_size} value=${samples} onInput=${(event) => setSamples(event.target.value)} /></label>
     <button disabled=${chosen}>Change batch size …</button>
     ${chosen && html`<p class="note">The sizer ${job.sizer} chooses it: change the sizer to fixed to set it here.</p>`}
+  </form>`;
+}
+
+function Resize({ job, change }) {
+  const [workers, setWorkers] = useState("");
+  function submit(event) {
+    event.preventDefault();
+    change({
+      title: `Change the number of workers of ${job.job}?`,
+      text: `To ${workers}, where ${job.members} are members. The slowest of those that are too many are drained: their training scripts end. More are awaited, and the job goes on meanwhile.`,
+      verb: "Resize",
+      body: { resize: { workers: Number(workers) } },
+    });
+  }
+  return html`<form class="row" onSubmit=${submit}>
+    <label>Workers <input type="number" min="1" step="1" required placeholder=${job.workers} value=${workers}
+      onInput=${(event) => setWorkers(event.target.value)} /></label>
+    <button>Resize …</button>
   </form>`;
 }
 

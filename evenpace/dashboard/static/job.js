@@ -27,14 +27,15 @@ export function Job({ job, page, stale }) {
         ${figures.goodput != null &&
         html`<${Figure} name="Goodput" value=${number(figures.goodput)} unit="samples/s"
           note=${`efficiency ${percent(figures.efficiency)}, against batches of ${number(job.first_size)}`} />`}
-        <${Figure} name="Workers" value=${job.members} note=${members(job.member_states)} />
+        <${Figure} name="Workers" value=${job.members} note=${members(job)} />
       </dl>
       <p class="setting muted">
-        Policy <strong>${job.policy}</strong>${job.predictor && html` with <strong>${job.predictor}</strong>`} · ${job.mode} ·
+        Policy <strong>${job.policy}</strong>${job.predictor && html` with <strong>${job.predictor}</strong>`} · ${job.mode} · ${job.exchange} ·
         batches of <strong>${number(job.batch_size)}</strong> of ${number(job.dataset_size)} samples${job.micro_batch != null &&
         html`, in micro-batches of <strong>${number(job.micro_batch)}</strong>`} · seed
         ${" "}${job.seed}${job.attempt > 0 && html` · rewound ${job.attempt}×`}
       </p>
+      ${job.group_changes_text && html`<p class="setting muted">Changes of the group: ${job.group_changes_text}</p>`}
       ${job.sizing && html`<p class="setting muted">Batch size by <strong>${job.sizer}</strong>: ${job.sizing}</p>`}
     </section>
     <${Workers} job=${job} page=${page} picked=${picked} pick=${setPicked} change=${setAsked} />
@@ -55,8 +56,10 @@ function Figure({ name, value, unit, note }) {
   </div>`;
 }
 
-function members(states) {
-  return Object.entries(states).map(([state, count]) => `${count} ${state}`).join(", ") || "none";
+function members({ member_states: states, members: there, workers }) {
+  const words = Object.entries(states).map(([state, count]) => `${count} ${state}`);
+  if (there < workers) words.push(`${workers - there} awaited`);
+  return words.join(", ") || "none";
 }
 
 function Events({ events }) {

@@ -2,11 +2,6 @@
 import { html } from "./lib.js";
 import { State } from "./marks.js";
 
-function members({ state, members: there, workers }) {
-  if (state === "gathering") return `${there} of ${workers} workers have come`;
-  return there === 1 ? "1 worker" : `${there} workers`;
-}
-
 export function Jobs({ jobs, name, small }) {
   if (jobs === null) return html`<p class="notice">Asking the manager …</p>`;
   if (!jobs.length) {
@@ -25,7 +20,7 @@ export function Jobs({ jobs, name, small }) {
             <span class="name">${job.job}</span> <${State} state=${job.state} />
             ${!small &&
             html`<span class="line">${job.headline}</span>
-              <span class="line muted">${members(job)} · iteration ${job.iteration}</span>`}
+              <span class="line muted">${job.members_text} · iteration ${job.iteration}</span>`}
           </a>
         </li>`,
       )}

@@ -50,6 +50,7 @@ export function WorkerDetails({ row, job, page, change, picked, pick }) {
       <div><dt>Waiting</dt><dd>${seconds(row.waiting_time)}</dd></div>
       ${member && html`<div><dt>Bounds</dt><dd>${minimum} to ${number(most)}, steps of ${granularity}</dd></div>
         ${job.micro_batch != null && html`<div><dt>Micro-batches at once</dt><dd>${number(row.at_once)}, at most ${mostAtOnce}</dd></div>`}
+        ${row.rank !== null && html`<div><dt>Rank</dt><dd>${row.rank} of ${job.group_size}</dd></div>`}
         <div><dt>Heard</dt><dd>${row.silence < 1 ? "just now" : `${seconds(row.silence)} ago`}</dd></div>`}
     </dl>
     ${job.names === null &&

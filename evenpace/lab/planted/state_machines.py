@@ -211,7 +211,7 @@ PLANTED: tuple[Planted, ...] = (
         (
             Change(
                 "batchsize_manager/job/job.py",
-                "if self.members.started or len(self.members) >= self.config.workers:",
+                "if self.members.started or len(self.members) >= self.members.wanted:",
                 "if True:",
             ),
         ),

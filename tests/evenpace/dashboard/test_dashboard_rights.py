@@ -130,6 +130,11 @@ def test_a_change_cannot_look_like_a_form(page, headers, status):
         ({"bounds": {"worker": "w", "minimum": 5, "maximum": 1, "granularity": 1}}, "at least the minimum"),
         ({"drain": {}}, "object with worker"),
         ({"remove": {"worker": ""}}, "worker ''"),
+        ({"resize": 3}, "object with workers, and may have drain"),
+        ({"resize": {"workers": True}}, "workers 'True'"),
+        ({"resize": {"workers": 0}}, "workers '0'"),
+        ({"resize": {"workers": 1, "drain": "w1"}}, "must be a list of workers' names"),
+        ({"resize": {"workers": 1, "drain": [5]}}, "drain '5'"),
     ],
 )
 def test_bad_changes_are_refused_with_what_is_allowed(page, change, said):
@@ -149,7 +154,9 @@ _json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=8,
 )
-_names = st.sampled_from(["policy", "total_batch_size", "sizer", "bounds", "drain", "remove", "paused"])
+_names = st.sampled_from(
+    ["policy", "total_batch_size", "sizer", "bounds", "drain", "remove", "resize", "paused"]
+)
 _parts = st.sampled_from(
     [
         "worker",
@@ -162,6 +169,8 @@ _parts = st.sampled_from(
         "sizer",
         "least",
         "most",
+        "workers",
+        "drain",
     ]
 )
 
@@ -211,6 +220,27 @@ def test_a_worker_that_is_gone_is_taken_out_from_the_page(page, wait_until):
     assert (status, "an operator has taken good out" in str(value)) == (200, True), value
     wait_until(lambda: not page.get("/api/jobs/left-behind")["members"], "the job without it")
     worker.client.close()
+
+
+def test_a_job_is_resized_from_the_page(page, wait_until):
+    """More are awaited, and the page says so; the slowest leaves, unless another is named."""
+    with Uneven(page.manager, "resized", (100, 25)):
+
+        def shows(text):
+            return page.shows("resized") and page.get("/api/jobs/resized")["members_text"] == text
+
+        wait_until(lambda: shows("2 workers"), "both workers")
+        status, value = page.change("resized", {"resize": {"workers": 3}})
+        assert (status, "of whom 1 is awaited" in str(value)) == (200, True), value
+        wait_until(lambda: shows("2 of 3 workers, 1 awaited"), "the page to say so")
+        assert page.get("/api/jobs/resized")["exchange"] == "parameter server"
+        assert page.get("/api/jobs/resized")["group_changes"] == []
+        status, value = page.change("resized", {"resize": {"workers": 1, "drain": ["x"]}})
+        assert (status, "no worker 'x'" in str(value)) == (400, True), value
+        wait_until(lambda: len(page.get("/api/jobs/resized/workers")["rows"]) == 2, "two workers' iterations")
+        status, value = page.change("resized", {"resize": {"workers": 1}})
+        assert (status, "drained worker-1, from iteration" in str(value)) == (200, True), value
+        wait_until(lambda: shows("1 worker"), "the job without it")
 
 
 def test_the_sizer_is_set_and_bounded_from_the_page(page, wait_until):

@@ -91,7 +91,9 @@ def test_status_for_machines_is_json(busy):
         "maximum": 10**6,
         "granularity": 1,
         "at_once": 1,
+        "rank": None,
     }
+    assert (first["exchange"], first["group_size"], first["group_changes"]) == ("parameter_server", None, [])
     assert first["events"][0]["text"] == "good joined, for iteration 0 on"
     assert first["spec"]["total_batch_size"] == 10
     assert first["spec"]["micro_batch"] is None

@@ -4,7 +4,9 @@ import math
 
 import pytest
 
+from batchsize_manager.job.regrouping import GroupChange
 from evenpace.overview import phrases
+from idl.exchange import FIXED_GROUP, FORMED_GROUP, PARAMETER_SERVER
 
 
 @pytest.mark.parametrize(
@@ -103,3 +105,35 @@ def test_the_work_of_other_batches():
 def test_a_noise_that_is_not_known_is_told_as_far_as_it_is(measured, scale, text):
     """The number of measured iterations, and the bounds that there are."""
     assert phrases.unknown_noise(measured, measured, phrases.Estimate(*scale)) == text
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "text"),
+    [
+        (6, 8, "6 of 8 workers, 2 awaited"),
+        (0, 1, "0 of 1 workers, 1 awaited"),
+        (1, 1, "1 worker"),
+        (2000, 8, "2,000 workers"),
+    ],
+)
+def test_the_number_of_workers(there, wanted, text):
+    """It says who is awaited, where anybody is; more than were wanted are no matter."""
+    assert phrases.members(there, wanted) == text
+
+
+def test_how_gradients_meet():
+    """In words, with the group that the manager has formed."""
+    assert phrases.exchange(PARAMETER_SERVER, 3, None) == "parameter server"
+    assert phrases.exchange(FIXED_GROUP, 0, None) == "all-reduce in a fixed group"
+    said = "all-reduce in groups that the manager forms, "
+    assert phrases.exchange(FORMED_GROUP, 3, 4) == f"{said}4 in the group of attempt 3"
+    assert phrases.exchange(FORMED_GROUP, 3, None) == f"{said}which is being formed"
+
+
+def test_what_changes_of_a_group_cost():
+    """The last one, and the sum if there are several."""
+    one, other = GroupChange(2, 5, 3, "c joins", 0.25, 1.0), GroupChange(3, 9, 2, "a left", 0.5, 2.0)
+    last = "2 s at attempt 3, 0.5 s of it until the first plan (a left)"
+    assert phrases.group_changes([]) == ""
+    assert phrases.group_changes([other]) == last
+    assert phrases.group_changes([one, other]) == f"3 s in the last 2; {last}"
