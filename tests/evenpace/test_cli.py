@@ -16,6 +16,7 @@ COMMANDS = [
     *("bench rpc", "bench ps", "bench recovery", "bench nodes", "bench spot", "bench predictors"),
     *("certs init", "certs issue", "certs show", "token new-key", "token issue"),
     *("trace live", "trace usage", "trace contention"),
+    *("job drain", "job resize"),
     *(f"experiment {name}" for name in ("contention", "table3", "fig9", "fig10", "fig11")),
 ]
 
@@ -33,6 +34,28 @@ def test_every_command_has_help_with_an_example(command):
     result = CliRunner().invoke(cli, [*command.split(), "--help"])
     assert result.exit_code == 0
     assert f"Example:\n    evenpace {command} " in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["0"], "0 is not in the range x>=1"),
+        (["2", "--manager", "127.0.0.1:1", "--address", "auto"], "give the one that runs the job"),
+        (["2", "--address", "127.0.0.1:1", "--drain", "w1"], "on Ray, the workers with the highest numbers"),
+    ],
+)
+def test_a_job_is_resized_at_its_manager_or_on_ray(options, why):
+    """Either option tells where it is, but not both; a number below 1 is refused at once."""
+    result = CliRunner().invoke(cli, ["job", "resize", "digits", *options])
+    assert (result.exit_code, why in result.output) == (2, True), result.output
+
+
+def test_a_manager_that_is_named_comes_before_rays_variable():
+    """RAY_ADDRESS may be set for other jobs; here the manager is asked, and is not there."""
+    words = ["job", "resize", "digits", "2", "--manager", "@/nowhere/at/all"]
+    result = CliRunner().invoke(cli, words, env={"RAY_ADDRESS": "127.0.0.1:1"})
+    assert "/nowhere/at/all" in result.output
+    assert result.exit_code
 
 
 FIRST_JOB = """

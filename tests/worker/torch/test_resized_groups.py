@@ -9,8 +9,9 @@ import pytest
 
 from batchsize_manager.client import ManagerClient
 from idl.errors import InvalidRequestError
+from tests.scripts import train_formed_group as script
 from tests.services import manager_process
-from tests.worker.torch.test_formed_groups import Run, bits, check_equal_to_one_process, first_seed
+from tests.worker.torch.test_formed_groups import Run, bits, first_seed
 
 pytestmark = pytest.mark.slow
 
@@ -23,26 +24,20 @@ def command(*words):
     return done.stdout
 
 
-@contextlib.contextmanager
-def held(run):
-    """Hold the workers before the iteration that each has been given, lest they end meanwhile."""
-    run.hold.touch()
-    yield
-    run.hold.unlink()
-
-
 def test_a_group_is_resized_down_and_up(tmp_path, wait_until):
-    """Two of four go by one command, in one attempt; two are awaited while it trains, and then join."""
+    """Two of four go by one command, in one attempt; one is awaited while it trains, and then joins."""
+    stop = tmp_path / "stop"
+    options = ("--pause", "0.02", "--epochs", "1000", "--stop", str(stop))
     with (
         manager_process("--workers", "4", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, "--pause", "0.02") as run,
+        Run(tmp_path, manager, wait_until, *options) as run,
         contextlib.closing(ManagerClient(manager)) as client,
     ):
 
         def summary():
             return client.status("default").summary
 
-        run.start(*"abcd")
+        run.start("abcd")
         run.reaches("a", 5)
         first = first_seed(run, "abcd")
         ranks = {member.worker: member.rank for member in client.status("default").members}
@@ -50,8 +45,7 @@ def test_a_group_is_resized_down_and_up(tmp_path, wait_until):
         with pytest.raises(InvalidRequestError, match="no worker 'x'"):
             client.resize("default", 2, ["x"])
         assert summary().attempt == 1
-        with held(run):
-            said = command("job", "resize", "default", 2, "--drain", "d,a", "--manager", manager)
+        said = command("job", "resize", "default", 2, "--drain", "d,a", "--manager", manager)
         assert "resized the job from 4 to 2 workers, and drained d, a, from iteration" in said
         for name in "da":
             assert "drained" in run.end(name)["released"]
@@ -59,21 +53,18 @@ def test_a_group_is_resized_down_and_up(tmp_path, wait_until):
         run.reaches("b", at + 2)
         assert {line[0] for line in run.seen("b")} == {1, 2}  # attempts
 
-        with held(run):
-            said = command("job", "resize", "default", 3, "--manager", manager)
-            assert said.endswith("resized the job from 2 to 3 workers, of whom 1 is awaited\n")
-            now = run.seen("b")[-1][1]
-            assert "2 of 3 workers, 1 awaited" in command("status", "default", "--manager", manager)
+        said = command("job", "resize", "default", 3, "--manager", manager)
+        assert said.endswith("resized the job from 2 to 3 workers, of whom 1 is awaited\n")
+        now = run.seen("b")[-1][1]
+        assert "2 of 3 workers, 1 awaited" in command("status", "default", "--manager", manager)
         run.reaches("b", now + 3)
         assert (summary().members, summary().workers, summary().group_size) == (2, 3, 2)
-        with held(run):
-            run.start("a")
-            wait_until(lambda: summary().members == 3, "a third member")
+        run.start("a")
+        wait_until(lambda: summary().members == 3, "a third member")
         joined = wait_until(lambda: [line for line in run.seen("b") if line[5] == 3], "a group of three")
         run.reaches("b", joined[0][1] + 2)
-        with held(run):
-            shown = command("status", "default", "--manager", manager)
-            asked = command("status", "default", "--json", "--manager", manager)
+        shown = command("status", "default", "--manager", manager)
+        asked = command("status", "default", "--json", "--manager", manager)
         assert "3 workers  batches" in shown
         assert "all-reduce in groups that the manager forms, 3 in the group of attempt 3" in shown
         (job,) = json.loads(asked)["jobs"]
@@ -84,7 +75,12 @@ def test_a_group_is_resized_down_and_up(tmp_path, wait_until):
             assert 0 < change["until_plan"] < change["until_step"]
             assert any(f"took {change['until_step']:.3g} s" in event["text"] for event in job["events"])
 
+        last = run.seen("b")[-1][1] + 50  # later than any worker reads it
+        stop.with_suffix(".part").write_text(str(last))
+        stop.with_suffix(".part").rename(stop)
         ended = [run.end(name) for name in "abc"]
         assert len({bits(saved) for saved in ended}) == 1
-        check_equal_to_one_process(ended[0], first)
-        assert [line[1] for line in run.seen("b")] == list(range(60))
+        parameters, _ = script.trained_alone(first, iterations=last)
+        for name, value in parameters.items():
+            assert (ended[0]["parameters"][name] - value).abs().max() < 1e-9
+        assert [line[1] for line in run.seen("b")] == list(range(last))
