@@ -4,12 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from evenpace.cli.options import example, json_path, user_mistakes
 from evenpace.cli.settings import configured, option
 from evenpace.lab.bench.config import (
     BalanceConfig,
     Change,
+    GroupChangesConfig,
     MicroBatchesConfig,
     NodesConfig,
     RecoveryConfig,
@@ -83,13 +85,43 @@ def bench_ps(config: ShardsConfig, tls: bool, shards: str | None, json_path: Pat
 
 @bench.command("recovery")
 @example("evenpace bench recovery --repeats 3 --json recovery.json")
+@click.option(
+    "--with",
+    "exchange",
+    type=click.Choice(["parameter-server", "all-reduce"]),
+    default="parameter-server",
+    show_default=True,
+    help="How the workers' gradients meet.",
+)
 @configured(RecoveryConfig, "config")
+@configured(GroupChangesConfig, "groups", without=("workers", "repeats"))
 @json_path
-def bench_recovery(config: RecoveryConfig, json_path: Path | None) -> None:
+@click.pass_context
+def bench_recovery(
+    context: click.Context,
+    exchange: str,
+    config: RecoveryConfig,
+    groups: GroupChangesConfig,
+    json_path: Path | None,
+) -> None:
     """Measure what deaths, freezes and broken connections cost a job.
 
-    For each, how long no step was taken, beyond what one takes, and how many were done again.
+    For each, how long no step was taken, beyond what one takes, and how many were done again. With
+    all-reduce: what workers that join and are drained cost the others, and what a group that the manager
+    forms costs beside stock DDP while nothing changes.
     """
+    other = ("shards", "away", "checkpoint_every")
+    if exchange == "parameter-server":
+        other = ("parameters", "batch_size", "turns")
+    for name in other:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')}: has no meaning with {exchange}")
+    if exchange == "all-reduce":
+        with user_mistakes():
+            from evenpace.lab.bench.group_changes import run as run_all_reduce
+
+            run_all_reduce(replace(groups, workers=config.workers, repeats=config.repeats), json_path)
+        return
     from evenpace.lab.bench.recovery import run
 
     run(config, json_path)

@@ -18,6 +18,7 @@ from evenpace.doctor.findings import Subject
 from evenpace.lab.attacks.config import HostileConfig
 from evenpace.lab.bench.config import (
     BalanceConfig,
+    GroupChangesConfig,
     LoadConfig,
     NodesConfig,
     RecoveryConfig,
@@ -253,7 +254,7 @@ COMMANDS = {
     "chaos": (ChaosConfig(),),
     "demo": (DemoConfig(),),
     "bench ps": (ShardsConfig(),),
-    "bench recovery": (RecoveryConfig(),),
+    "bench recovery": (RecoveryConfig(), GroupChangesConfig()),
     "bench nodes": (NodesConfig(),),
     "bench spot": (SpotConfig(Path(__file__)),),
     "bench load": (LoadConfig(),),

@@ -3,7 +3,9 @@
 This module knows no framework: adapters reduce the gradients, and note here that they have weighted them.
 """
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from idl.errors import EvenpaceError, InvalidRequestError, RewoundError, UnavailableError
@@ -15,6 +17,23 @@ from worker.job_recovery import Manager
 from worker.messages import Joined
 
 _MOST_FAILURES = 10  # to form a group; each may be another member's death
+
+
+@dataclass(frozen=True)
+class GroupTimes:
+    """Seconds that a worker spent on the parts of a change to another group.
+
+    Attributes:
+        connect: Connecting the members, and wrapping the model for them.
+        state: Sending or receiving the training's state; about 0 where nobody lacks it.
+        compare: Comparing the members' states.
+        meet: Waiting at the manager until all members were there.
+    """
+
+    connect: float
+    state: float
+    compare: float
+    meet: float = 0.0
 
 
 class Former(Protocol):
@@ -41,8 +60,11 @@ class Former(Protocol):
         """End all waits for other members in groups of earlier attempts; called by any thread."""
         ...
 
-    def form(self, attempt: int, seat: Seat) -> None:
+    def form(self, attempt: int, seat: Seat) -> GroupTimes:
         """Form the group of an attempt, in which all members have the same state then.
+
+        Returns:
+            What its parts took, but for the meeting.
 
         Raises:
             UnavailableError: It cannot be formed.
@@ -60,6 +82,7 @@ class AllReduce:
     Attributes:
         kind: The name of the exchange, which is told to the manager by `join`.
         weighted_samples: Samples of the current iteration whose weight is in the gradient.
+        group_times: What the last change to another group took; None before the first.
     """
 
     loader_finishes = True
@@ -69,6 +92,7 @@ class AllReduce:
     def __init__(self) -> None:
         self.kind = FIXED_GROUP
         self.weighted_samples = 0
+        self.group_times: GroupTimes | None = None
         self._weighted_by: str | None = None  # the function that weighted the current iteration's gradient
         self._has_weighted = False
         self._former: Former | None = None
@@ -78,7 +102,7 @@ class AllReduce:
         self._place: tuple[int, int] | None = None  # epoch and end of the last step's batch
         self._formed: int | None = None  # the last attempt whose group was formed, with all of the state
         self._failures = 0  # to form a group, one after the other
-        self._next: tuple[int, Seat] | None = None  # of a group that is to be formed
+        self._next: tuple[int, Seat, float] | None = None  # of a group to form, with seconds of the meeting
 
     def form_groups_by(self, former: Former) -> None:
         """Let the manager have the members' group formed; to be called before `Session.join`."""
@@ -101,11 +125,11 @@ class AllReduce:
         self._former.begin_batch()
         if self._next is None:
             return
-        attempt, seat = self._next
+        attempt, seat, met = self._next
         if seat.lacks:
             self._formed = None  # until all of the state has come
         try:
-            self._former.form(attempt, seat)
+            self.group_times = replace(self._former.form(attempt, seat), meet=met)
         except UnavailableError as error:
             self._failures += 1
             if self._failures == _MOST_FAILURES:
@@ -219,6 +243,7 @@ class AllReduce:
         self._manager = manager
         if self._steps is None:
             self._steps = first or 0
+        began = time.perf_counter()
         while True:
             try:
                 assignment, seat = manager.meet(
@@ -227,7 +252,7 @@ class AllReduce:
             except RewoundError as again:
                 error = again
                 continue
-            self._next = None if seat is None else (error.attempt, seat)
+            self._next = None if seat is None else (error.attempt, seat, time.perf_counter() - began)
             return assignment
 
     def abandon(self, error: EvenpaceError) -> None:

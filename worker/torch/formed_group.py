@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.exchange import Seat
+from worker.exchanges.all_reduce import GroupTimes
 from worker.session import Session
 from worker.torch.survivable_group import SurvivableGroup, connections, duplicates
 from worker.torch.training_state import TrainingState
@@ -108,8 +109,11 @@ class FormedGroup:
             _use_interface_of(host)
         return f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
 
-    def form(self, attempt: int, seat: Seat) -> None:
+    def form(self, attempt: int, seat: Seat) -> GroupTimes:
         """Form the group of an attempt, wrap the model anew, and have all members at the same state.
+
+        Returns:
+            What its parts took.
 
         Raises:
             UnavailableError: The group cannot be formed, as where a member has died since.
@@ -130,17 +134,20 @@ class FormedGroup:
             raise UnavailableError(
                 f"the group of {seat.size} workers for attempt {attempt} could not be formed: {error}"
             ) from error
+        compared = time.perf_counter()
         distributed.distributed_c10d._set_pg_timeout(_REDUCE_SECONDS, group)
+        times = GroupTimes(connected - begun, sent - connected, compared - sent)
         log.info(
             "attempt %d: rank %d of %d; formed in %.0f ms, state %.0f ms, compared %.0f ms",
             attempt,
             seat.rank,
             seat.size,
-            (connected - begun) * 1e3,
-            (sent - connected) * 1e3,
-            (time.perf_counter() - sent) * 1e3,
+            times.connect * 1e3,
+            times.state * 1e3,
+            times.compare * 1e3,
             extra=self._session.log_fields(),
         )
+        return times
 
     def _connect(self, attempt: int, seat: Seat) -> distributed.ProcessGroup | None:
         model = self._model

@@ -59,6 +59,40 @@ class RecoveryConfig:
 
 
 @dataclass(frozen=True)
+class GroupChangesConfig:
+    """The configuration of `evenpace bench recovery --with all-reduce`.
+
+    Attributes:
+        parameters: Elements of the models, in float32, one after the other.
+
+    Raises:
+        InvalidRequestError: A value is out of its range, or the batch has no equal parts.
+    """
+
+    workers: Annotated[int, Setting("Of the job.", least=2, most=16)] = 3
+    parameters: Annotated[
+        tuple[int, ...],
+        Setting(
+            "With all-reduce: elements of the model; several are measured one after the other.",
+            metavar="COUNT,...",
+            read=partial(whole_numbers, "parameters", least=8),
+        ),
+    ] = (10_000_000,)
+    batch_size: Annotated[int, Setting("With all-reduce: samples, a multiple of the workers.", least=1)] = 48
+    turns: Annotated[
+        int, Setting("With all-reduce: turns of 10 iterations beside those of stock DDP.", least=1)
+    ] = 10
+    repeats: Repeats = 3
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.batch_size % self.workers:
+            raise InvalidRequestError(
+                f"batch size {self.batch_size}: must be a multiple of the {self.workers} workers"
+            )
+
+
+@dataclass(frozen=True)
 class NodesConfig:
     """The configuration of `evenpace bench nodes`.
 
