@@ -124,10 +124,8 @@ class FormedGroup:
             group = self._connect(attempt, seat)
             assert group is not None
             connected = time.perf_counter()
-            if seat.rank == seat.source:
-                self._state.send(group)
-            elif seat.source is not None:
-                self._state.receive(seat.source, group, keeps=not seat.lacks)
+            if seat.source is not None:
+                self._state.pass_on(seat.source, group, lacks=seat.lacks)
             sent = time.perf_counter()
             self._state.compare(group)
         except RuntimeError as error:
