@@ -51,12 +51,14 @@ class _Line:
         iteration: Its number.
         attempt: The job's attempt.
         ended: When it ended, in seconds by the monotonic clock.
+        cpu: Seconds of CPU that the worker has had by then.
         times: Seconds of the parts of the change to the worker's group, by name.
     """
 
     iteration: int
     attempt: int
     ended: float
+    cpu: float
     times: dict[str, float]
 
 
@@ -94,7 +96,7 @@ class _Job:
         file = self._folder / f"{name}.jsonl"
         whole = file.read_text().rpartition("\n")[0] if file.exists() else ""
         read = map(json.loads, whole.splitlines())
-        return [_Line(one["iteration"], one["attempt"], one["ended"], one.get("times", {})) for one in read]
+        return [_Line(**one) for one in read]
 
     def has_ended(self, name: str, iterations: int) -> bool:
         """Return whether a worker has ended so many iterations."""
@@ -201,6 +203,7 @@ def _cost(job: _Job, stays: str, change: Callable[[], object]) -> dict[str, Any]
 def _unchanged(config: GroupChangesConfig, parameters: int, progress: Progress) -> dict[str, Any]:
     """Have the job and stock DDP train in turns, and compare their iterations."""
     seconds: dict[str, list[float]] = {"stock": [], "job": []}
+    cpu: dict[str, list[float]] = {"stock": [], "job": []}
     observed = {"stock": "stock0", "job": "w0"}
     bar = progress.add_task(f"no change, {parameters:,} parameters", total=2 * (config.turns + 1))
     with _job(config, parameters) as (job, _, folder):
@@ -212,8 +215,9 @@ def _unchanged(config: GroupChangesConfig, parameters: int, progress: Progress) 
                 (folder / f"{way}-{turn}").touch()
                 due = (turn + 1) * script.BLOCK
                 job.until(f"iteration {due} of {name}", partial(job.has_ended, name, due))
-                ends = [line.ended for line in job.lines(name)[turn * script.BLOCK : due]]
-                seconds[way].append((ends[-1] - ends[0]) / (script.BLOCK - 1))
+                first, last = (job.lines(name)[number] for number in (turn * script.BLOCK, due - 1))
+                seconds[way].append((last.ended - first.ended) / (script.BLOCK - 1))
+                cpu[way].append((last.cpu - first.cpu) / (script.BLOCK - 1))
                 progress.advance(bar)
     stock, own = (seconds[way][1:] for way in observed)  # the first turn is the warm-up
     ratios = [formed / plain for formed, plain in zip(own, stock, strict=True)]
@@ -222,6 +226,7 @@ def _unchanged(config: GroupChangesConfig, parameters: int, progress: Progress) 
         "stock_s": statistics.median(stock),
         "job_s": statistics.median(own),
         "cost_s": statistics.median(formed - plain for formed, plain in zip(own, stock, strict=True)),
+        **{f"{way}_cpu_s": statistics.median(values[1:]) for way, values in cpu.items()},
         "ratio": _quartiles(ratios),
         "floor": _quartiles(floors) if floors else None,
     }
@@ -257,10 +262,13 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
     console.print(table)
     turns = f"{figures['turns']} turns of {script.BLOCK - 1} iterations"
     title = f"Without a change, {turns}; ratios with quartiles"
-    table = make_table(title, "parameters", "stock DDP ms", "job ms", "cost ms", "ratio", "stock to stock")
+    table = make_table(
+        title, "parameters", "stock DDP ms", "job ms", "cost ms", "CPU ms", "ratio", "stock to stock"
+    )
     for size in figures["sizes"]:
         its = size["unchanged"]
-        times = (f"{its[key] * 1e3:.1f}" for key in ("stock_s", "job_s", "cost_s"))
+        times = [f"{its[key] * 1e3:.1f}" for key in ("stock_s", "job_s", "cost_s")]
+        times.append(" to ".join(f"{its[f'{way}_cpu_s'] * 1e3:.1f}" for way in ("stock", "job")))
         table.add_row(f"{size['parameters']:,}", *times, *(_ratio(its[key]) for key in ("ratio", "floor")))
     console.print(table)
     console.print(terminal.load_line(*figures["load_average"]))

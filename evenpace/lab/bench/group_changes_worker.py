@@ -1,7 +1,7 @@
 """One worker of `evenpace bench recovery --with all-reduce`, in a group of the manager's or a static one.
 
 It trains until it is released or stopped, and writes a line when each iteration has ended: its number, the
-attempt, the time by the monotonic clock, and what the change to its group took.
+attempt, the times by the monotonic clock and of its CPU, and what the change to its group took.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def main() -> None:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            out.write(json.dumps(line | {"ended": time.monotonic()}) + "\n")
+            out.write(json.dumps(line | {"ended": time.monotonic(), "cpu": time.process_time()}) + "\n")
 
 
 def _stock(data: TensorDataset, options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -86,7 +86,7 @@ def _stock(data: TensorDataset, options: argparse.Namespace) -> Iterator[tuple[d
     spec = JobSpec(len(data), options.batch_size, _SEED, shuffle=True, drop_last=True)
     loader = DataLoader(data, batch_sampler=EvenSlices(spec, options.rank, options.ranks))
     for number, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
-        yield {"iteration": number, "attempt": 0}, batch
+        yield {"iteration": number, "attempt": 0, "times": {}}, batch
 
 
 def _formed(

@@ -35,6 +35,7 @@ def test_changes_and_turns_are_measured(tmp_path):
     assert changes["join"]["parts_s"]["state"] > 1e-3 > changes["drain"]["parts_s"]["state"]
     unchanged = size["unchanged"]
     assert unchanged["stock_s"] > 0
+    assert unchanged["job_cpu_s"] > unchanged["stock_cpu_s"] > 0  # norms are taken, and the manager is asked
     assert unchanged["job_s"] - unchanged["stock_s"] == pytest.approx(unchanged["cost_s"])  # of two turns
     low, middle, high = unchanged["ratio"]
     assert 0 < low <= middle <= high
