@@ -77,8 +77,8 @@ class Run:
         """Return the furthest iteration that one of these workers has begun; -1 for none."""
         return max((seen[-1][1] for name in names if (seen := self.seen(name))), default=-1)
 
-    def end_all(self, names, after=5):
-        """Let these workers end after some iterations more, in the same one.
+    def end_all(self, names, after=50):
+        """Let these workers end after so many iterations more that none gets there before it reads when.
 
         Returns:
             What they have saved, and the number of iterations.
@@ -139,7 +139,7 @@ def test_workers_without_a_launcher_train_as_one_process(tmp_path, wait_until, o
     """Three workers, whose parameters differ at first, end with the same bits: those of rank 0's training."""
     with (
         manager_process("--workers", "3", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, "--optimizer", optimizer) as run,
+        Run(tmp_path, manager, wait_until, *PAUSE, "--optimizer", optimizer) as run,
     ):
         run.start("abc")
         run.reaches("a", 25)

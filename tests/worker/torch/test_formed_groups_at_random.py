@@ -116,7 +116,7 @@ def test_faults_at_random_do_not_change_the_parameters(tmp_path, wait_until, see
         first = first_seed(run, "abc")
         faults = Faults(run, client, seed)
         faults.happen(count, wait_until)
-        ended, iterations = run.end_all(faults.live, after=20)
+        ended, iterations = run.end_all(faults.live)
         assert len(set(map(bits, ended))) == 1
         # Sums in fixed point round each sample, and hundreds of steps add that up.
         check_equal_to_one_process(ended[0], first, iterations, most=1e-10)

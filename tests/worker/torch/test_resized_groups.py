@@ -9,9 +9,8 @@ import pytest
 
 from batchsize_manager.client import ManagerClient
 from idl.errors import InvalidRequestError
-from tests.scripts import train_formed_group as script
 from tests.services import manager_process
-from tests.worker.torch.test_formed_groups import Run, bits, first_seed
+from tests.worker.torch.test_formed_groups import PAUSE, Run, bits, check_equal_to_one_process, first_seed
 
 pytestmark = pytest.mark.slow
 
@@ -26,11 +25,9 @@ def command(*words):
 
 def test_a_group_is_resized_down_and_up(tmp_path, wait_until):
     """Two of four go by one command, in one attempt; one is awaited while it trains, and then joins."""
-    stop = tmp_path / "stop"
-    options = ("--pause", "0.02", "--epochs", "1000", "--stop", str(stop))
     with (
         manager_process("--workers", "4", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *options) as run,
+        Run(tmp_path, manager, wait_until, *PAUSE) as run,
         contextlib.closing(ManagerClient(manager)) as client,
     ):
 
@@ -75,12 +72,7 @@ def test_a_group_is_resized_down_and_up(tmp_path, wait_until):
             assert 0 < change["until_plan"] < change["until_step"]
             assert any(f"took {change['until_step']:.3g} s" in event["text"] for event in job["events"])
 
-        last = run.seen("b")[-1][1] + 50  # later than any worker reads it
-        stop.with_suffix(".part").write_text(str(last))
-        stop.with_suffix(".part").rename(stop)
-        ended = [run.end(name) for name in "abc"]
-        assert len({bits(saved) for saved in ended}) == 1
-        parameters, _ = script.trained_alone(first, iterations=last)
-        for name, value in parameters.items():
-            assert (ended[0]["parameters"][name] - value).abs().max() < 1e-9
-        assert [line[1] for line in run.seen("b")] == list(range(last))
+        ended, iterations = run.end_all("abc")
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first, iterations)
+        assert [line[1] for line in run.seen("b")] == list(range(iterations))
