@@ -639,7 +639,7 @@ class Job:
         if self.config.synchronisation.mode == "asp":
             last = max(member.reported for member in self.members.by_name.values()) + 1
         else:
-            last = iterations.first_open + (0 if self.attempts.wanted else self.config.ahead)
+            last = iterations.first_open + self.config.ahead
         while iterations.planned <= last and not self.attempts.failure:
             staying = len(self.members.staying)
             try:

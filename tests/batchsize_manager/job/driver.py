@@ -6,11 +6,25 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.policies import make_job_policy
+from batchsize_manager.policies.even import Even
 from idl.bounds import Bounds
 from idl.exchange import PARAMETER_SERVER
 from idl.plan import JobSpec
 from idl.records import Report
 from idl.synchronisation import Synchronisation
+
+
+class Choosy(Even):
+    """An even split, by which some workers only slow the job: those whose names are among `slow`."""
+
+    def __init__(self, slow):
+        super().__init__()
+        self.slow = slow
+
+    def split(self, total):
+        """Split evenly, and name the slow ones."""
+        slow = {member.name: f"{member.name} is slow" for member in self._members if member.name in self.slow}
+        return replace(super().split(total), dispensable=slow)
 
 
 class Driver:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.rendezvous import Arrival, form_group
 from idl.bounds import Bounds
@@ -9,7 +10,7 @@ from idl.errors import InvalidRequestError
 from idl.exchange import FIXED_GROUP, FORMED_GROUP
 from idl.records import Report
 from idl.synchronisation import Synchronisation
-from tests.batchsize_manager.job.driver import Beating, Driver, restored
+from tests.batchsize_manager.job.driver import Beating, Choosy, Driver, restored
 
 
 class Meeting(Beating):
@@ -45,6 +46,12 @@ class Meeting(Beating):
         """Let a worker report a part."""
         self.job.report(
             name, name, Report(part.iteration, 1.0, attempt=part.attempt, start=part.start), self.now
+        )
+
+    def find_slow(self, *names):
+        """Have the policy find from now on that workers slow the job."""
+        self.job.operations.change_policy(
+            Balancing("even", "ema", 0.1), Choosy(names), "the policy", self.now
         )
 
     def iterations(self):
@@ -269,6 +276,31 @@ def test_a_drained_worker_goes_before_another_plan_is_made():
     assert driver.span("b") == (1, 30, 30)
 
 
+def test_a_worker_that_is_drained_between_two_iterations_goes_at_once():
+    """Nobody has been given a part of the plan that is there."""
+    driver = running("a", "b", total=30)
+    driver.finish("a", "b")
+    assert driver.job.operations.drain("a", driver.now) == "an operator has drained a, from iteration 1 on"
+    assert driver.job.members.why_released("a", "a") == "drained by an operator"
+    assert driver.must("b") == 2
+
+
+@pytest.mark.parametrize("others", ["", "c"])
+def test_a_drained_worker_stays_if_the_others_cannot_take_the_batch_any_more(others):
+    """There are too few of them, or none; no further attempt begins for it."""
+    driver = running("a", "b", total=30)
+    for name in others:
+        driver.join(name, bounds=Bounds(maximum=20), beats=True)
+    driver.job.operations.drain("a", driver.now)
+    driver.job.operations.remove("b", driver.now)
+    driver.meet(*others, attempt=2)
+    driver.arrive("a", 2, 0, 1)
+    assert driver.last_events(2)[0] == "a stays, since the others cannot take the batch without it any more"
+    for _ in range(2):
+        driver.finish("a", *others)
+    assert (driver.must("a"), driver.iteration("a")) == (None, 2)
+
+
 @pytest.mark.parametrize("when", ["before", "in the rendezvous", "after"])
 def test_a_drained_worker_first_hands_on_the_only_state(when):
     """It stays for one more iteration, in which a newcomer takes its state."""
@@ -291,6 +323,80 @@ def test_a_drained_worker_first_hands_on_the_only_state(when):
     assert driver.job.members.why_released("a", "a")
     driver.arrive("b", 3, 2, 2)
     assert driver.span("b") == (2, 60, 30)
+
+
+def test_a_newcomer_is_not_planned_for_in_the_group_of_others():
+    """It comes before the group has had any step, and is one of the next, as is the one with the state."""
+    driver = running("a", total=30)
+    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
+    driver.job.operations.drain("a", driver.now)
+    driver.finish("a")
+    driver.arrive("b", 2)
+    driver.arrive("a", 2, 1, 1)
+    driver.job.join("c", "c", Bounds(), driver.now, exchange=FORMED_GROUP)
+    assert [driver.must(name) for name in "abc"] == [3, 3, 3]
+
+
+def test_slow_workers_are_released_before_another_plan_is_made():
+    """The others are sent for at once."""
+    driver = running("a", "b", "c", total=30, release=True)
+    driver.find_slow("c")
+    driver.finish("a", "b", "c")
+    assert driver.job.members.why_released("c", "c") == "c is slow"
+    assert [driver.must(name) for name in "ab"] == [2, 2]
+    driver.meet("a", "b", attempt=2, steps=1, formed=1)
+    assert (driver.span("a"), driver.span("b")) == ((1, 30, 15), (1, 45, 15))
+
+
+def test_a_slow_worker_first_hands_on_the_only_state():
+    """It is released once the others have its state."""
+    driver = running("a", total=30, release=True)
+    driver.find_slow("a")
+    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
+    driver.finish("a")
+    driver.arrive("b", 2)
+    driver.arrive("a", 2, 1, 1)
+    assert driver.seat("b") == (1, 2, "a:1", 0, True)
+    assert (driver.span("a"), driver.span("b")) == ((1, 30, 15), (1, 45, 15))
+    driver.finish("a", "b")
+    assert driver.job.members.why_released("a", "a") == "a is slow"
+    assert driver.must("b") == 3
+
+
+def test_who_is_being_released_is_in_the_group_that_a_death_calls_for():
+    """It may have the only state; and it can be drained there, as if it had never been about to go."""
+    driver = running("a", "b", "c", total=30, release=True, lookahead=1)
+    driver.find_slow("c")
+    driver.finish("a", "b", "c")
+    assert driver.job.members.why_released("c", "c", known=1) == "c is slow"
+    driver.job.operations.remove("b", driver.now)
+    assert [driver.must(name) for name in "ac"] == [2, 2]
+    driver.arrive("a", 2, 1, 1)
+    assert driver.seat("a") is None
+    driver.job.operations.drain("c", driver.now)
+    driver.arrive("c", 2, 2, 1)
+    assert driver.seat("c") == (1, 2, "a:1", 1, False)
+    for _ in range(2):
+        driver.finish("a", "c")
+    assert driver.job.members.why_released("c", "c") == "drained by an operator"
+
+
+def test_members_that_cannot_take_a_batch_wait_for_others_before_they_meet():
+    """The group is formed when there are enough; where all have gone, the job ends at once."""
+    bounds = Bounds(maximum=20)
+    for comes in (True, False):
+        driver = running("a", "b", total=30, bounds={"a": bounds, "b": bounds})
+        driver.job.operations.remove("b", driver.now)
+        driver.arrive("a", 2, 0, 1)
+        assert driver.seat("a") is None
+        assert not driver.job.ended
+        if comes:
+            driver.join("c", bounds=bounds)
+            driver.arrive("c", 2)
+            assert driver.seat("c") == (1, 2, "a:1", 0, True)
+        else:
+            driver.job.operations.remove("a", driver.now)
+            assert driver.job.ended
 
 
 def test_a_clean_leave_disturbs_nobody_unless_others_go_on():
@@ -344,6 +450,23 @@ def test_a_restored_job_meets_again():
     driver.meet("a", "b", attempt=2, steps=5, formed=1)
     assert driver.seat("b") == (1, 2, "a:1", None, False)
     assert driver.span("a")[:2] == (5, 150)
+
+
+def test_a_manager_that_has_lost_its_last_writes_goes_beyond_its_workers_attempts():
+    """Whatever attempt they are in, another begins; a worker that it does not know joins again."""
+    driver = running("a", "b", total=30)
+    driver.finish("a", "b")
+    known = tuple(member for member in driver.job.members.saved if member.worker == "a")
+    driver.job.recover("a", "a", 1, driver.now)
+    driver.meet("a", "b", attempt=2, steps=1, formed=1)
+    driver.job = restored(driver.job, JobConfig(2), attempt=0, members=known)
+    driver.now = 100.0
+    assert driver.job.heartbeat("a", "a", 2, driver.now) == 3
+    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP, beats=True, again=True)
+    assert driver.job.heartbeat("b", "b", 2, driver.now) == 3
+    driver.meet("a", "b", attempt=3, steps=1, formed=2)
+    assert driver.seat("b") == (1, 2, "a:1", None, False)
+    assert driver.span("a") == (1, 30, 15)
 
 
 def test_a_worker_says_where_its_next_batch_begins():

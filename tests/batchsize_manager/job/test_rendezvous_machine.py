@@ -14,18 +14,19 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.job.state import JobState
-from batchsize_manager.policies import make_policy
 from batchsize_manager.storage.json_values import from_json, to_json
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from idl.exchange import FORMED_GROUP
 from idl.plan import JobSpec
 from idl.records import Report
+from tests.batchsize_manager.job.driver import Choosy
 from tests.state_machines import driven
 
 MEMBERS = 5
 SAMPLES = 90
 PATIENCE = 30.0  # seconds that a worker waits for its peers before it asks for another group
+RECOVERS = 5000.0  # seconds in which training goes on again, whatever has happened
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Worker:
         self.must = None  # the attempt that it has heard of
         self.arrives = False  # its `rewind` waits for an answer
         self.waiting = True  # its last call waits for an answer
+        self.joined = False  # its `join` has been answered, since when it sends heartbeats
         self.peers = self.rank = None
         self.lacks = False
         self.todo, self.finished, self.known, self.reported = [], [], -1, -1
@@ -74,21 +76,30 @@ class AnyChange(RuleBasedStateMachine):
         lookahead=st.sampled_from([0, 0, 1, 2]),
         total=st.integers(10, 40),
         maximum=st.sampled_from([1000, 20]),
+        micro_batch=st.sampled_from([None, None, 2, 3]),
+        release=st.booleans(),
     )
-    def begin(self, workers, lookahead, total, maximum):
+    def begin(self, workers, lookahead, total, maximum, micro_batch, release):
         """Begin a job with the workers that it waits for."""
-        self.maximum = max(maximum, -(-total // workers))
-        self.spec = JobSpec(SAMPLES, total)
-        self.config = JobConfig(workers, lookahead, reconnect_grace=1.0, report_timeout=60.0, keep=1e6)
-        self.now, self.count = 0.0, 0
+        self.spec = JobSpec(SAMPLES, total, micro_batch=micro_batch)
+        whole = self.spec.unit
+        self.maximum = max(maximum // whole, -(-len(self.spec.cuts(total)) // workers)) * whole
+        self.config = JobConfig(
+            workers, lookahead, reconnect_grace=1.0, report_timeout=60.0, keep=1e6, release=release
+        )
+        self.now, self.count, self.slow = 0.0, 0, set()
         self.begin_job()
 
     def begin_job(self):
         """Begin the job, or again."""
-        self.job = Job(self.spec, self.config, make_policy("even"))
+        self.job = Job(self.spec, self.config, Choosy(self.slow))
         self.workers, self.peers, self.kept, self.paused = {}, {}, [], False
-        self.reached = 0  # the most steps of a worker that is there
         self.highest = 0
+        self.written = []  # states with their records, since the last answer that waited for a write, or all
+        self.sure = 0  # the index in it of what was written before that answer
+        self.unknown = set()  # incarnations that a manager which has lost writes may not know
+        self.lost_in = -1  # the last attempt of such a manager's predecessor
+        self.losses = 0
         for _ in range(self.config.workers):
             self.join()
 
@@ -173,8 +184,8 @@ class AnyChange(RuleBasedStateMachine):
         self.job.tick(self.now)
         self.settle()
         worker.cut = True
-        if self.workers.get(worker.name) is worker and not worker.frozen:
-            self.call(worker, lambda: self.beat(worker))
+        if self.workers.get(worker.name) is worker:
+            self.send_heartbeat(worker)
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 11.0, 70.0]))
     def tick(self, seconds):
@@ -183,8 +194,7 @@ class AnyChange(RuleBasedStateMachine):
             self.now += min(seconds, 2.0)
             seconds -= 2.0
             for worker in list(self.workers.values()):
-                if not worker.frozen:
-                    self.call(worker, lambda w=worker: self.beat(w))
+                self.send_heartbeat(worker)
             self.job.tick(self.now)
             self.settle()
 
@@ -192,10 +202,47 @@ class AnyChange(RuleBasedStateMachine):
     @rule(lost=st.integers(0, 2))
     def manager_crashes(self, lost):
         """The manager is started again from what it kept; the last records may be missing."""
-        state = from_json(JobState, to_json(self.job.saved))
-        self.kept = self.kept[: len(self.kept) - lost]
-        self.job = restore_job(state, self.config, make_policy("even"), records=self.kept, now=self.now)
+        self.restore(self.job.saved, self.kept[: len(self.kept) - lost])
+
+    @precondition(lambda self: self.job.members.started)
+    @rule(pick=st.integers(0))
+    def manager_is_killed(self, pick):
+        """The manager is started again without its last writes, for which no answer had to wait."""
+        left = self.written[self.sure :]
+        self.highest = 0  # attempts of which heartbeats alone have told are not on disk
+        self.restore(*left[pick % len(left)])
+
+    @precondition(lambda self: self.job.members.started)
+    @rule(pick=st.integers(0))
+    def manager_loses_writes(self, pick):
+        """The manager is started again from an older state, though workers act upon what came later."""
+        for worker in [worker for worker in self.workers.values() if worker.frozen]:
+            self.workers.pop(worker.name)
+            self.quit(worker)
+        self.lost_in = max(self.lost_in, self.job.attempts.number)
+        self.losses += 1
+        self.highest = 0
+        self.unknown = {worker.incarnation for worker in self.workers.values()}
+        self.restore(*self.written[pick % len(self.written)])
+        for worker in list(self.workers.values()):
+            self.send_heartbeat(worker)
+
+    def restore(self, state, records):
+        """Make the job again from a state and records."""
+        self.kept = list(records)
+        self.written, self.sure = [(state, self.kept)], 0
+        state = from_json(JobState, to_json(state))
+        self.job = restore_job(state, self.config, Choosy(self.slow), records=self.kept, now=self.now)
+        self.paused = self.job.operations.paused
+        for worker in self.workers.values():
+            worker.cut = True
         self.settle()
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0))
+    def slow_down(self, pick):
+        """The policy finds the job faster without a worker, or no longer."""
+        self.slow ^= {self.picked(pick).name}
 
     @rule(size=st.integers(10, 60))
     def change_batch_size(self, size):
@@ -203,8 +250,8 @@ class AnyChange(RuleBasedStateMachine):
         try:
             self.job.operations.change_batch_size(size, self.now)
         except InvalidRequestError:
-            members = self.job.members
-            assert size > self.maximum * len(members.staying) or len(members) > size
+            members, cuts = self.job.members, self.spec.cuts(size)
+            assert cuts.padded > self.maximum * len(members.staying) or len(members) > len(cuts)
         self.settle()
 
     @precondition(lambda self: self.workers)
@@ -238,7 +285,9 @@ class AnyChange(RuleBasedStateMachine):
             if worker.arrives:
                 worker.must = worker.must or worker.attempt
             elif worker.waiting:
-                self.call(worker, lambda: self.enter(worker))
+                self.call(worker, lambda: self.beat(worker) if worker.joined else self.enter(worker))
+                if worker.cut:
+                    return
         if worker.must is not None:
             self.call(worker, lambda: self.rewind(worker))
             return
@@ -310,8 +359,9 @@ class AnyChange(RuleBasedStateMachine):
                 self.recover(worker)
             return
         parts = sorted((p for p, _ in reduction.values()), key=lambda p: (p.start, p.count))
-        position = part.batch_start
+        position, cuts = part.batch_start, self.spec.cuts(part.total)
         for each in parts:
+            cuts.index(position - part.batch_start)
             assert (each.start, each.epoch, each.total) == (position, part.epoch, part.total)
             position += each.count
         assert position == part.batch_start + part.total
@@ -334,10 +384,16 @@ class AnyChange(RuleBasedStateMachine):
 
         self.call(worker, call)
 
+    def send_heartbeat(self, worker):
+        """Send a heartbeat, unless it is frozen, or waits for the answer to `join`."""
+        if worker.joined and not worker.frozen:
+            self.call(worker, lambda: self.beat(worker))
+
     def beat(self, worker):
-        """Send a heartbeat."""
+        """Send a heartbeat, and take the answer."""
         must = self.job.heartbeat(worker.name, worker.incarnation, worker.attempt, self.now)
-        worker.must = must if must is not None else worker.must
+        if must is not None and must > worker.attempt:
+            worker.must = must
 
     def ask(self, worker):
         """Take what the service would answer."""
@@ -350,7 +406,10 @@ class AnyChange(RuleBasedStateMachine):
         )
         if answer is None:
             return
-        worker.waiting = False
+        if answer.after_write:
+            self.settle()
+            self.sure = len(self.written) - 1
+        worker.waiting, worker.joined = False, True
         if answer.released is not None:
             if not worker.todo and not worker.finished:
                 del self.workers[worker.name]
@@ -369,7 +428,7 @@ class AnyChange(RuleBasedStateMachine):
         """Check its seat against those of the others."""
         worker.rank, worker.lacks, worker.since, worker.pushed = seat.rank, seat.lacks, self.now, False
         facts = seat.size, seat.store, seat.source, worker.todo[0].iteration
-        peers = worker.peers = self.peers.setdefault(worker.attempt, Peers(*facts))
+        peers = worker.peers = self.peers.setdefault((self.losses, worker.attempt), Peers(*facts))
         assert facts == (peers.size, peers.store, peers.source, peers.iteration)
         assert 0 <= seat.rank < seat.size
         assert seat.rank not in peers.workers
@@ -404,20 +463,43 @@ class AnyChange(RuleBasedStateMachine):
                 break
         self.settle()
 
-    def enter(self, worker):
+    def enter(self, worker, *, again=False):
         """Join, or repeat that."""
-        bounds = Bounds(maximum=self.maximum)
-        self.job.join(worker.name, worker.incarnation, bounds, self.now, exchange=FORMED_GROUP, beats=True)
+        me, bounds = (worker.name, worker.incarnation), Bounds(maximum=self.maximum)
+        self.job.join(*me, bounds, self.now, exchange=FORMED_GROUP, beats=True, again=again)
 
     def call(self, worker, call):
         """Make a call for a worker; who is no member any more ends."""
         try:
-            call()
+            try:
+                call()
+            except NotMemberError:
+                if not self.has_joined_again(worker):
+                    raise
+                call()
         except NotMemberError:
-            if self.workers.get(worker.name) is worker:
-                del self.workers[worker.name]
+            self.workers = {name: w for name, w in self.workers.items() if w is not worker}
+            self.quit(worker)
+        except UnavailableError:  # another has had its name in what is left of the manager's state
+            worker.cut = True
+        except InvalidRequestError as error:
+            assert "minimum batch sizes sum" in str(error)  # noqa: PT017 - it repeats its call to join
+            self.workers = {name: w for name, w in self.workers.items() if w is not worker}
             self.quit(worker)
         self.settle()
+
+    def has_joined_again(self, worker):
+        """Let a worker be a member again of a manager that does not know it; return whether it is."""
+        if worker.incarnation not in self.unknown:
+            return False
+        self.unknown.remove(worker.incarnation)
+        if self.job.members.is_released(worker.name, worker.incarnation):
+            return False
+        try:
+            self.enter(worker, again=True)
+        except (NotMemberError, UnavailableError, InvalidRequestError):
+            return False  # it was taken out meanwhile, another has its name, or there is no room
+        return True
 
     def settle(self):
         """Keep what the store would; a job that is over begins again."""
@@ -425,6 +507,8 @@ class AnyChange(RuleBasedStateMachine):
         if effects.rewound is not None:
             self.kept = [record for record in self.kept if record.iteration < effects.rewound]
         self.kept += effects.completed
+        if self.job.members.started:
+            self.written.append((self.job.saved, list(self.kept)))
         if effects.over is None:
             return
         if effects.over.failed:
@@ -463,6 +547,8 @@ class AnyChange(RuleBasedStateMachine):
         if group is None or self.job.iterations.first_open != group.iteration:
             return
         number = self.job.attempts.number
+        if number <= self.lost_in:
+            return
         members = [w for w in self.workers.values() if w.name in group.names and w.attempt == number]
         versions = [(w.formed, len(w.state)) for w in members if w.formed not in (None, number)]
         if group.lacking or len(members) < len(group.names):
@@ -477,6 +563,12 @@ class AnyChange(RuleBasedStateMachine):
         self.highest = self.job.attempts.number
 
     @invariant()
+    def no_group_is_of_a_later_attempt(self):
+        """What workers have formed is known on disk, unless it has lost what was written."""
+        number = self.job.attempts.number
+        assert all((w.formed or 0) <= max(number, self.lost_in) for w in self.workers.values())
+
+    @invariant()
     def the_history_has_each_iteration(self):
         """Records follow each other; where a manager was started again, some may be missing."""
         numbers = [record.iteration for record in self.job.history(0, 1000)]
@@ -489,7 +581,7 @@ class AnyChange(RuleBasedStateMachine):
             return
         if self.paused:
             self.pause_or_resume()
-        before, end = self.job, self.now + 10_000
+        before, end = self.job, self.now + RECOVERS
         goal = max([len(w.state) for w in self.workers.values()], default=0) + 3
         while self.now < end:
             if self.job is not before:
@@ -497,7 +589,7 @@ class AnyChange(RuleBasedStateMachine):
             if max([len(w.state) for w in self.workers.values()], default=0) >= goal:
                 break
             acting = [w for w in self.workers.values() if not w.frozen and not w.hung]
-            lack = self.maximum * len(acting) < self.job.planner.batches.size(len(acting))
+            lack = self.maximum * len(acting) < self.job.planner.batches.padded(len(acting))
             if not acting or not self.job.members.started or lack:
                 self.join()
             self.all_act(4)
