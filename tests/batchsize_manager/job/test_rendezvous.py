@@ -301,6 +301,16 @@ def test_a_drained_worker_stays_if_the_others_cannot_take_the_batch_any_more(oth
     assert (driver.must("a"), driver.iteration("a")) == (None, 2)
 
 
+def test_a_drained_worker_stays_if_another_takes_less_before_it_goes():
+    """The group is formed with it again."""
+    driver = running("a", "b", total=30)
+    driver.job.operations.drain("a", driver.now)
+    driver.job.operations.change_bounds("b", Bounds(maximum=20), driver.now)
+    driver.finish("a", "b")
+    driver.meet("a", "b", attempt=2, steps=1, formed=1)
+    assert (driver.span("a"), driver.span("b")) == ((1, 30, 15), (1, 45, 15))
+
+
 @pytest.mark.parametrize("when", ["before", "in the rendezvous", "after"])
 def test_a_drained_worker_first_hands_on_the_only_state(when):
     """It stays for one more iteration, in which a newcomer takes its state."""
