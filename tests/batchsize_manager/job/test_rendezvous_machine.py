@@ -305,7 +305,7 @@ class AnyChange(RuleBasedStateMachine):
     def rewind(self, worker):
         """Go to the rendezvous of the attempt that it has heard of."""
         self.quit(worker)
-        attempt, worker.must = worker.must, None
+        attempt, worker.must = worker.must or worker.attempt, None  # the same if it repeats the call
         place = None
         if worker.state:
             epoch, start, total = worker.state[-1]
