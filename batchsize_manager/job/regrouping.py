@@ -119,7 +119,7 @@ class Regrouping:
             if not is_idle:
                 return True
             if group is not None and not handed_on and len(grouped) == len(group.names) == len(staying):
-                return False  # those that are drained hand on the state first, with one more step
+                return False  # those that are drained hand on the state first, by another plan
         drained = self._drained
         if is_idle and handed_on and grouped - drained and self._planner.can_do_without(drained):
             self._members.release(dict.fromkeys(drained, DRAINED), iterations.planned - 1)
