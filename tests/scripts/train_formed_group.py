@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -85,10 +86,13 @@ def trained_alone(seed, iterations, optimizer="adam"):
     return module.state_dict(), average.values
 
 
-def batches(loader, by_epoch):
-    """Yield the batches of epoch after epoch; once this worker was released, there are none."""
+def batches(loader, by_epoch, seconds):
+    """Yield the batches of epoch after epoch, with seconds between them, until this worker is released."""
     while loader.session.released is None:
         yield from loader
+        if seconds:
+            sys.stderr.write("evaluates\n")
+            time.sleep(seconds)
         by_epoch.step()
 
 
@@ -99,6 +103,7 @@ def main():
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--pause", type=float, default=0.0, help="Seconds that each iteration takes longer.")
     parser.add_argument("--stop", type=Path, required=True, help="A file that will say when, by iterations.")
+    parser.add_argument("--evaluate", type=float, default=0.0, help="Seconds that it takes after an epoch.")
     parser.add_argument("--norm", action="store_true", help="Have batch normalisation and dropout.")
     parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
     parser.add_argument("--hidden", type=int, default=8)
@@ -121,7 +126,7 @@ def main():
     evenpace.torch.balance(model, loader, optimizer, also=[average])
     session = evenpace.session()
     with options.out.with_suffix(".txt").open("a", buffering=1) as seen:
-        for batch in batches(loader, by_epoch):
+        for batch in batches(loader, by_epoch, options.evaluate):
             now = session.assignment
             if options.stop.exists() and now.iteration >= int(options.stop.read_text()):
                 break

@@ -3,6 +3,7 @@
 import datetime
 import logging
 import os
+import socket
 import threading
 import time
 import types
@@ -19,13 +20,13 @@ from idl.errors import InvalidRequestError, UnavailableError
 from idl.exchange import Seat
 from worker.exchanges.all_reduce import GroupTimes
 from worker.session import Session
-from worker.torch.survivable_group import SurvivableGroup, connections, duplicates
+from worker.torch.survivable_group import SurvivableGroup, connections, duplicates, shut
 from worker.torch.training_state import TrainingState
 
 log = logging.getLogger(__name__)
 
-_FORM_SECONDS = datetime.timedelta(seconds=30)  # for all members of a group, which are there
-_REDUCE_SECONDS = datetime.timedelta(minutes=30)  # PyTorch's own; a straggler is no fault
+_FORM_SECONDS = datetime.timedelta(seconds=30)  # once all members are there
+_WAIT_SECONDS = datetime.timedelta(minutes=30)  # for others, as PyTorch; a straggler is no fault
 
 # Options of DistributedDataParallel that are not kept in a form which it could be made anew with.
 _REFUSED = ("mixed_precision", "_delay_all_reduce_params", "device_mesh", "bucket_cap_mb_list")
@@ -68,6 +69,7 @@ class FormedGroup:
         self._group: SurvivableGroup | None = None
         self._attempt = -1  # that the group is of
         self._over = 0  # attempts below this are over
+        self._gathering: list[socket.socket] = []  # duplicates of the connection at which members gather
         _guard_step(optimizer, self)
 
     @property
@@ -79,7 +81,10 @@ class FormedGroup:
         """End all waits for other members in groups of earlier attempts than this; called by any thread."""
         with self._lock:
             self._over = max(self._over, attempt)
-            group = self._group if self._attempt < attempt else None
+            group, gathering = self._group, self._gathering
+            if self._attempt >= attempt:
+                return
+            shut(gathering)
         if group is not None:
             group.cut()
 
@@ -133,7 +138,7 @@ class FormedGroup:
                 f"the group of {seat.size} workers for attempt {attempt} could not be formed: {error}"
             ) from error
         compared = time.perf_counter()
-        distributed.distributed_c10d._set_pg_timeout(_REDUCE_SECONDS, group)
+        distributed.distributed_c10d._set_pg_timeout(_WAIT_SECONDS, group)
         times = GroupTimes(connected - begun, sent - connected, compared - sent)
         log.info(
             "attempt %d: rank %d of %d; formed in %.0f ms, state %.0f ms, compared %.0f ms",
@@ -155,38 +160,60 @@ class FormedGroup:
             before, self._group, self._attempt = self._group, None, attempt
         if before is not None:
             before.close()
-        # The old wrapper goes before its group, which it holds.
-        model.reducer._remove_autograd_hooks()
+        # The old wrapper goes before its group, which it holds; after a failure there may be neither.
+        if model.reducer is not None:
+            model.reducer._remove_autograd_hooks()
         for holder in ("reducer", "logger", "process_group"):
             setattr(model, holder, None)
-        distributed.destroy_process_group()
-        host, _, port = seat.store.rpartition(":")
-        host = host.strip("[]")
-        store = TCPStore(
-            host, int(port), None, is_master=False, timeout=_FORM_SECONDS, wait_for_workers=False
-        )
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        store = self._gather(attempt, seat)
         earlier = connections()
         # A group is named by the number of those that its process has had, which differs among members.
         distributed.distributed_c10d._world.group_count = 0
         distributed.init_process_group(
             "gloo",
-            store=PrefixStore(f"attempt-{attempt}", store),
+            store=store,
             rank=seat.rank,
             world_size=seat.size,
             timeout=_FORM_SECONDS,
         )
         inner = distributed.group.WORLD
         assert self._server is not None
-        made = duplicates(connections() - earlier, {self._server.port, int(port)})
+        ports = {self._server.port, int(seat.store.rpartition(":")[2])}
         with self._lock:
-            self._group = group = SurvivableGroup(inner, made)
-            is_over = self._over > attempt
-        if is_over:
-            group.cut()
-            raise UnavailableError(f"attempt {attempt} is over")
+            self._group = group = SurvivableGroup(inner, duplicates(connections() - earlier, ports))
+            self._check_not_over(attempt)
         _wrap(model, group)
         self._register()
         return inner
+
+    def _gather(self, attempt: int, seat: Seat) -> PrefixStore:
+        """Wait at the group's store until all members are there, and return it.
+
+        They were there when the manager decided on the group, but one may have an epoch's evaluation to do
+        before its next batch, or die: so this may take long, and is ended by `cut`.
+        """
+        host, _, port = seat.store.rpartition(":")
+        earlier = connections()
+        whole = TCPStore(
+            host.strip("[]"), int(port), None, is_master=False, timeout=_FORM_SECONDS, wait_for_workers=False
+        )
+        with self._lock:
+            self._gathering = duplicates(connections() - earlier, set())
+            self._check_not_over(attempt)
+        store = PrefixStore(f"attempt-{attempt}", whole)
+        store.set(f"member-{seat.rank}", "")
+        store.wait([f"member-{rank}" for rank in range(seat.size)], _WAIT_SECONDS)
+        with self._lock:
+            gathering, self._gathering = self._gathering, []
+        for connection in gathering:
+            connection.close()
+        return store
+
+    def _check_not_over(self, attempt: int) -> None:
+        if self._over > attempt:
+            raise UnavailableError(f"attempt {attempt} is over")
 
 
 def _guard_step(optimizer: torch.optim.Optimizer, group: FormedGroup) -> None:

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class SurvivableGroup(distributed.ProcessGroup):
         The connections alone would not do: a process that was frozen may wait for good in gloo (of 153 that
         thawed, 16 did), which has missed that its connections were shut down.
         """
-        self._shut()
+        shut(self._connections)
         if self._open:
             time.sleep(_OWN_ERRORS_SECONDS)
             with self._lock:
@@ -77,7 +78,7 @@ class SurvivableGroup(distributed.ProcessGroup):
 
     def close(self) -> None:
         """Cut the connections; afterwards the group around which this one is may be destroyed."""
-        self._shut()
+        shut(self._connections)
         for connection in self._connections:
             connection.close()
         if any(not work.is_completed() for work in self._works):
@@ -86,11 +87,6 @@ class SurvivableGroup(distributed.ProcessGroup):
             # Its end would wait for gloo's threads, and they for its time-out: so it never ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._inner))
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-
-    def _shut(self) -> None:
-        for connection in self._connections:
-            with contextlib.suppress(OSError):  # it is closed
-                connection.shutdown(socket.SHUT_RDWR)
 
     def _break(self, why: str) -> None:
         self.broken = self.broken or why
@@ -130,6 +126,13 @@ class SurvivableGroup(distributed.ProcessGroup):
 def _work(future: Any) -> Any:
     """Return the operation that ends with a future."""
     return c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+
+
+def shut(connections: Iterable[socket.socket]) -> None:
+    """Shut connections down, so that whoever waits for them ends."""
+    for connection in connections:
+        with contextlib.suppress(OSError):  # it is closed
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def connections() -> set[tuple[int, str]]:

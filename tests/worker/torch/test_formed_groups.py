@@ -285,3 +285,22 @@ def test_a_worker_is_frozen_and_thaws(tmp_path, wait_until):
         check_equal_to_one_process(ended[0], first_seed(run, "abc"), iterations)
         assert {line[5] for line in run.seen("a")} == {2, 3}
         assert run.seen("b")[-1][5] == 3
+
+
+def test_a_newcomer_is_killed_on_its_way_to_the_group(tmp_path, wait_until):
+    """The others wait while it goes through the epochs that it has missed, and no longer than it lives."""
+    with (
+        manager_process("--workers", "2", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE) as run,
+    ):
+        run.start("ab")
+        run.reaches("a", 25)
+        run.start("c", "--evaluate", "600")
+        wait_until(lambda: "evaluates" in run.log("c"), "the newcomer's evaluation")
+        here = run.reached("ab")
+        run.kill("c")
+        run.reaches("a", here + 5)
+        ended, iterations = run.end_all("ab")
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
+        assert {line[0] for line in run.seen("a")} == {1, 3}
