@@ -28,6 +28,7 @@ def connect(
     granularity: int = 1,
     at_once: int = 1,
     device: str | None = None,
+    host: str | None = None,
     connect_timeout: float = SessionConfig.connect_timeout,
     barrier_timeout: float = SessionConfig.barrier_timeout,
     credentials: Credentials | None = None,
@@ -53,6 +54,8 @@ def connect(
             manager finds out how many pay.
         device: The kind of device that it computes on: a worker that joins starts with the batch size of
             its kind. By default the GPU's name, or the CPU's and its number of cores.
+        host: This machine's address as other workers reach it, where the manager forms their group; by
+            default that from which it reaches the manager.
         connect_timeout: Seconds in which each service must be reached.
         barrier_timeout: Seconds for which the others may keep this worker waiting.
         credentials: This worker's certificate and token, where the services ask for them.
@@ -81,6 +84,7 @@ def connect(
         barrier_timeout=barrier_timeout,
         credentials=credentials,
         device=device,
+        host=host,
     )
     address = Address.parse(metrics) if metrics else None
     return open_session(config, Observing(address, traces=traces, trace_every=trace_every), insecure=insecure)

@@ -185,7 +185,7 @@ struct RewindRequest {
   1: common.Identity identity
   2: i64 attempt
   3: i64 version                    // the version to go on from: one of those in the answer to `fence`
-  4: optional bool anew             // nothing was trained, and not all shards have parameters: drop those of this
+  4: optional bool reset            // nothing was trained, and not all shards have parameters: drop those of this
                                     // version, since they are initialised again
   5: optional Part part             // that the shard is to hold
 }

@@ -181,7 +181,7 @@ class JobStore:
         """Read a checkpoint in the background, as `read` does, and remove later ones."""
         return self._thread.submit(self._go_back, version)
 
-    def forget(self) -> "Future[None]":
+    def reset(self) -> "Future[None]":
         """Remove all checkpoints in the background, those that are still to be written included."""
         return self._thread.submit(self._remove_after, -1)
 

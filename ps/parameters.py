@@ -107,7 +107,7 @@ class Parameters(ABC):
         self.initialised = True
         return True
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the parameters, until they are set again."""
         self.drop()
         self.initialised, self.place, self.norms = False, None, None

@@ -245,7 +245,7 @@ class ParameterServerService:
 
     def _rewind(self, call: Call) -> None:
         request = _request_of(call)
-        if request.anew and self._jobs.find(check.identity(request.identity)[0]) is None:
+        if request.reset and self._jobs.find(check.identity(request.identity)[0]) is None:
             call.reply(
                 _wire.RewindReply(identity=request.identity, instance="")
             )  # there are no parameters to drop
@@ -258,8 +258,8 @@ class ParameterServerService:
             if job.is_copying:
                 raise UnavailableError(f"version {job.shard.version} is being copied for its checkpoint")
             self._take_steps(job)
-        if request.anew:
-            job.forget(version)
+        if request.reset:
+            job.reset(version)
         else:
             job.rewind(version)
         call.reply(_wire.RewindReply(identity=call.request.identity, instance=job.instance))

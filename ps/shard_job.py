@@ -279,7 +279,7 @@ class ShardJob:
                 f"rewind to version {version}, but attempt {self.attempt} went on from {self.rewound_to}"
             )
 
-    def forget(self, version: int) -> None:
+    def reset(self, version: int) -> None:
         """Drop the parameters, which are to be set again in the present attempt; may be called again.
 
         Raises:
@@ -290,11 +290,11 @@ class ShardJob:
             return
         if self.shard.initialised and self.shard.version != version:
             raise InvalidRequestError(
-                f"forget version {version}, but the parameters are of version {self.shard.version}"
+                f"reset at version {version}, but the parameters are of version {self.shard.version}"
             )
         if self.store is not None:
-            self._await(("forget", version), self.store.forget)
-        self.shard.forget()
+            self._await(("reset", version), self.store.reset)
+        self.shard.reset()
         self.places.clear()
         self.fenced = False
 

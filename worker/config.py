@@ -63,8 +63,16 @@ class SessionConfig:
         ),
     ] = None
 
+    host: Annotated[
+        str | None,
+        Setting(
+            "This machine's address as other workers reach it, where the manager forms their group.  "
+            "[default: that from which it reaches the manager]"
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
-        for name in ("job", "worker", "device"):
+        for name in ("job", "worker", "device", "host"):
             if (value := getattr(self, name)) is not None:
                 check.text(name, value)
         if "/" in self.job:

@@ -16,7 +16,7 @@ class Joined:
         synchronisation: How the workers wait for each other.
         lookahead: Iterations that are planned ahead of the reports.
         lost: Slices that were lost before this worker joined, as `Lost` of batchsize_manager.thrift.
-        host: This machine's address on the way to the manager, by which other workers reach it, too.
+        host: This machine's address from which it reaches the manager.
     """
 
     run: str

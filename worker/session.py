@@ -233,7 +233,7 @@ class Session:
         )
         self._run = joined.run
         self.synchronisation = joined.synchronisation
-        self.exchange.joined(joined, self._identity)
+        self.exchange.joined(joined, self._identity, self.config.host or joined.host)
         self._membership.start_heartbeat()
         try:
             self.assignment = self._membership.next()

@@ -69,7 +69,7 @@ class MemoryExchange:
         """Set what the job starts from."""
         self.gradient, self._initial = Gradient(layout, False, OwnNorms()), initial
 
-    def joined(self, joined, identity):
+    def joined(self, joined, identity, host):
         """Take the manager's answer, of which nothing is needed."""
 
     def open(self, assignment, first):

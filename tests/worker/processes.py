@@ -14,7 +14,7 @@ LEAST_SQUARES = Path(train_least_squares.__file__)
 
 
 @contextlib.contextmanager
-def processes(folder, manager, shards, names, freeze=None, script=LEAST_SQUARES, arguments=()):
+def processes(folder, manager, shards, names, freeze=None, script=LEAST_SQUARES, arguments=(), options=()):
     """Start workers that run a script, by name. Some freeze at a point; see `freeze_and_run`."""
     with contextlib.ExitStack() as stack:
         workers = {}
@@ -22,6 +22,7 @@ def processes(folder, manager, shards, names, freeze=None, script=LEAST_SQUARES,
             log = stack.enter_context((folder / f"{name}.log").open("ab"))
             command = [sys.executable, "-m", "evenpace", "worker", "--manager", str(manager), "--name", name]
             command += [word for shard in shards for word in ("--ps", str(shard))]
+            command += options
             if freeze and name in freeze:
                 command += [freeze_and_run.__file__, freeze[name]]
             command += [str(script), *arguments, "--out", str(folder / f"{name}.npy")]

@@ -173,7 +173,7 @@ class AllReduce:
         first, self._has_weighted = not self._has_weighted, True
         return first and self.kind == FIXED_GROUP
 
-    def joined(self, joined: Joined, identity: Any) -> None:
+    def joined(self, joined: Joined, identity: Any, host: str) -> None:
         """Check that the workers wait for each other.
 
         Raises:
@@ -183,7 +183,7 @@ class AllReduce:
         if mode != "bsp":
             raise InvalidRequestError(f"the job's mode is {mode}, which needs a parameter server")
         if self._former is not None:
-            self._store = self._former.serve(joined.host)
+            self._store = self._former.serve(host)
 
     def open(self, assignment: Assignment, first: int) -> None:
         """Do nothing: all ranks begin with the same parameters, or will take them as the group is formed."""

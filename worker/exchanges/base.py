@@ -39,12 +39,13 @@ class Exchange(Protocol):
         """How often a connection was made again; may be read by any thread."""
         ...
 
-    def joined(self, joined: Joined, identity: Any) -> None:
+    def joined(self, joined: Joined, identity: Any, host: str) -> None:
         """Take what the manager has answered to `join`.
 
         Args:
             joined: The answer.
             identity: This worker's `Identity` of common.thrift.
+            host: This machine's address as other workers reach it.
 
         Raises:
             InvalidRequestError: The job is not one for this exchange.

@@ -148,7 +148,7 @@ class ParameterServer:
         self.check_unprepared()
         self._prepared = _Prepared(layout, initial, state, deliver)
 
-    def joined(self, joined: Joined, identity: Any) -> None:
+    def joined(self, joined: Joined, identity: Any, host: str) -> None:
         """Take what the manager has answered to `join`."""
         self._shards.plans_ahead = joined.lookahead > 0
         run = f"{identity.job}/{joined.run}"

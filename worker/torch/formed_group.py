@@ -108,8 +108,9 @@ class FormedGroup:
             host: This machine's address as others reach it.
         """
         if self._server is None:
+            # It listens at all addresses, and is reached from here by this one.
             self._server = TCPStore(
-                host, 0, None, is_master=True, timeout=_FORM_SECONDS, wait_for_workers=False
+                "127.0.0.1", 0, None, is_master=True, timeout=_FORM_SECONDS, wait_for_workers=False
             )
             _use_interface_of(host)
         return f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
@@ -141,10 +142,11 @@ class FormedGroup:
         distributed.distributed_c10d._set_pg_timeout(_WAIT_SECONDS, group)
         times = GroupTimes(connected - begun, sent - connected, compared - sent)
         log.info(
-            "attempt %d: rank %d of %d; formed in %.0f ms, state %.0f ms, compared %.0f ms",
+            "attempt %d: rank %d of %d, met at %s; formed in %.0f ms, state %.0f ms, compared %.0f ms",
             attempt,
             seat.rank,
             seat.size,
+            seat.store,
             times.connect * 1e3,
             times.state * 1e3,
             times.compare * 1e3,
@@ -196,9 +198,20 @@ class FormedGroup:
         """
         host, _, port = seat.store.rpartition(":")
         earlier = connections()
-        whole = TCPStore(
-            host.strip("[]"), int(port), None, is_master=False, timeout=_FORM_SECONDS, wait_for_workers=False
-        )
+        try:
+            whole = TCPStore(
+                host.strip("[]"),
+                int(port),
+                None,
+                is_master=False,
+                timeout=_FORM_SECONDS,
+                wait_for_workers=False,
+            )
+        except RuntimeError as error:
+            raise UnavailableError(
+                f"rank 0 of attempt {attempt} cannot be reached at {seat.store} ({error}); if it lives, "
+                f"start it with `evenpace worker --host`, its address as other workers reach it"
+            ) from error
         with self._lock:
             self._gathering = duplicates(connections() - earlier, set())
             self._check_not_over(attempt)

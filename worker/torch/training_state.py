@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -143,7 +144,7 @@ class TrainingState:
         Raises:
             InvalidRequestError: Ranks differ; on all ranks.
         """
-        named = dict(self._compared())
+        named = dict(sorted(self._compared(), key=itemgetter(0)))  # in one order on all ranks
         sums = torch.stack([_bits(tensor) for tensor in named.values()])
         everywhere = [torch.empty_like(sums) for _ in range(distributed.get_world_size(group))]
         distributed.all_gather(everywhere, sums, group)

@@ -45,11 +45,18 @@ class Run:
     def __exit__(self, *error):
         self._stack.close()
 
-    def start(self, names, *arguments):
-        """Start workers, one for each letter, whose parameters differ at first."""
+    def start(self, names, *arguments, options=()):
+        """Start workers, one for each letter, whose parameters differ at first.
+
+        Args:
+            names: The letters.
+            arguments: Of the script.
+            options: Of `evenpace worker`.
+        """
         for name in names:
             own = ("--seed", str(SEEDS[name]), "--stop", str(self._stop), *self._arguments, *arguments)
-            given = processes(self._folder, self._manager, (), [name], script=SCRIPT, arguments=own)
+            places = self._folder, self._manager, ()
+            given = processes(*places, [name], script=SCRIPT, arguments=own, options=options)
             self._workers |= self._stack.enter_context(given)
 
     def seen(self, name):
@@ -304,3 +311,16 @@ def test_a_newcomer_is_killed_on_its_way_to_the_group(tmp_path, wait_until):
         assert bits(ended[0]) == bits(ended[1])
         check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
         assert {line[0] for line in run.seen("a")} == {1, 3}
+
+
+def test_a_worker_is_found_at_the_address_that_it_is_given(tmp_path, wait_until):
+    """It may be another one than that from which it reaches the manager."""
+    with (
+        manager_process("--workers", "2", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE) as run,
+    ):
+        run.start("ab", options=("--host", "127.0.0.2"))
+        run.reaches("a", 5)
+        ended, _ = run.end_all("ab")
+        assert bits(ended[0]) == bits(ended[1])
+        assert all("met at 127.0.0.2:" in run.log(name) for name in "ab")
