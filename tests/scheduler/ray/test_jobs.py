@@ -242,12 +242,12 @@ def test_a_job_that_cannot_run_says_why(jobs, tmp_path):
     script = tmp_path / "broken.py"
     script.write_text("raise RuntimeError('no such luck')\n")
     with (
-        jobs.submit("large", "--cpus-per-worker", 99, "--start-timeout", 4) as large,
+        jobs.submit("large", "--cpus-per-worker", 99, "--start-timeout", 20) as large,
         jobs.submit("broken", "--max-failures", 1, workers=1, script=script, arguments=()) as broken,
     ):
         assert large.end() == 1
         assert "w0 needs 99 CPU, which no node of the cluster has" in large.text
-        assert "it could not start within 4 s: w0, w1 did not run" in large.text
+        assert "it could not start within 20 s: w0, w1 did not run" in large.text
         assert broken.end() == 1
         assert "job 'broken' failed: w0 ended with status 1" in broken.text
         assert "RuntimeError: no such luck" in broken.text
