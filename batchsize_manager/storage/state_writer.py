@@ -1,9 +1,9 @@
 """The writer of a manager's state: one thread, so that no barrier round waits for a disk.
 
-The event loop hands changes over and goes on; the thread writes all that wait, in one transaction. While
-that fails, as on a full disk, training goes on: the thread tries again, and records that are too many to be
-held in memory are left out and counted. A change that cannot be written at all is reported and left out. The
-file itself is written by `state_file`.
+The event loop hands changes over and goes on. The thread gathers them for some milliseconds, unless an answer
+waits for them, and writes them in one transaction. While that fails, as on a full disk, training goes on: the
+thread tries again, and records that are too many to be held in memory are left out and counted. A change that
+cannot be written at all is reported and left out. The file itself is written by `state_file`.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _LOCK_FILE = "manager.lock"
 _PENDING = 400_000  # records of workers' iterations that may wait to be written
+_GATHER_SECONDS = 0.05  # a process that is killed loses these; its workers make up for what they reported
 _RETRY_SECONDS = 1.0
 _LONGEST_WAIT = 1.0  # seconds that an answer waits for the disk at most
 _CLOSE_SECONDS = 10.0
@@ -106,6 +107,7 @@ class StateWriter:
         self._closed = False
         self.has_ended = False
         self._closing = threading.Event()
+        self._awaited = threading.Event()  # something waits for the changes to be written
         self._pruning = Periodic(f"deleting old iterations and runs from {self.path}")
         self._thread: threading.Thread | None = None  # once there is something to write
 
@@ -170,6 +172,8 @@ class StateWriter:
 
     def _hand_over(self, item: "Change | _Gate | _Close") -> threading.Thread:
         self._queue.put(item)
+        if isinstance(item, _Gate | _Close):
+            self._awaited.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
             self._thread.start()
@@ -217,8 +221,11 @@ class StateWriter:
             self._file.close()
 
     def _take(self, wait: bool) -> list[Change | _Gate | _Close]:
-        """Return all items in the queue; if `wait`, wait for one first."""
+        """Return all items in the queue; if `wait`, wait for one first, and gather others."""
         taken = [self._queue.get()] if wait else []
+        if taken and not isinstance(taken[0], _Gate | _Close):
+            self._awaited.wait(_GATHER_SECONDS)
+        self._awaited.clear()
         with contextlib.suppress(queue.Empty):
             while True:
                 taken.append(self._queue.get_nowait())
