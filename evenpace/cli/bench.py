@@ -107,13 +107,14 @@ def bench_recovery(
     """Measure what deaths, freezes and broken connections cost a job.
 
     For each, how long no step was taken, beyond what one takes, and how many were done again. With
-    all-reduce: what workers that join and are drained cost the others, and what a group that the manager
-    forms costs beside stock DDP while nothing changes.
+    all-reduce: what workers that join, are drained and are killed cost the others, and what a group that the
+    manager forms costs beside stock DDP while nothing changes.
     """
-    other = ("shards", "away", "checkpoint_every")
-    if exchange == "parameter-server":
-        other = ("parameters", "batch_size", "turns")
-    for name in other:
+    of_shards, of_groups = (
+        ("shards", "away", "checkpoint_every"),
+        ("parameters", "batch_size", "turns", "changes"),
+    )
+    for name in of_groups if exchange == "parameter-server" else of_shards:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')}: has no meaning with {exchange}")
     if exchange == "all-reduce":

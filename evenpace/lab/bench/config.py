@@ -58,12 +58,17 @@ class RecoveryConfig:
         check_settings(self)
 
 
+GROUP_CHANGES = ("join", "drain", "kill", "kill-while-forming")
+"""Changes to a group of workers, from its own joining to deaths of members."""
+
+
 @dataclass(frozen=True)
 class GroupChangesConfig:
     """The configuration of `evenpace bench recovery --with all-reduce`.
 
     Attributes:
         parameters: Elements of the models, in float32, one after the other.
+        changes: By their names in `GROUP_CHANGES`, in this order.
 
     Raises:
         InvalidRequestError: A value is out of its range, or the batch has no equal parts.
@@ -80,12 +85,22 @@ class GroupChangesConfig:
     ] = (10_000_000,)
     batch_size: Annotated[int, Setting("With all-reduce: samples, a multiple of the workers.", least=1)] = 48
     turns: Annotated[
-        int, Setting("With all-reduce: turns of 10 iterations beside those of stock DDP.", least=1)
+        int, Setting("With all-reduce: turns of 10 iterations beside those of stock DDP; 0: none.", least=0)
     ] = 10
+    changes: Annotated[
+        tuple[str, ...],
+        Setting(
+            f"With all-reduce: those that are measured, of {', '.join(GROUP_CHANGES)}.",
+            metavar="CHANGE,...",
+            read=parse_names,
+        ),
+    ] = GROUP_CHANGES
     repeats: Repeats = 3
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if unknown := sorted(set(self.changes) - set(GROUP_CHANGES)):
+            raise InvalidRequestError(f"changes {', '.join(unknown)}: there are {', '.join(GROUP_CHANGES)}")
         if self.batch_size % self.workers:
             raise InvalidRequestError(
                 f"batch size {self.batch_size}: must be a multiple of the {self.workers} workers"

@@ -1,14 +1,16 @@
-"""Cost of planned changes to workers that all-reduce, in groups that the manager forms, and of no change.
+"""Cost of changes and deaths to workers that all-reduce, in groups that the manager forms, and of no change.
 
 A manager and workers are real processes. A worker that stays says when its iterations ended: across a change,
-the time beyond an iteration is the change's cost. Without changes, the job and stock DDP with a static group,
-both ready all the while, take turns of some iterations, so that what drifts on the machine meets both.
+the time beyond an iteration is the change's cost, with that of an iteration that a death undoes. Without
+changes, the job and stock DDP with a static group, both ready all the while, take turns of some iterations:
+what drifts on the machine meets both.
 """
 
 import contextlib
 import itertools
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -26,18 +28,17 @@ from rich.progress import Progress
 from batchsize_manager.client import ManagerClient
 from evenpace.lab import terminal
 from evenpace.lab.bench import group_changes_worker as script
-from evenpace.lab.bench.config import GroupChangesConfig
+from evenpace.lab.bench.config import GROUP_CHANGES, GroupChangesConfig
 from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.terminal import make_table
 from idl.errors import UnavailableError
 
 _PATIENCE_SECONDS = 300.0  # seconds in which the job must go on
 _LOOK_SECONDS = 0.1  # seconds between two looks at the job, which disturb it
+_FORMING_LOOK_SECONDS = 0.005  # the same, for the moment at which a group begins to be formed
+_JOB = "default"
 _CALM = 12  # iterations between two changes
 _SETTLED = 2  # iterations after a change that are not taken for ordinary ones
-
-JOIN, DRAIN = "join", "drain"
-"""The changes."""
 
 PARTS = ("meet", "connect", "state", "compare")
 """The parts of a change, as `GroupTimes` has them."""
@@ -79,6 +80,12 @@ class _Job:
         self._ranks = config.workers
         self._folder = folder
         self._cluster = cluster
+        self._killed: set[str] = set()
+
+    def kill(self, name: str) -> None:
+        """Kill a worker of the job."""
+        self._killed.add(name)
+        os.kill(self._cluster.pid(name), signal.SIGKILL)
 
     def start(self, name: str, *options: str) -> None:
         """Start a worker of the job."""
@@ -117,7 +124,7 @@ class _Job:
         while not condition():
             if time.monotonic() > deadline:
                 raise UnavailableError(f"timed out after {_PATIENCE_SECONDS:g} s, waiting for {what}")
-            self._cluster.check()
+            self._cluster.check(self._killed)
             time.sleep(_LOOK_SECONDS)
 
     def _own(self, name: str) -> list[str]:
@@ -147,7 +154,7 @@ def run(config: GroupChangesConfig, json_path: Path | None) -> dict[str, Any]:
             model = [parameter.numel() for parameter in script.make_model(parameters).parameters()]
             measured = {"parameters": sum(model), "tensors": len(model)}
             changes = _changes(config, parameters, progress)
-            unchanged = _unchanged(config, parameters, progress)
+            unchanged = _unchanged(config, parameters, progress) if config.turns else None
             sizes.append(measured | {"changes": changes, "unchanged": unchanged})
     figures = asdict(config) | {"load_average": [before, os.getloadavg()[0]], "sizes": sizes}
     _show(console, figures)
@@ -156,23 +163,46 @@ def run(config: GroupChangesConfig, json_path: Path | None) -> dict[str, Any]:
 
 
 def _changes(config: GroupChangesConfig, parameters: int, progress: Progress) -> dict[str, Any]:
-    """Have workers join and others drained, in turn, and return what that cost the worker that stays."""
-    costs: dict[str, list[dict[str, Any]]] = {JOIN: [], DRAIN: []}
-    bar = progress.add_task(f"changes, {parameters:,} parameters", total=2 * config.repeats)
+    """Change the workers in each way, in turn, and return what that cost the worker that stays."""
+    costs: dict[str, list[dict[str, Any]]] = {change: [] for change in config.changes}
+    bar = progress.add_task(f"changes, {parameters:,} parameters", total=len(costs) * config.repeats)
     with (
         _job(config, parameters) as (job, cluster, _),
         contextlib.closing(ManagerClient(cluster.manager)) as client,
     ):
-        names = [f"w{number}" for number in range(config.workers + config.repeats)]
-        stays, *others = names
-        for name in names[: config.workers]:
+        fresh = (f"w{number}" for number in itertools.count())
+        stays, *others = itertools.islice(fresh, config.workers)
+        for name in (stays, *others):
             job.start(name)
         job.until("the first iterations", partial(job.has_ended, stays, _CALM))
-        for leaves, joins in zip(others, names[config.workers :], strict=False):
-            costs[JOIN].append(_cost(job, stays, partial(job.start, joins)))
-            progress.advance(bar)
-            costs[DRAIN].append(_cost(job, stays, partial(client.drain, "default", leaves)))
-            progress.advance(bar)
+
+        def join() -> None:
+            others.append(next(fresh))
+            job.start(others[-1])
+
+        def drain() -> None:
+            client.drain(_JOB, others.pop(0))
+
+        def kill() -> None:
+            job.kill(others.pop(0))
+
+        def kill_while_forming() -> None:
+            before = client.status(_JOB).summary.attempt
+            drain()
+            summary = client.status(_JOB).summary
+            while summary.attempt == before or summary.group_size is None:  # the members are not decided on
+                time.sleep(_FORMING_LOOK_SECONDS)
+                summary = client.status(_JOB).summary
+            kill()
+
+        ways = dict(zip(GROUP_CHANGES, (join, drain, kill, kill_while_forming), strict=True))
+        leave = {"join": 0, "drain": 1, "kill": 1, "kill-while-forming": 2}
+        for _ in range(config.repeats):
+            for change, its in costs.items():
+                while len(others) + 1 < config.workers + leave[change]:
+                    _cost(job, stays, join)
+                its.append(_cost(job, stays, ways[change]))
+                progress.advance(bar)
     return {change: _summary(its) for change, its in costs.items()}
 
 
@@ -236,6 +266,7 @@ def _summary(costs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     values = [cost["cost_s"] for cost in costs]
     return {
         "cost_s": statistics.median(values),
+        "cost_95_s": float(np.percentile(values, 95)),
         "costs_s": values,
         **{key: statistics.median(cost[key] for cost in costs) for key in ("next_s", "iteration_s")},
         "attempts": max(cost["attempts"] for cost in costs),
@@ -252,14 +283,26 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         f"{figures['repeats']} changes of each kind to {figures['workers']} workers; ms beyond an iteration "
         f"for a worker that stays (range), and parts"
     )
-    table = make_table(title, "", "parameters", "cost", *PARTS, "next", "iteration")
+    table = make_table(title, "", "parameters", "cost", "95%", *PARTS, "next", "iteration")
     for size in figures["sizes"]:
         for change, its in size["changes"].items():
-            values = (its["cost_s"], *its["parts_s"].values(), its["next_s"], its["iteration_s"])
+            values = (
+                its["cost_s"],
+                its["cost_95_s"],
+                *its["parts_s"].values(),
+                its["next_s"],
+                its["iteration_s"],
+            )
             middle, *rest = (f"{value * 1e3:.0f}" for value in values)
             spread = f"{min(its['costs_s']) * 1e3:.0f}-{max(its['costs_s']) * 1e3:.0f}"
             table.add_row(change, f"{size['parameters']:,}", f"{middle} ({spread})", *rest)
     console.print(table)
+    if figures["turns"]:
+        _show_unchanged(console, figures)
+    console.print(terminal.load_line(*figures["load_average"]))
+
+
+def _show_unchanged(console: Console, figures: dict[str, Any]) -> None:
     turns = f"{figures['turns']} turns of {script.BLOCK - 1} iterations"
     title = f"Without a change, {turns}; ratios with quartiles"
     table = make_table(
@@ -271,7 +314,6 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         times.append(" to ".join(f"{its[f'{way}_cpu_s'] * 1e3:.1f}" for way in ("stock", "job")))
         table.add_row(f"{size['parameters']:,}", *times, *(_ratio(its[key]) for key in ("ratio", "floor")))
     console.print(table)
-    console.print(terminal.load_line(*figures["load_average"]))
 
 
 def _ratio(quartiles: Sequence[float] | None) -> str:
