@@ -9,8 +9,12 @@ norms the shards take, and those of micro-batches are not taken: of precondition
 differ from each other, norms could not be summed. To fetch the shards' would be a pull of the whole size.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
@@ -19,10 +23,14 @@ from numpy.typing import NDArray
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Layout
 from idl.plan import Assignment
-from idl.preconditioning import PRECONDITIONED
+from idl.preconditioning import PRECONDITIONED, STEPS
 from worker.second_moment import SecondMoment
 
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth
+_SMALL = 2**17  # elements, of which a gradient's norms take well below a millisecond
+_SHARE = 0.01  # of the time of the iterations, that norms may take
+_LEVELS = (1, *(STEPS << doubled for doubled in range(5)))
+_ENOUGH = 3  # iterations that are timed before the first choice
 
 
 def squared_norm(
@@ -59,6 +67,73 @@ class _Gradient(NamedTuple):
 
     part: Assignment
     values: NDArray[Any]
+
+
+class Cadence:
+    """The iterations in which norms are taken: as many as there are, or as take 1% of the time.
+
+    They are every one, or every 10th, 20th, 40th, 80th or 160th. So a worker takes them in none in which
+    another one that takes them more often does not, and the manager learns those of all workers; and a
+    preconditioner, which is computed again every `STEPS` iterations, is the same on all of them then.
+
+    Args:
+        elements: Of the gradient. The norms of a small one are taken in every iteration.
+        clock: Returns seconds.
+
+    Attributes:
+        every: Number of iterations of which one has norms.
+    """
+
+    def __init__(self, elements: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._is_small = elements <= _SMALL
+        self.every = 1 if self._is_small else STEPS
+        self._iterations: deque[float] = deque(maxlen=STEPS)  # seconds of each
+        self._norms: deque[float] = deque(maxlen=STEPS)
+        self._preparations: deque[float] = deque(maxlen=STEPS)
+        self._spent: dict[int, float] = {}  # by iteration, seconds
+        self._ended: tuple[int, float] | None = None
+
+    def is_due(self, iteration: int, successive: int = 1) -> bool:
+        """Return whether norms are taken in an iteration.
+
+        Args:
+            iteration: The iteration.
+            successive: Number of successive iterations that are needed at a time.
+        """
+        return iteration % self.every < successive
+
+    @contextlib.contextmanager
+    def taking(self, iteration: int) -> Iterator[None]:
+        """Count the time of a `with` block as spent on an iteration's norms; called by any thread."""
+        begun = self._clock()
+        yield
+        self._spent[iteration] = self._spent.get(iteration, 0.0) + self._clock() - begun
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Count the time of a `with` block as spent on a preconditioner for `STEPS` iterations."""
+        begun = self._clock()
+        yield
+        self._preparations.append(self._clock() - begun)
+
+    def end(self, iteration: int) -> None:
+        """Note that this worker has computed its gradient, and choose how often norms are taken."""
+        now = self._clock()
+        before, self._ended = self._ended, (iteration, now)
+        norms = None if before is None else self._spent.pop(before[0], None)  # with those of the workers' sum
+        if self._is_small or before is None or before[0] + 1 != iteration:
+            return
+        self._iterations.append(now - before[1])
+        if norms is None:
+            return
+        self._norms.append(norms)
+        if len(self._norms) >= _ENOUGH:
+            allowed = _SHARE * statistics.median(self._iterations)
+            each = statistics.median(self._norms)
+            prepared = statistics.median(self._preparations or [0.0])
+            fitting = (n for n in _LEVELS if each / n + prepared / max(n, STEPS) <= allowed)
+            self.every = next(fitting, _LEVELS[-1])
 
 
 class OwnNorms:

@@ -2,10 +2,13 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import idl
 from batchsize_manager.client import ManagerClient
@@ -15,10 +18,11 @@ from batchsize_manager.storage.state_reader import open_state
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Group, Layout
 from idl.plan import Assignment, permutation
+from idl.preconditioning import STEPS
 from tests.scripts.train_least_squares import SPEC, mean_gradient
 from tests.services import MemberWorker, manager_service, serving, shard_service
 from tests.worker.least_squares import Worker, trained_alone
-from worker.gradient_norms import OwnNorms, squared_norm
+from worker.gradient_norms import Cadence, OwnNorms, squared_norm
 
 ITERATIONS = 30
 
@@ -151,3 +155,57 @@ def test_statistics_are_no_part_of_a_gradient():
     gradient = np.array([1.0, 2.0, 3.0, 50.0, 60.0])
     assert squared_norm(gradient, layout) == 14.0
     assert squared_norm(gradient, layout, minus=np.array([1.0, 1.0, 1.0, 0.0, 0.0])) == 5.0
+
+
+def iterations_with_norms(elements, iterations, computing, norms, preparation):
+    """Go through iterations, by a clock that is set; those with norms, and how often they came last."""
+    now = 0.0
+    cadence = Cadence(elements, lambda: now)
+    taken, period = [], None
+    for iteration in range(iterations):
+        now += computing
+        due = cadence.is_due(iteration)
+        if due:
+            taken.append(iteration)
+            if iteration // STEPS != period:
+                period = iteration // STEPS
+                with cadence.preparing():
+                    now += preparation
+            with cadence.taking(iteration):
+                now += norms / 2
+        cadence.end(iteration)
+        if due:
+            with cadence.taking(iteration):  # of the sum over the workers
+                now += norms / 2
+    return taken, cadence.every
+
+
+@given(norms=st.floats(1e-4, 0.8), preparation=st.floats(0.0, 0.8))
+def test_norms_are_taken_as_often_as_a_hundredth_of_the_time_allows(norms, preparation):
+    """Once a few were timed; and not more seldom than they must."""
+    _, every = iterations_with_norms(2**20, 1000, 1.0, norms, preparation)
+
+    def share(every):
+        return norms / every + preparation / max(every, STEPS)
+
+    assert share(every) <= 0.0101 * (1 + norms + preparation)
+    if every > 1:
+        assert share(every // 2 if every > STEPS else 1) > 0.0099
+
+
+def test_a_worker_for_which_norms_are_dear_takes_them_where_the_others_do():
+    """So that there are iterations of which all workers' norms are known."""
+    late = []
+    for norms in (0.005, 0.06, 0.15, 0.7):
+        taken, _ = iterations_with_norms(2**20, 2000, 1.0, norms, 0.0)
+        late.append({iteration for iteration in taken if iteration >= 1000})
+    assert len(late[0]) == 1000
+    for often, seldom in itertools.pairwise(late):
+        assert seldom
+        assert seldom < often
+
+
+def test_norms_of_a_small_gradient_are_taken_in_every_iteration():
+    """Whatever the clock says of times that are too short for it."""
+    taken, _ = iterations_with_norms(1000, 100, 1e-6, 1.0, 1.0)
+    assert len(taken) == 100

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from idl.errors import InvalidRequestError
 from idl.exchange import FORMED_GROUP
 from worker.exchanges.all_reduce import AllReduce
+from worker.gradient_norms import Cadence
 from worker.own_session import own_session
 from worker.session import Session
 from worker.torch.batch_norm import SyncBatchNorm
@@ -110,11 +111,13 @@ def balance(
     trained = [p for p in model.parameters() if p.requires_grad]
     summed = partial(_sum, session, exchange)
     accumulation = Accumulation(session, trained, model, summed, preconditioner)
+    # Off the CPU, the host's time says nothing of what norms take, which is little.
+    cadence = Cadence(sum(p.numel() for p in trained) if device.type == "cpu" else 0)
 
     def register() -> None:
         group = model.process_group
         pairs = ConsecutivePairs(session.norms) if distributed.get_world_size(group) == 1 else None
-        reduction = _Reduction(session, exchange, accumulation, group, preconditioner, pairs=pairs)
+        reduction = _Reduction(session, exchange, accumulation, group, cadence, preconditioner, pairs=pairs)
         model.register_comm_hook(reduction, _reduce)
         if preconditioner is not None:
             preconditioner.forget()
@@ -221,6 +224,7 @@ class _Reduction:
         exchange: Its exchange, which is told that gradients were weighted.
         accumulation: Knows the micro-batch under way.
         group: The model's process group.
+        cadence: The iterations in which norms are taken where there are no micro-batches.
         preconditioner: That of the model's optimiser; None for none.
         own: Squared norm of this worker's own gradient, as far as its buckets are ready.
         pairs: Takes the gradients of the only rank; None where there are others.
@@ -230,6 +234,7 @@ class _Reduction:
     exchange: AllReduce
     accumulation: Accumulation
     group: distributed.ProcessGroup
+    cadence: Cadence
     preconditioner: Preconditioner | None = None
     own: torch.Tensor | float = 0.0
     pairs: ConsecutivePairs | None = None
@@ -247,16 +252,22 @@ def _reduce(
     if state.exchange.note_weighting(_HOOK, assignment.count):
         _check_members(session, gradient.device, state.group)
     at_hand = state.accumulation.samples_at_hand
-    diagonal, is_measured = None, True
-    if state.preconditioner is not None:
-        diagonal = state.preconditioner.flat(bucket.parameters(), bucket.gradients(), assignment.iteration)
+    iteration, cadence = assignment.iteration, state.cadence
+    is_measured = at_hand is not None or cadence.is_due(iteration, 1 if state.pairs is None else 2)
+    diagonal = None
+    if is_measured and state.preconditioner is not None:
+        outdated = at_hand is None and state.preconditioner.is_outdated(iteration)
+        with cadence.preparing() if outdated else cadence.taking(iteration):
+            diagonal = state.preconditioner.flat(bucket.parameters(), bucket.gradients(), iteration)
         is_measured = diagonal is not None
     of_slice = is_measured and at_hand is None  # else norms of each micro-batch are taken
     alone = of_slice and state.pairs is not None
-    if alone and state.pairs is not None:
-        state.pairs.add(assignment, bucket, diagonal)
-    elif of_slice:
-        state.own = state.own + squared_norm(gradient, diagonal)
+    if of_slice:
+        with cadence.taking(iteration):
+            if state.pairs is not None:
+                state.pairs.add(assignment, bucket, diagonal)
+            else:
+                state.own = state.own + squared_norm(gradient, diagonal)
     if assignment.count:
         # Over micro-batches, the gradient is accumulated in units of the last one's.
         gradient.mul_((at_hand or assignment.count) / assignment.total)
@@ -267,12 +278,14 @@ def _reduce(
         if of_slice and not alone:
             session.norms.add(assignment, assignment.count, state.own, once=True)
         state.own = 0.0
+        cadence.end(iteration)
         session.meter.stopwatch.stop()
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         total = future.value()[0]
         if is_measured and not alone:
-            session.norms.take_reduced(assignment.iteration, squared_norm(total, diagonal))
+            with cadence.taking(iteration):
+                session.norms.take_reduced(iteration, squared_norm(total, diagonal))
         if last:  # the rest of the iteration, such as the optimiser's step, is this worker's own time
             session.meter.stopwatch.start()
         return total

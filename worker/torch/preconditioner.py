@@ -27,10 +27,18 @@ class Preconditioner:
         self._optimizer = optimizer
         self._period = 0  # of `STEPS` iterations, that the diagonals hold for
         self._diagonals: dict[torch.Tensor, torch.Tensor] = {}  # by parameter
+        # Memory that is used again, since new memory takes longer than the computing: by parameter, and by
+        # the first one of a bucket.
+        self._memory: dict[torch.Tensor, torch.Tensor] = {}
+        self._flat: dict[torch.Tensor, torch.Tensor] = {}
 
     def forget(self) -> None:
         """Have it computed again in the next iteration, as all ranks of another group do."""
-        self._diagonals = {}
+        self._diagonals, self._flat = {}, {}  # the group has other buckets
+
+    def is_outdated(self, iteration: int) -> bool:
+        """Return whether it is to be computed again for an iteration."""
+        return not self._diagonals or self._period != iteration // STEPS
 
     @torch.no_grad()
     def of(self, parameters: Sequence[torch.Tensor], iteration: int) -> list[torch.Tensor] | None:
@@ -41,9 +49,8 @@ class Preconditioner:
         """
         if iteration % self.every:
             return None
-        period = iteration // STEPS
-        if not self._diagonals or period != self._period:
-            self._period, self._diagonals = period, self._computed()
+        if self.is_outdated(iteration):
+            self._period, self._diagonals = iteration // STEPS, self._computed()
         if not self._diagonals:
             return None
         zero = [p.new_zeros(p.numel()) for p in parameters if p not in self._diagonals]
@@ -62,9 +69,12 @@ class Preconditioner:
         diagonals = self.of(bucket, iteration)
         if diagonals is None:
             return None
-        return torch.cat(
-            [_in_order(d.view(like.shape), like) for d, like in zip(diagonals, gradients, strict=True)]
-        )
+        pieces = [_in_order(d.view(like.shape), like) for d, like in zip(diagonals, gradients, strict=True)]
+        memory = self._flat.get(bucket[0])
+        if memory is None or memory.numel() != sum(map(torch.numel, pieces)):
+            memory = self._flat[bucket[0]] = torch.cat(pieces)
+            return memory
+        return torch.cat(pieces, out=memory)
 
     def _computed(self) -> dict[torch.Tensor, torch.Tensor]:
         parameters, moments, factors, addends = [], [], [], []
@@ -81,11 +91,21 @@ class Preconditioner:
                 addends.append(addend)
         if not parameters:
             return {}
-        roots = torch._foreach_sqrt(moments)
-        torch._foreach_mul_(roots, factors)
-        torch._foreach_add_(roots, addends)
-        diagonals = torch._foreach_sign(moments)  # 0 where v is, and else 1
-        torch._foreach_div_(diagonals, roots)
+        for parameter, moment in zip(parameters, moments, strict=True):
+            if parameter not in self._memory:
+                self._memory[parameter] = torch.empty_like(moment)
+        diagonals = [self._memory[parameter] for parameter in parameters]
+        # On a CPU one after the other, so that it stays in the cache; else together, in a few kernels.
+        one = 1 if parameters[0].is_cpu else len(parameters)
+        for begin in range(0, len(parameters), one):
+            part = slice(begin, begin + one)
+            roots = torch._foreach_sqrt(moments[part])
+            torch._foreach_mul_(roots, factors[part])
+            torch._foreach_add_(roots, addends[part])
+            torch._foreach_copy_(
+                diagonals[part], torch._foreach_sign(moments[part])
+            )  # 0 where v is, and else 1
+            torch._foreach_div_(diagonals[part], roots)
         return {p: diagonal.reshape(-1) for p, diagonal in zip(parameters, diagonals, strict=True)}
 
 
