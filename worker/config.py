@@ -14,9 +14,11 @@ from rpc.places import Where
 
 
 def default_worker_name() -> str:
-    """Return a name that no other worker is likely to have; under torchrun and similar tools, by the rank."""
+    """Return a name that no other worker is likely to have; by the rank, where a launcher gives ranks."""
     rank = os.environ.get("RANK")
-    return f"rank-{rank}" if rank else f"{socket.gethostname()}-{os.getpid()}"
+    if rank and os.environ.get("WORLD_SIZE") != "1":
+        return f"rank-{rank}"
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 @dataclass(frozen=True)

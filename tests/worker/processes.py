@@ -14,13 +14,19 @@ LEAST_SQUARES = Path(train_least_squares.__file__)
 
 
 @contextlib.contextmanager
-def processes(folder, manager, shards, names, freeze=None, script=LEAST_SQUARES, arguments=(), options=()):
-    """Start workers that run a script, by name. Some freeze at a point; see `freeze_and_run`."""
+def processes(
+    folder, manager, shards, names, freeze=None, script=LEAST_SQUARES, arguments=(), options=(), launcher=()
+):
+    """Start workers that run a script, by name. Some freeze at a point; see `freeze_and_run`.
+
+    With a launcher, its processes are returned, which start the workers.
+    """
     with contextlib.ExitStack() as stack:
         workers = {}
         for name in names:
             log = stack.enter_context((folder / f"{name}.log").open("ab"))
-            command = [sys.executable, "-m", "evenpace", "worker", "--manager", str(manager), "--name", name]
+            command = [*launcher, sys.executable, "-m", "evenpace", "worker"]
+            command += ["--manager", str(manager), "--name", name]
             command += [word for shard in shards for word in ("--ps", str(shard))]
             command += options
             if freeze and name in freeze:

@@ -137,10 +137,9 @@ def balance(
 
 
 def _is_alone(model: DistributedDataParallel) -> bool:
-    """Return whether the group of a model is this process, by no launcher's doing, and gloo's."""
+    """Return whether the group of a model is this process alone, and gloo's."""
     group = model.process_group
-    alone = distributed.get_world_size(group) == 1 and distributed.get_backend(group) == "gloo"
-    return alone and not distributed.is_torchelastic_launched()
+    return distributed.get_world_size(group) == 1 and distributed.get_backend(group) == "gloo"
 
 
 def weighted(

@@ -3,8 +3,10 @@
 import contextlib
 import signal
 import string
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -45,18 +47,21 @@ class Run:
     def __exit__(self, *error):
         self._stack.close()
 
-    def start(self, names, *arguments, options=()):
+    def start(self, names, *arguments, options=(), launcher=()):
         """Start workers, one for each letter, whose parameters differ at first.
 
         Args:
             names: The letters.
             arguments: Of the script.
             options: Of `evenpace worker`.
+            launcher: A command that starts the command which follows.
         """
         for name in names:
             own = ("--seed", str(SEEDS[name]), "--stop", str(self._stop), *self._arguments, *arguments)
             places = self._folder, self._manager, ()
-            given = processes(*places, [name], script=SCRIPT, arguments=own, options=options)
+            given = processes(
+                *places, [name], script=SCRIPT, arguments=own, options=options, launcher=launcher
+            )
             self._workers |= self._stack.enter_context(given)
 
     def seen(self, name):
@@ -94,6 +99,11 @@ class Run:
         written.write_text(str(self.reached(names) + after))
         written.rename(self._stop)
         return [self.end(name) for name in names], int(self._stop.read_text())
+
+    def kill_child(self, name):
+        """Kill the worker that a launcher has started."""
+        (child,) = psutil.Process(self._workers[name].pid).children()
+        child.kill()
 
     def kill(self, name):
         """Kill a worker, which has no time to do anything."""
@@ -275,6 +285,27 @@ def test_a_worker_is_killed_within_an_iteration(tmp_path, wait_until, rank):
         ended, iterations = run.end_all(others)
         assert bits(ended[0]) == bits(ended[1])
         check_equal_to_one_process(ended[0], first, iterations)
+
+
+def test_a_launcher_starts_a_killed_worker_again(tmp_path, wait_until):
+    """One for each worker, as torchrun is by which each machine starts its own; the worker comes back."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    launcher = [*torchrun, "--max-restarts", "2", "--no-python"]
+    with (
+        manager_process("--workers", "2", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE) as run,
+    ):
+        run.start("ab", launcher=launcher)
+        run.reaches("a", 15)
+        first = first_seed(run, "ab")
+        here = run.reached("ab")
+        run.kill_child("b")
+        run.reaches("b", here + 3)
+        ended, iterations = run.end_all("ab")
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], first, iterations)
+        assert {line[5] for line in run.seen("a")} >= {2}
+        assert run.seen("b")[-1][0] > run.seen("b")[0][0]
 
 
 def test_a_worker_is_frozen_and_thaws(tmp_path, wait_until):
