@@ -106,6 +106,8 @@ def main():
     parser.add_argument("--evaluate", type=float, default=0.0, help="Seconds that it takes after an epoch.")
     parser.add_argument("--norm", action="store_true", help="Have batch normalisation and dropout.")
     parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
+    parser.add_argument("--static-graph", action="store_true", help="Likewise.")
+    parser.add_argument("--loading", type=int, default=0, help="Processes that load samples.")
     parser.add_argument("--hidden", type=int, default=8)
     parser.add_argument("--change-alone", action="store_true", help="Change a parameter in iteration 5.")
     parser.add_argument("--micro-batch", type=int)
@@ -119,9 +121,16 @@ def main():
         options.seed, options.optimizer, options.hidden, norm=options.norm
     )
     average = Average(module)
-    model = DistributedDataParallel(module, find_unused_parameters=options.find_unused)
+    model = DistributedDataParallel(
+        module, find_unused_parameters=options.find_unused, static_graph=options.static_graph
+    )
     loader = evenpace.torch.DataLoader(
-        Problem(), BATCH, shuffle=True, seed=3, micro_batch=options.micro_batch
+        Problem(),
+        BATCH,
+        shuffle=True,
+        seed=3,
+        micro_batch=options.micro_batch,
+        num_workers=options.loading,
     )
     evenpace.torch.balance(model, loader, optimizer, also=[average])
     session = evenpace.session()
