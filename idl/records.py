@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from idl.gradient_norms import StepNorms
 
+_YEAR = 365.25 * 86_400  # seconds, of which no iteration takes more
+
 
 @dataclass(frozen=True)
 class Range:
@@ -40,8 +42,8 @@ class Report:
     """
 
     iteration: Annotated[int, Range()]
-    batch_processing_time: Annotated[float, Range()]
-    waiting_time: Annotated[float, Range()] = 0.0
+    batch_processing_time: Annotated[float, Range(most=_YEAR)]
+    waiting_time: Annotated[float, Range(most=_YEAR)] = 0.0
     cpu_usage: Annotated[float, Range(most=1)] = 0.0
     memory_usage: Annotated[float, Range(most=1)] = 0.0
     maximum: Annotated[int | None, Range(1)] = None

@@ -37,6 +37,14 @@ class ParameterServerConfig:
             folder=True,
         ),
     ] = None
+    jobs: Annotated[
+        int,
+        Setting(
+            "Most jobs at once; more are refused, once none is left that has no connection.",
+            name="max-jobs",
+            least=1,
+        ),
+    ] = 100
     checkpoint_every: Annotated[int, Setting("Iterations from one checkpoint to the next.", least=1)] = 100
     keep: Annotated[
         float,

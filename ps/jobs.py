@@ -66,7 +66,7 @@ class Jobs:
 
         Raises:
             UnavailableError: Its checkpoint is being read or written; a later call may find it.
-            InvalidRequestError: There is not enough memory for it.
+            InvalidRequestError: There is not enough memory for it, or there are too many jobs.
         """
         job = self._jobs.get(name)
         if job is not None or self._store is None or not self._store.has(name):
@@ -89,10 +89,11 @@ class Jobs:
         """Begin to hold a new job.
 
         Raises:
-            InvalidRequestError: There is not enough memory for it, or its mode cannot be deterministic.
+            InvalidRequestError: There is not enough memory for it, or there are too many jobs; or its mode
+                cannot be deterministic.
         """
         shard = self._make_shard(layout, synchronisation)
-        self.make_room(layout.nbytes)
+        self.make_room(layout.nbytes, jobs=1)
         job = ShardJob(name, shard, synchronisation, model, self._config.checkpoint_every)
         if self._store is not None and synchronisation.mode == "bsp":
             job.store = self._store.job(name)
@@ -116,16 +117,30 @@ class Jobs:
         self._jobs[name] = job
         return job
 
-    def make_room(self, nbytes: int) -> None:
-        """Drop jobs without connections, longest without first, until `nbytes` more fit into the memory.
+    def make_room(self, nbytes: int, jobs: int = 0) -> None:
+        """Drop jobs without connections, longest without first, until there is room for more.
+
+        Args:
+            nbytes: Bytes of parameters that are to fit into the memory.
+            jobs: Jobs that are to be added.
 
         Raises:
-            InvalidRequestError: They do not fit even then.
+            InvalidRequestError: There is no room even then.
         """
+        most = self._config.jobs
+
+        def fits() -> bool:
+            return self._used() + nbytes <= self._config.memory_bytes and len(self._jobs) + jobs <= most
+
         left = sorted((job.left_at, name) for name, job in self._jobs.items() if job.left_at is not None)
-        while self._used() + nbytes > self._config.memory_bytes and left:
+        while left and not fits():
             self._drop(left.pop(0)[1])
-        if self._used() + nbytes > self._config.memory_bytes:
+        if len(self._jobs) + jobs > most:
+            raise InvalidRequestError(
+                f"this shard may hold {most} jobs, and has as many with workers: use another one, or start "
+                f"it with a larger --max-jobs"
+            )
+        if not fits():
             raise InvalidRequestError(
                 f"parameters of {nbytes} bytes: this shard may hold {self._config.memory_bytes}, "
                 f"of which {self._used()} are in use; use more shards, or allow it more"
@@ -164,7 +179,7 @@ class Jobs:
 
     def _restore(self, name: str, store: JobStore, checkpoint: ShardCheckpoint) -> ShardJob:
         """Hold a job again, as its newest checkpoint has it."""
-        self.make_room(checkpoint.snapshot.layout.nbytes)
+        self.make_room(checkpoint.snapshot.layout.nbytes, jobs=1)
         shard = self._make_shard(checkpoint.snapshot.layout, checkpoint.synchronisation)
         shard.restore(checkpoint.snapshot)
         job = ShardJob(

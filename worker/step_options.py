@@ -5,6 +5,10 @@ This module knows iterations and groups, and neither the wire nor a framework.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from idl.layout import Group
 
@@ -26,7 +30,9 @@ class StepOptions:
 
     def __init__(self, groups: Sequence[Group] | None = None) -> None:
         self.reached = -1
-        self._changes: deque[tuple[int, Sequence[Group]]] = deque(maxlen=_CHANGES)
+        # First iteration, groups with some options, and the options' values, one group's after the other's: a
+        # schedule that is stepped in each iteration changes values alone, which take little memory.
+        self._changes: deque[tuple[int, Sequence[Group], NDArray[np.float64]]] = deque(maxlen=_CHANGES)
         self._now = groups  # with the loop's present options
 
     def at(self, iteration: int, changed: Sequence[Group] | None = None) -> Sequence[Group] | None:
@@ -42,7 +48,33 @@ class StepOptions:
         self._now = changed or self._now
         if iteration > self.reached:
             self.reached = iteration
-            if self._now is not None and (not self._changes or self._changes[-1][1] != self._now):
-                self._changes.append((iteration, self._now))
+            if self._now is not None:
+                self._note(iteration, self._now)
             return self._now
-        return next((groups for since, groups in reversed(self._changes) if since <= iteration), None)
+        for since, groups, values in reversed(self._changes):
+            if since <= iteration:
+                return _with_values(groups, values)
+        return None
+
+    def _note(self, iteration: int, groups: Sequence[Group]) -> None:
+        """Remember the options from an iteration on, where they are others than before."""
+        values = np.array([value for group in groups for value in group.options.values()], np.float64)
+        if self._changes:
+            _, like, last = self._changes[-1]
+            if _names(like) != _names(groups):
+                like = groups
+            elif np.array_equal(values, last):
+                return
+        else:
+            like = groups
+        self._changes.append((iteration, like, values))
+
+
+def _names(groups: Sequence[Group]) -> list[tuple[int, bool, tuple[str, ...]]]:
+    return [(group.elements, group.statistics, tuple(group.options)) for group in groups]
+
+
+def _with_values(groups: Sequence[Group], values: NDArray[np.float64]) -> tuple[Group, ...]:
+    """Return groups with other values of their options."""
+    left = iter(values.tolist())
+    return tuple(replace(group, options={name: next(left) for name in group.options}) for group in groups)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from batchsize_manager.job.batch_sizer import BatchSizer
 from batchsize_manager.job.batch_sizes import Batches
@@ -11,6 +12,7 @@ from batchsize_manager.job.members import Members
 from batchsize_manager.job.progress import IterationProgress
 from batchsize_manager.policies import Participant, Policy, Split
 from batchsize_manager.policies.base import MEMORY_GUARD
+from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.solver import InfeasibleError
 from idl.cuts import Cuts
 from idl.plan import make_plan
@@ -189,9 +191,22 @@ class Planner:
         self.policy.expect(len(self._cuts(self.batch_size)), self._unit)
 
     def _split(self, total: int) -> Split:
-        """Have the policy split a batch of `total` samples."""
+        """Have the policy split a batch of `total` samples; evenly, if what it says cannot be."""
+        units = len(self._cuts(total))
         with self._in_samples():
-            return self.policy.split(len(self._cuts(total)))
+            split = self.policy.split(units)
+            counts = split.counts
+            if (
+                len(counts) == len(self._members.staying)
+                and sum(counts) == units
+                and all(one >= 0 for one in counts)
+            ):
+                return split
+            even = Even()
+            even.set_members(self._participants)
+            even.expect(units, self._unit)
+            warning = f"the policy split {units} into {counts}, which cannot be: this batch is split evenly"
+            return replace(even.split(units), warnings=(*split.warnings, warning))
 
     @contextmanager
     def _in_samples(self) -> Iterator[None]:

@@ -263,3 +263,20 @@ def test_a_job_that_had_to_make_room_comes_back(tmp_path, wait_until):
         assert again.version == 3
         iterate(again, 2)
         again.close()
+
+
+def test_of_too_many_jobs_those_without_workers_make_room(wait_until):
+    """While there are none, a new one is refused, and the others go on."""
+    service = shard_service(jobs=2)
+    with serving(service) as address:
+        workers = [AttemptWorker(address, 3, name=f"job-{number}/run") for number in range(2)]
+        with pytest.raises(EvenpaceError, match="may hold 2 jobs, and has as many with workers"):
+            AttemptWorker(address, 3, name="late/run")
+        iterate(workers[0], 3)
+        workers[1].close()
+        wait_until(lambda: any(job.left_at is not None for job in service.jobs), "its leaving")
+        late = AttemptWorker(address, 3, name="late/run")
+        iterate(late, 2)
+        assert {job.name for job in service.jobs} == {"job-0/run", "late/run"}
+        for worker in (workers[0], late):
+            worker.close()

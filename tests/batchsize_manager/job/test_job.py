@@ -1,12 +1,16 @@
 """A job as a state machine, event by event on a made-up clock."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.policies.base import Split
 from batchsize_manager.policies.even import Even
 from batchsize_manager.sizers import Sizes, Sizing
 from idl.bounds import Bounds
@@ -777,7 +781,7 @@ def test_events_say_what_happened():
     assert events[:3] == [f"{name} joined, for iteration 0 on" for name in "abc"]
     assert sum("remove this straggler" in event for event in events) == 1
     assert events[-2:] == ["a died: its connection broke", "b left"]
-    assert len(driver.job.take_effects().log) == len(events) == 6
+    assert len(driver.job.outbox.take().log) == len(events) == 6
 
 
 def test_events_name_who_was_late():
@@ -803,3 +807,38 @@ def test_a_job_begins_with_the_configured_batch_size(given, size):
     assert job.next_assignment("a", "a").total == size
     is_logged = bool(job.outbox.events and "the manager's configuration" in job.outbox.events[0])
     assert is_logged == (given is not None)
+
+
+class Wrong(Even):
+    """A policy whose counts are no split."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self._counts = counts
+
+    def split(self, total):
+        """Return the counts."""
+        return Split(self._counts)
+
+
+@pytest.mark.parametrize("counts", [[-1, 33], [16, 15], [32]])
+def test_a_split_that_cannot_be_is_not_planned(counts):
+    """The batch is split evenly, and a warning says why."""
+    job = Job(JobSpec(100, 32), JobConfig(workers=2), Wrong(counts))
+    for name in "ab":
+        job.join(name, name, Bounds(), 0.0)
+    events = [event for event, _ in job.outbox.take().log]
+    assert any(f"split 32 into {counts}, which cannot be" in event for event in events)
+    assert [job.next_assignment(name, name).count for name in "ab"] == [16, 16]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(times=st.lists(st.sampled_from([1e-9, 1e-6, 1.0, 1e5, 3.1e7]), min_size=4, max_size=12))
+def test_times_of_any_size_that_may_be_reported_give_splits(policy, times):
+    """The policy's own, without a warning."""
+    driver = Driver("a", "b", policy=policy)
+    for iteration, (first, second) in enumerate(itertools.pairwise(times)):
+        driver.report("a", iteration, first)
+        driver.report("b", iteration, second)
+        assert driver.count("a") + driver.count("b") == 32
+    assert not any("cannot be" in event for event, _ in driver.job.outbox.take().log)
