@@ -24,6 +24,7 @@ from predictors import Array, DeviceKind, ModelKey, Models
 
 _SUFFIX = ".npz"
 _KIND = "kind\t"
+_MOST_FILES = 1000  # in a folder, those of the last jobs
 _MOST_ARRAYS = 400_000  # read from a file at most; 10,000 workers with models of all predictors have fewer
 
 
@@ -34,6 +35,8 @@ def models_file(folder: Path, job: str) -> Path:
 
 def save_models(path: Path, models: Models) -> None:
     """Write models to a file, which others see whole or not at all, even after a loss of power.
+
+    Of too many files of models in its folder, those that were written longest ago are removed.
 
     Raises:
         OSError: The file cannot be written.
@@ -48,6 +51,9 @@ def save_models(path: Path, models: Models) -> None:
         except BaseException:
             os.unlink(stream.name)
             raise
+    files = list(path.parent.glob(f"*{_SUFFIX}"))
+    for old in sorted(files, key=_written)[: max(0, len(files) - _MOST_FILES)]:
+        old.unlink(missing_ok=True)
 
 
 def pack_models(models: Models) -> bytes:
@@ -95,7 +101,7 @@ def load_models(path: Path) -> Models:
         ValueError: There is no file, or a file is not one of `save_models`.
     """
     if path.is_dir():
-        files = sorted(path.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
+        files = sorted(path.glob(f"*{_SUFFIX}"), key=_written)
         if not files:
             raise ValueError(f"models {str(path)!r}: no {_SUFFIX} file in this folder")
     else:
@@ -105,6 +111,14 @@ def load_models(path: Path) -> Models:
         for predictor, workers in _read(file, repr(str(file))).items():
             models.setdefault(predictor, {}).update(workers)
     return models
+
+
+def _written(file: Path) -> float:
+    """Return when a file was written, in seconds since 1970; 0 if it has gone meanwhile."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _check_sizes(packed: bytes) -> None:

@@ -48,8 +48,9 @@ def _read(
     folder: Path, job: str, run: str | None, first: int, limit: int
 ) -> tuple[str, list[IterationRecord]] | None:
     with open_state(folder) as reader:
-        runs = [saved for saved in reader.runs(job) if run in (None, saved.run)]
-        if not runs:
+        found = reader.last_run(job, run)
+        if found is None:
             return None
-        some = max(1, _READ_AT_ONCE // max(1, len(runs[-1].state.members)))
-        return runs[-1].run, reader.records(runs[-1].run, first, min(limit, some))
+        name, members = found
+        some = max(1, _READ_AT_ONCE // max(1, members))
+        return name, reader.records(name, first, min(limit, some))

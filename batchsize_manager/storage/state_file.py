@@ -40,6 +40,7 @@ from batchsize_manager.storage.state_reader import StateReader
 _CHECKED_BYTES = 2**28  # a file up to this size is checked when it is opened, which takes about a second
 _PRUNED_AT_ONCE = 500  # iterations
 _SHORTENED = 0.95  # of the limit, so that a run is not shortened after each iteration
+_EVENTS = 10_000  # of a run that are kept, at least; a twentieth more is there before the oldest go
 _OF_A_RUN = ("iterations", "members", "workers", "events")  # tables that refer to a run
 _WAL_BYTES = 2**26  # to which the log is cut after it has grown
 
@@ -71,7 +72,14 @@ class StateFile:
         self._numbers: dict[str, dict[str, int]] = {}  # numbers of workers, by run
         self._members: dict[str, dict[tuple[str, str, bool], SavedMember]] = {}  # as in the file, by run
         self._sizes: dict[str, int] = {}  # bytes of workers' records, by run that was written to
-        self._known: tuple[dict[str, Any], ...] = (self._ids, self._numbers, self._members, self._sizes)
+        self._events: dict[str, int] = {}  # events of a run that was written to, about
+        self._known: tuple[dict[str, Any], ...] = (
+            self._ids,
+            self._numbers,
+            self._members,
+            self._sizes,
+            self._events,
+        )
         with explained(path):
             self._connection = sqlite3.connect(
                 path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
@@ -93,9 +101,7 @@ class StateFile:
             if path.stat().st_size <= _CHECKED_BYTES:
                 check_pages(self._connection)
         execute("PRAGMA journal_mode=WAL")
-        execute(
-            "PRAGMA synchronous=NORMAL"
-        )  # a crash of the manager loses nothing, one of the machine little
+        execute("PRAGMA synchronous=NORMAL")  # a crash of the machine loses little that was committed
         execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
         if new:  # else nothing is written: a manager can be started on a full disk
             with self._transaction():
@@ -251,10 +257,26 @@ class StateFile:
                 execute("DELETE FROM iterations WHERE run = ? AND iteration >= ?", (self._id(run), iteration))
             case Logged(run, event, at):
                 execute("INSERT INTO events (run, said, event) VALUES (?, ?, ?)", (self._id(run), at, event))
+                self._limit_events(run)
             case Learned(run, models):
                 execute("UPDATE runs SET learned = ? WHERE id = ?", (pack_models(models), self._id(run)))
             case Ended(run, why, at):
                 execute("UPDATE runs SET ended = ?, ending = ? WHERE id = ?", (at, why, self._id(run)))
+
+    def _limit_events(self, run: str) -> None:
+        """Count one more event of a run, and delete the oldest if there are too many."""
+        execute, number = self._connection.execute, self._id(run)
+        if run not in self._events:
+            (self._events[run],) = execute("SELECT count(*) FROM events WHERE run = ?", (number,)).fetchone()
+        else:
+            self._events[run] += 1
+        if self._events[run] > _EVENTS + _EVENTS // 20:
+            execute(
+                "DELETE FROM events WHERE run = ?1 AND id <= "
+                "(SELECT id FROM events WHERE run = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+                (number, _EVENTS),
+            )
+            self._events[run] = _EVENTS
 
     def _job(self, change: Change) -> str | None:
         """Return the name of the job that a change is of; None if the file does not have it."""

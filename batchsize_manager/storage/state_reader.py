@@ -111,6 +111,16 @@ class StateReader:
                 )
         return found
 
+    def last_run(self, job: str, run: str | None) -> tuple[str, int] | None:
+        """Return a run of a job, by default its last, and the number of its members; None without one."""
+        rows = self._rows(
+            "SELECT run, (SELECT count(*) FROM members WHERE members.run = runs.id) FROM runs "
+            "WHERE job = ?1 AND (?2 IS NULL OR run = ?2) AND typeof(run) = 'text' ORDER BY id DESC LIMIT 1",
+            job,
+            run,
+        )
+        return rows[0] if rows else None
+
     def unfinished(self) -> list[SavedRun | DamagedRun]:
         """Return the runs that have not ended, or of which it is not known, the oldest first."""
         return self._runs("ended IS NULL OR ending IS NULL OR typeof(ended) != 'real'")

@@ -84,6 +84,24 @@ def test_a_folder_gives_all_files_and_the_newest_worker(tmp_path):
     assert plain(load_models(tmp_path)) == {"narx": {"w0": {"x": [3.0]}, "w1": {"x": [2.0]}}}
 
 
+def test_a_folder_keeps_the_files_of_the_last_jobs(tmp_path):
+    """Other files stay, whatever their age."""
+    models = {"arx": {"w": {"x": np.array([1.0])}}}
+    others = tmp_path / "notes.txt"
+    for number in range(1005):
+        path = tmp_path / f"{number}.npz"
+        path.write_bytes(b"")
+        os.utime(path, (number, number))
+    others.write_text("kept")
+    os.utime(others, (0, 0))
+    save_models(tmp_path / "new.npz", models)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "new.npz",
+        "notes.txt",
+        *(f"{number}.npz" for number in range(6, 1005)),
+    }
+
+
 def test_a_jobs_name_may_hold_anything(tmp_path):
     """A job's file lies in the folder, whatever the job's name."""
     path = models_file(tmp_path, "../a/b c")

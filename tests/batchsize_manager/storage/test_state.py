@@ -594,6 +594,21 @@ def test_a_running_job_is_shortened_as_it_is_written(tmp_path):
     assert there[0] > 0
 
 
+def test_a_running_job_keeps_its_latest_events(tmp_path):
+    """Those of others stay."""
+    with opened(tmp_path) as kept:
+        kept.put(begun("short"))
+        kept.put(Logged("short", "begins", 0.0))
+        kept.put(begun("r"))
+        for i in range(12_000):
+            kept.put(Logged("r", f"event {i}", float(i)))
+    with open_state(tmp_path) as reader:
+        latest = [saved.event for saved in reader.last_events("r", 20_000)]
+        assert 10_000 <= len(latest) <= 10_500
+        assert latest == [f"event {i}" for i in range(12_000 - len(latest), 12_000)]
+        assert [saved.event for saved in reader.last_events("short", 10)] == ["begins"]
+
+
 def _bytes(folder):
     """Return the bytes of the workers' records in the file."""
     with contextlib.closing(sqlite3.connect(folder / STATE_FILE, timeout=120)) as file:
