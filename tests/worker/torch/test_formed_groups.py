@@ -16,7 +16,7 @@ from tests.services import manager_process, restartable_manager
 from tests.worker.processes import processes
 
 SCRIPT = Path(script.__file__)
-SEEDS = {name: number for number, name in enumerate(string.ascii_lowercase)}
+SEEDS = {name: number for number, name in enumerate(string.ascii_letters)}
 PAUSE = ("--pause", "0.02")
 
 pytestmark = pytest.mark.slow

@@ -33,7 +33,7 @@ class Faults:
         self._run = run
         self._client = client
         self._chance = random.Random(seed)
-        self._names = iter(string.ascii_lowercase[3:])
+        self._names = iter(string.ascii_letters[3:])
         self._frozen = {}  # by name, when they thaw
 
     def reached(self):
@@ -127,7 +127,7 @@ def test_with_exact_sums_faults_at_random_change_no_bit(tmp_path, wait_until, se
         manager_process("--workers", "1", *exact) as address,
         Run(tmp_path / "calm", address, wait_until, *script) as run,
     ):
-        name = string.ascii_lowercase[first]
+        name = string.ascii_letters[first]
         run.start(name)
         (alone,), _ = run.end_all(name, after=iterations - run.reached(name))
     assert bits(ended) == bits(alone)
