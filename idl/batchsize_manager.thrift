@@ -4,12 +4,19 @@
  * A worker's life:
  *   1. join: answered once the job has all its workers, with the first assignment; where a job resumes from a
  *      checkpoint, the manager may ask for `resume` first;
- *   2. in each iteration: compute the mean gradient over the assignment's samples, push it to every shard of
- *      the parameter server (see parameter_server.thrift), then report; the answer is the next assignment
- *      (the paper's blocking mode: it comes when every member has reported). If the answer names lost
- *      slices, pass them to every shard's `forfeit`. Then pull the new parameters. The answer to join may
- *      name a synchronisation mode other than bsp, which the worker passes on in the shards' `open`; see
- *      Synchronisation in common.thrift;
+ *   2. for each assignment: compute the mean gradient over its samples, push it to every shard of the parameter
+ *      server (see parameter_server.thrift), then report; the answer is the next assignment (the paper's blocking
+ *      mode: it comes when every member has reported). If the answer names lost slices, pass them to every shard's
+ *      `forfeit`. Now compare the assignment's iteration with the one reported:
+ *        a later one: pull the new parameters, version = that iteration, and go on with them;
+ *        THE SAME ONE, in bsp: a part of this iteration that a worker has left undone, and that this worker was given.
+ *          Do not pull: the new parameters come only after it. Compute it with the present ones, push and report it
+ *          like any other. There may be several such parts in a row. A worker that pulls instead waits for itself;
+ *          one that has not reported a part for the manager's report time-out, and ten times as long as it should
+ *          take, is taken out.
+ *      The answer may also say `released` or `recover` instead, see AssignmentReply. The answer to join may name a
+ *      synchronisation mode other than bsp, which the worker passes on in the shards' `open`; see Synchronisation in
+ *      common.thrift;
  *   3. leave. A worker that is released (see AssignmentReply) has left already.
  *
  * Where the manager plans ahead (the paper's non-blocking mode), the answer to join gives the first assignment
@@ -159,7 +166,8 @@ struct Lost {
 struct AssignmentReply {
   1: common.Identity identity       // as in the request
   2: i64 reported_iteration         // as in the request; -1 in the answer to join
-  3: common.Assignment assignment   // the next assignment
+  3: common.Assignment assignment   // the next assignment: of a later iteration, or a further part of the reported one,
+                                    // which is computed, pushed and reported before anything is pulled
   4: double waited                  // seconds for which the manager held this answer back
   5: list<Lost> lost                // of the reported iteration and later, for `forfeit`
   6: string run                     // drawn when the job was created: the job's name at the parameter

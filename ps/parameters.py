@@ -136,6 +136,11 @@ class Parameters(ABC):
         self.drop()
 
     @property
+    def lack(self) -> str:
+        """What the next step waits for, in words."""
+        return "gradients are awaited" if self.initialised else "no worker has set the first parameters"
+
+    @property
     def pushed_bytes(self) -> int:
         """Return the bytes of a push."""
         return self.layout.elements * self.pushed_dtype.itemsize

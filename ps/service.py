@@ -33,6 +33,7 @@ from rpc.service import Call, Connection, Discard, Sink
 
 _wire = idl.parameter_server
 
+_PULL_SECONDS = 600.0  # for which a pull is held back whose caller does not say for how long
 _SETTLE_SECONDS = 1.0  # that a fence waits at most for a checkpoint that is being written
 
 
@@ -208,7 +209,7 @@ class ParameterServerService:
 
     def _pull(self, call: Call) -> None:
         request = _request_of(call)
-        until = call.since + check.wait(request.wait)
+        until = call.since + check.wait(request.wait, _PULL_SECONDS)
         job = self._job_of(call)
         version = check.integer("version", request.version, -1)
         if request.slot is not None:

@@ -153,6 +153,22 @@ class Shard(Parameters):
             self._gradient.zero_()
 
     @property
+    def lack(self) -> str:
+        """What the next step waits for, in words."""
+        if not self.initialised:
+            return super().lack
+        if self._total is None:
+            return f"no worker has pushed a gradient for iteration {self.version}"
+        if not self._missing:
+            return f"all gradients for iteration {self.version} are here, but perhaps not at other shards"
+        missing = -(-self._missing // self.layout.elements)
+        pushed = sorted({one.worker for one in self._contributions if self._is_whole(one)})
+        return (
+            f"the gradient of {missing} of the {self._total} samples of iteration {self.version} has not "
+            f"been pushed; {', '.join(pushed) or 'nobody'} has pushed"
+        )
+
+    @property
     def contributors(self) -> AbstractSet[str]:
         """Return the workers that have sent a part of this iteration's gradient."""
         return {contribution.worker for contribution in self._contributions}

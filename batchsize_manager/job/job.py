@@ -378,7 +378,14 @@ class Job:
             members, self.iterations.progress, self.iterations.planned, config.report_timeout, typical, now
         )
         for worker, iteration in list(overdue):
-            self._remove(worker, f"did not report iteration {iteration} in time", now)
+            said = f"did not report iteration {iteration} in time"
+            progress = self.iterations.progress.get(iteration)
+            if progress is not None and (piece := progress.given_piece(worker)) is not None:
+                said = (
+                    f"did not report in time the {piece.count} samples of iteration {iteration}, from "
+                    f"position {piece.start} on, that it was given since another worker had left them"
+                )
+            self._remove(worker, said, now)
 
     # -- what follows from them
 
@@ -511,9 +518,17 @@ class Job:
         """
         member = self.members.known(worker, incarnation)
         progress = self.iterations.progress.get(member.reported)
-        piece = progress.next_piece(worker) if progress else None
-        if piece is not None:
-            return piece
+        if progress is not None:
+            given = progress.given_piece(worker)
+            piece = progress.next_piece(worker)
+            if piece is not None:
+                if piece != given:  # not when it is dealt: at the end of a training all leave without it
+                    self.outbox.log(
+                        f"{worker} is given {piece.count} samples of iteration {piece.iteration}, from "
+                        f"position {piece.start} on, that others have left",
+                        worker,
+                    )
+                return piece
         # In backup, and in asp at the utmost, iterations may be complete without this member: it skips them.
         iteration = max(member.reported + 1, self.iterations.first_open)
         assignment = self.iterations.deliver(worker, max(iteration, known + 1))
@@ -706,6 +721,5 @@ class Job:
         if got:
             self.outbox.tally.pieces += len(got)
             self.outbox.effects.answer = True
-            self.outbox.log(f"what is missing of iteration {plan.iteration} is given to {', '.join(got)}")
         if not able and not progress.open and self.members.staying:
             self.attempts.begin(f"nobody can do what is missing of iteration {plan.iteration}")
