@@ -300,7 +300,8 @@ struct JobSummary {
   1: string job
   2: string run                     // as in AssignmentReply
   3: string state                   // gathering, running, paused, recovering, failed or ended
-  4: string reason                  // why, where it is recovering, has failed or ended; else empty
+  4: string reason                  // why, where it is recovering, has failed or ended; where it is gathering, what is
+                                    // missing, since when, and what to do; else empty
   5: i64 workers                    // the number of workers that it starts with, or is to have since `resizing`
   6: i64 members                    // the number of workers at present; others are awaited where `workers` is above it
   7: i64 iteration                  // the first iteration that is not complete

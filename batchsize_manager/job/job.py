@@ -36,6 +36,7 @@ from idl.exchange import FORMED_GROUP, PARAMETER_SERVER
 from idl.plan import Assignment, JobSpec
 from idl.records import IterationRecord, Report
 
+_REFUSED = 5  # latest workers that were refused, which are remembered
 _SHORTEST = 1e-9  # seconds; a batch processing time below that is a broken clock's
 
 
@@ -65,6 +66,7 @@ class Job:
         presence: The changes of membership.
         regrouping: The changes of the members' group, where the manager forms it.
         operations: The changes that operators can make.
+        refused: Why workers were refused that have not joined since, by name; the latest few.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class Job:
         self.config = config
         self.first_iteration = first_iteration
         self.outbox = Outbox()
+        self.refused: dict[str, str] = {}
+        self._not_finite: int | None = None  # the first iteration for which a gradient was not finite
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position, progress)
         self.iterations = Iterations(config.synchronisation, first_iteration, self.outbox)
@@ -149,6 +153,7 @@ class Job:
         self.members.check_exchange(worker, exchange)
         if again:
             self.members.check_never_removed(worker, incarnation)
+        self.members.check_group_open(worker)
         if member is not None and (member.back_by is None or member.is_returning):
             self.members.contest(worker, incarnation, now)
         others = len(self.members.staying.keys() - {worker})
@@ -170,6 +175,7 @@ class Job:
             threads=threads,
             beats=beats,
         )
+        self.refused.pop(worker, None)
         self.outbox.log(f"{worker} joined, for iteration {first} on", worker)
         self.attempts.want(f"{worker} joins")
         if self.config.synchronisation.exact and (difference := self.members.device_difference(worker)):
@@ -177,6 +183,14 @@ class Job:
         if self.members.started or len(self.members) >= self.members.wanted:
             self.presence.changed()  # spared for thousands of members that join before the first plan
         self._advance(now)
+
+    def refuse(self, worker: str, why: str) -> None:
+        """Note that a worker was refused, which the others wait for, perhaps; logged once for each reason."""
+        if self.refused.pop(worker, None) != why:
+            self.outbox.log(f"{worker} was refused: {why}", worker)
+        self.refused[worker] = why
+        while len(self.refused) > _REFUSED:
+            del self.refused[next(iter(self.refused))]
 
     def report(self, worker: str, incarnation: str, report: Report, now: float) -> None:
         """Handle a worker's report that it has finished an assignment; a repeated report is ignored.
@@ -640,6 +654,8 @@ class Job:
         iterations.forget_before(self._oldest_needed())
         if not self.members.started:
             self.members.started = len(self.members) >= self.members.wanted
+            if self.members.started:
+                self.refused.clear()
             if self.members.started and self.members.regroups:
                 self.attempts.begin("the workers' first group is to be formed")
                 return

@@ -234,6 +234,26 @@ class Members:
         if exchange == FORMED_GROUP and mode != "bsp":
             raise InvalidRequestError(f"exchange {exchange!r}: belongs to bsp, but the mode is {mode}")
 
+    def check_group_open(self, worker: str) -> None:
+        """Check that a newcomer does not come too late for a group that nobody can join.
+
+        Raises:
+            InvalidRequestError: The group's job has begun without it.
+            UnavailableError: Likewise, but one of its members seems to have died: the job may be over soon.
+        """
+        if not self.reduce or not self.started or not self.by_name:
+            return
+        said = (
+            f"the job has begun with {', '.join(self)} alone, and nobody can join the group later in which "
+            f"they all-reduce"
+        )
+        if any(member.back_by is not None for member in self.by_name.values()):
+            raise UnavailableError(f"{said}; it may be over soon")
+        raise InvalidRequestError(
+            f"{said}, so that {worker!r} comes too late: start the manager with --workers set to the number "
+            f"of ranks; it has {self.wanted}"
+        )
+
     def check_never_removed(self, worker: str, incarnation: str) -> None:
         """Check that an incarnation was not a member that has been taken out.
 
