@@ -74,6 +74,15 @@ class Loader(ABC):
                 batch = None if part.micro_batches else self.source.collate(self.source.samples(part))
             yield self._sliced(part) if part.micro_batches else batch
 
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yield the epochs that are still to be trained, of `number`; see `Slices.epochs`.
+
+        for epoch in loader.epochs(15):
+            for batch in loader:
+                ...
+        """
+        return self.slices.epochs(number)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""
         return self.slices.state_dict()

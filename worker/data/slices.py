@@ -163,6 +163,30 @@ class Slices:
         self._epochs_begun += skipped
         return skipped
 
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yield the epochs that are still to be trained, of `number`, each for one pass over the loader.
+
+        They begin with the job's present one: a worker that joins late, or resumes from a checkpoint, has
+        none of those that are over. They end early once this worker is released.
+
+        Raises:
+            InvalidRequestError: `number` is negative, or no pass was made in an epoch.
+            EvenpaceError: As `Session.join` raises.
+        """
+        if number < 0:
+            raise InvalidRequestError(f"epochs({number}): must be at least 0")
+        while True:
+            self.skip_epochs()
+            epoch = self._epochs_begun
+            if epoch >= number or self.session.released is not None:
+                return
+            yield epoch
+            if self._epochs_begun == epoch:
+                raise InvalidRequestError(
+                    f"epoch {epoch} is over, but the loader was not gone through: in a loop over "
+                    f"loader.epochs({number}), go through the loader once for each epoch"
+                )
+
     def state_dict(self) -> dict[str, Any]:
         """Return the job's position and its manager's learned state, to be saved beside the parameters.
 
