@@ -142,6 +142,8 @@ struct ReportRequest {
                                     // order, such as a digest of the shards' instances. Workers that use others are refused
  14: optional common.GradientNorms norms  // of the last step whose norms the worker knows: this iteration's or the one's
                                     // before; of all contributions to it, or of the worker's own
+ 15: optional i64 not_finite        // an iteration, this one or the one before, for which the worker's own gradient had a
+                                    // NaN or an infinity, as PushReply says: the manager logs it, or ends the job
 }
 
 /** A member's place in the process group of an attempt; see formed_group above. */

@@ -141,6 +141,7 @@ struct PushReply {
   5: optional i64 checkpointed      // the last version of which it has written a checkpoint, or failed to; -1: none
   6: optional common.GradientNorms norms  // of the shard's last step, over its part of the elements; left out where they
                                     // are not known, as in ssp and asp. The sum over all shards is the whole gradients'
+  7: optional bool not_finite       // this gradient has a NaN or an infinity; not looked at in ssp and asp
 }
 
 struct PullRequest {

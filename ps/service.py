@@ -185,7 +185,9 @@ class ParameterServerService:
         job = self._job_of(call)
         _check_attempt(job, call, call.request.assignment.attempt)  # it may have changed since the push began
         job.tally.pushed += job.shard.pushed_bytes
+        is_finite = True
         if isinstance(call.sink, TimedSink):
+            is_finite = call.sink.is_finite
             call.sink.close()
             job.tally.pushes += 1
             if self.observer is not None:
@@ -202,6 +204,7 @@ class ParameterServerService:
                 checkpoints=list(job.checkpoints),
                 checkpointed=job.store.tried if job.store else None,
                 norms=wire_norms(job.shard.norms),
+                not_finite=not is_finite or None,
             )
         )
         # Once the answer is out: the step must not count as the last worker's processing time.

@@ -124,7 +124,10 @@ class Shard(Parameters):
         begin = contribution.done
         contribution.done += len(piece)
         self._accumulate(contribution, begin, piece)
-        contribution.squares += self._squares(contribution, begin, piece)
+        squares = self._squares(contribution, begin, piece)
+        contribution.squares += squares
+        if not math.isfinite(squares) and contribution.is_finite:  # else it costs nothing to know
+            contribution.is_finite = self._meter.is_finite(begin, piece)
         self._missing -= contribution.count * len(piece)
 
     def interrupt(self, contribution: Contribution) -> None:
@@ -357,6 +360,11 @@ class GradientSink:
             if len(piece):
                 self._shard.add(self._contribution, piece)
             self._filled = 0
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether no element of the gradient is known to be a NaN or an infinity."""
+        return self._contribution.is_finite
 
     def close(self) -> None:
         """Mark the contribution as complete."""

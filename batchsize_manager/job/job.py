@@ -212,6 +212,8 @@ class Job:
             return
         if self.attempts.is_disputed(worker, report):
             return
+        if report.not_finite is not None:
+            self._note_not_finite(worker, report.not_finite)
         if member.suspended and not self._welcome(worker, member, now, report.iteration):
             return  # others have its part
         progress = self.iterations.progress.get(report.iteration)
@@ -606,6 +608,22 @@ class Job:
             raise InvalidRequestError(
                 f"iteration {iteration}: the batch's size has changed so often since that only shards "
                 f"which were told where its batch begins know it; give place"
+            )
+
+    def _note_not_finite(self, worker: str, iteration: int) -> None:
+        """Log which worker's gradient was the first that was not finite, or have the job fail.
+
+        All gradients after it are not finite, either, until the job goes back.
+        """
+        if self._not_finite is not None and iteration > self._not_finite:
+            return
+        self._not_finite = iteration
+        said = f"the gradient of {worker} for iteration {iteration} has a NaN or an infinity"
+        self.outbox.log(said, worker)
+        if self.config.end_on_nan:
+            self.attempts.failure = (
+                f"{said}; restart the job from a checkpoint of before, with a smaller learning rate or other "
+                f"data, or without --end-on-nan"
             )
 
     def _own_part(
