@@ -34,12 +34,15 @@ class Loader(ABC):
         InvalidRequestError: A value is not allowed, or the session has a loader already.
     """
 
+    _advice = "call optimizer.step() for each batch"
+    """What a loop has to do for each batch, for errors; others for other frameworks."""
+
     def __init__(
         self, source: Source, batch_size: int | Mapping[int, int], session: Session | None, **options: Any
     ) -> None:
         self.session = session or own_session()
         self.source = source
-        self.slices = Slices(len(source), batch_size, self.session, **options)
+        self.slices = Slices(len(source), batch_size, self.session, advice=self._advice, **options)
         self._seeded = SeededLoading(source, self._seed_generators, self.session.log_fields)
 
     def __len__(self) -> int:

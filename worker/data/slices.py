@@ -51,6 +51,7 @@ class Slices:
         seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
         micro_batch: Samples of a micro-batch; None for a job without.
+        advice: What a loop has to do for each batch, in the framework's words; for errors.
 
     Attributes:
         session: The session with the services.
@@ -71,6 +72,7 @@ class Slices:
         seed: int = 0,
         drop_last: bool = False,
         micro_batch: int | None = None,
+        advice: str = "call optimizer.step() for each batch",
     ) -> None:
         try:
             self.spec = JobSpec.of(dataset_size, batch_size, seed, shuffle, drop_last, micro_batch)
@@ -78,6 +80,7 @@ class Slices:
             raise InvalidRequestError(str(error)) from error
         session.declare(self.spec)
         self.session = session
+        self._advice = advice
         self.order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._order_epoch = -1  # the epoch that `order` is of
         self._epochs_begun = 0
@@ -121,7 +124,7 @@ class Slices:
         if assignment is not None and assignment.epoch < epoch:
             raise InvalidRequestError(
                 f"epoch {epoch} begins, but iteration {assignment.iteration} of epoch {assignment.epoch} "
-                f"is not finished: go through all batches, and call optimizer.step() for each"
+                f"is not finished: go through all batches, and {self._advice}"
             )
         if assignment is None or assignment.epoch > epoch:
             return
@@ -139,9 +142,7 @@ class Slices:
                 session.finish_iteration()
             finished, assignment = assignment, session.assignment
             if assignment is finished:  # an equal one is possible: a slice may be assigned to a worker again
-                raise InvalidRequestError(
-                    f"iteration {finished.iteration} was not finished: call optimizer.step() for each batch"
-                )
+                raise InvalidRequestError(f"iteration {finished.iteration} was not finished: {self._advice}")
 
     @property
     def progress(self) -> float:
