@@ -157,7 +157,7 @@ class Job:
         if member is not None and (member.back_by is None or member.is_returning):
             self.members.contest(worker, incarnation, now)
         others = len(self.members.staying.keys() - {worker})
-        self.members.check_room(worker, bounds, self.planner.batches.padded(others + 1))
+        self.members.check_room(worker, bounds, self.planner.batches.cuts(others + 1))
         if member is not None:
             self._remove(worker, "gave its name to a new incarnation", now)
         self.use_exchange(exchange)

@@ -12,6 +12,7 @@ from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.rendezvous import Arrival
 from batchsize_manager.job.state import SavedMember
 from idl.bounds import Bounds
+from idl.cuts import Cuts
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from idl.exchange import FIXED_GROUP, FORMED_GROUP
 
@@ -365,18 +366,26 @@ class Members:
                 f"less than the total batch size, {least}"
             )
 
-    def check_room(self, worker: str, bounds: Bounds, total: int) -> None:
-        """Check that a newcomer's minimum fits into a batch of `total` samples beside the others'.
+    def check_room(self, worker: str, bounds: Bounds, cuts: Cuts) -> None:
+        """Check that a newcomer's minimum fits into a batch beside the others'.
 
         Raises:
             InvalidRequestError: The minima sum to more than the batch.
         """
         minima = bounds.minimum + sum(m.bounds.minimum for n, m in self.by_name.items() if n != worker)
-        if minima > total:
+        if minima <= cuts.padded:
+            return
+        if cuts.size == 1:
             raise InvalidRequestError(
                 f"with {worker!r} the workers' minimum batch sizes sum to {minima}, "
-                f"more than the total batch size, {total}"
+                f"more than the total batch size, {cuts.total}"
             )
+        raise InvalidRequestError(
+            f"with {worker!r} the workers take {minima // cuts.size} micro-batches at least, one each or as "
+            f"many as their minimum batch sizes need, but a batch of {cuts.total} samples in micro-batches "
+            f"of {cuts.size} has {len(cuts)}: make the batch larger, micro-batches or minima smaller, or "
+            f"take fewer workers"
+        )
 
     def lower_maximum(self, worker: str, maximum: int, total: int) -> bool:
         """Lower a member's maximum, but not below the samples of `total` that the others cannot take.
