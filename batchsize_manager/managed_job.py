@@ -16,6 +16,7 @@ import idl
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.effects import EVENTS, Answer, Effects
 from batchsize_manager.job.job import Job
+from batchsize_manager.job.waiting import awaited
 from batchsize_manager.storage.changes import Begun, Change, Completed, Ended, Learned, Logged, Rewound, Saved
 from batchsize_manager.storage.state_writer import StateWriter
 from idl.errors import EvenpaceError, NotMemberError, NotYetError, UnavailableError
@@ -203,10 +204,10 @@ class ManagedJob:
 
     def expire(self, now: float) -> None:
         """Answer "not yet" to the calls that may not wait any longer."""
-        for worker, waiting in list(self.waiting.items()):
-            if now >= waiting.until:
-                del self.waiting[worker]
-                waiting.call.fail(NotYetError("there is no assignment yet"))
+        late = [worker for worker, waiting in self.waiting.items() if now >= waiting.until]
+        why = f"there is no assignment yet: {awaited(self.job)}" if late else ""
+        for worker in late:
+            self.waiting.pop(worker).call.fail(NotYetError(why))
 
     def detach(self, worker: str, incarnation: str, peer: Connection, now: float) -> None:
         """Forget a member's closed connection; a member without any other counts as disconnected."""

@@ -44,10 +44,13 @@ class Forecast:
     Attributes:
         shares: Each device's share, in the order of the devices.
         seconds: Seconds of an iteration, with communication.
+        left_out: Number of devices without a share, since the batch has fewer micro-batches, or samples, than
+            there are devices: the manager gives each worker one at least.
     """
 
     shares: tuple[Share, ...]
     seconds: float
+    left_out: int = 0
 
     @property
     def throughput(self) -> float:
@@ -118,6 +121,7 @@ def forecast(workers: Sequence[Profile], task: Task, *, balanced: bool = True) -
     except InfeasibleError:
         return None
     seconds = [curves.time(i, number) if number else 0.0 for i, number in enumerate(numbers)]
+    used = sum(map(bool, numbers))
     shares = tuple(
         _share(
             profile.device,
@@ -129,8 +133,9 @@ def forecast(workers: Sequence[Profile], task: Task, *, balanced: bool = True) -
         for i, (profile, number, samples, time) in enumerate(
             zip(workers, numbers, cuts.counts(numbers), seconds, strict=True)
         )
+        if number
     )
-    return Forecast(shares, max(seconds) + task.communication * (len(workers) - 1))
+    return Forecast(shares, max(seconds) + task.communication * (used - 1), len(workers) - used)
 
 
 def _share(device: str, samples: int, seconds: float, number: int | None, waves: Waves | None) -> Share:

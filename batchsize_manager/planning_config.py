@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from idl.bounds import MOST_AT_ONCE
+from idl.cuts import Cuts
 from idl.settings import Setting, check_settings
 
 
@@ -49,3 +50,8 @@ class Task:
     def unit(self) -> int:
         """Return the samples of the units that the batch is split into: a micro-batch; without, a sample."""
         return self.micro_batch or 1
+
+    @property
+    def parts(self) -> int:
+        """Return the number of these units in a batch."""
+        return len(Cuts(self.total, self.unit))

@@ -180,7 +180,18 @@ class ManagerService:
         managed.once_kept(lambda: call.reply(reply))
 
     def _admit(self, call: Call) -> ManagedJob:
-        """Let a worker join; return the job, which may be a new one."""
+        """Let a worker join; return the job, which may be a new one. It logs who was refused, and why."""
+        identity = call.request.identity
+        try:
+            return self._let_join(call)
+        except InvalidRequestError as error:
+            managed = self._jobs.get(identity.job) if identity is not None else None
+            if managed is not None and type(identity.worker) is str and identity.worker:
+                managed.job.refuse(check.text("worker", identity.worker), str(error))
+                self._carry_out(managed)
+            raise
+
+    def _let_join(self, call: Call) -> ManagedJob:
         request = call.request
         job_name, worker, incarnation = check.identity(request.identity)
         spec = read_spec(request.job)
@@ -409,7 +420,11 @@ class ManagerService:
         return managed, worker, incarnation
 
     def _no_job(self, name: str) -> NotMemberError:
-        return NotMemberError(f"there is no job {name!r}: {self._given_up.get(name, 'join first')}")
+        ended = self._ended.get(name)
+        failure = ended.ending if ended is not None and ended.job.attempts.failure else ""
+        return NotMemberError(
+            f"there is no job {name!r}: {self._given_up.get(name) or failure or 'join first'}"
+        )
 
     def _attach(self, managed: ManagedJob, worker: str, incarnation: str, peer: Connection) -> None:
         """Note that a member calls through a connection."""

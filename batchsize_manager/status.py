@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import idl
+from batchsize_manager.job.waiting import awaited
 from batchsize_manager.managed_job import ManagedJob
 from idl.exchange import PARAMETER_SERVER
 from idl.records import IterationRecord
@@ -24,7 +25,7 @@ def summary(managed: ManagedJob) -> Any:
         job=managed.name,
         run=managed.run,
         state="ended" if managed.ending and not job.attempts.failure else job.state,
-        reason=job.attempts.failure or managed.ending or job.attempts.why_recovering,
+        reason=job.attempts.failure or managed.ending or _awaited(managed),
         workers=job.members.wanted,
         members=len(job.members),
         iteration=job.iterations.first_open,
@@ -40,6 +41,17 @@ def summary(managed: ManagedJob) -> Any:
         exchange=job.members.exchange or PARAMETER_SERVER,
         group_size=None if job.attempts.group is None else len(job.attempts.group.names),
     )
+
+
+def _awaited(managed: ManagedJob) -> str:
+    """Return what a job waits for that does not run; empty where it runs, or an operator has paused it."""
+    job = managed.job
+    if job.attempts.recovering:
+        return job.attempts.why_recovering
+    if job.state != "gathering":
+        return ""
+    waits = awaited(job)
+    return waits if job.members.started else f"for {time.monotonic() - managed.since:.0f} s: {waits}"
 
 
 def status(managed: ManagedJob, events_after: int) -> Any:

@@ -25,7 +25,7 @@ loss_function = nn.CrossEntropyLoss()
 loader = evenpace.torch.DataLoader(train, batch_size=128, shuffle=True)
 model = evenpace.torch.balance(model, loader, optimizer)
 
-for _ in range(15):
+for _ in loader.epochs(15):
     for batch, targets in loader:
         optimizer.zero_grad()
         loss_function(model(batch), targets).backward()

@@ -22,7 +22,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = evenpace.torch.DataLoader(train, batch_size=128, shuffle=True)
 optimizer = evenpace.torch.distribute(optimizer, loader)
 
-for _ in range(15):
+for _ in loader.epochs(15):
     for batch, targets in loader:
         optimizer.zero_grad()
         loss_function(model(batch), targets).backward()

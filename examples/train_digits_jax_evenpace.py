@@ -28,7 +28,7 @@ loader = evenpace.jax.DataLoader(train, batch_size=128, shuffle=True)
 value_and_grad = evenpace.jax.value_and_grad(losses, micro_batch_size=8)
 optimizer = evenpace.jax.distribute(evenpace.jax.sgd(0.1, momentum=0.9), params, loader)
 
-for _ in range(15):
+for _ in loader.epochs(15):
     for batch in loader:
         loss, gradient = value_and_grad(optimizer.params, batch)
         optimizer.step(gradient)

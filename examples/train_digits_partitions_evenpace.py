@@ -31,7 +31,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = evenpace.torch.PartitionedLoader(part, batch_size=128, partitions=options.partitions)
 optimizer = evenpace.torch.distribute(optimizer, loader)
 
-for _ in range(15):
+for _ in loader.epochs(15):
     for batch, targets in loader:
         optimizer.zero_grad()
         loss_function(model(batch), targets).backward()

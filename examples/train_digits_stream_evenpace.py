@@ -40,7 +40,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = evenpace.torch.StreamLoader(Digits(), batch_size=128, size=1500, shuffle_buffer=500)
 optimizer = evenpace.torch.distribute(optimizer, loader)
 
-for _ in range(15):
+for _ in loader.epochs(15):
     for batch, targets in loader:
         optimizer.zero_grad()
         loss_function(model(batch), targets).backward()

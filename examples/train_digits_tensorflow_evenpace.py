@@ -36,7 +36,7 @@ def step(batch, targets):
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
 
-for _ in range(15):
+for _ in loader.epochs(15):
     for batch, targets in loader:
         step(batch, targets)
 

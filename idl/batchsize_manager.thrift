@@ -4,12 +4,19 @@
  * A worker's life:
  *   1. join: answered once the job has all its workers, with the first assignment; where a job resumes from a
  *      checkpoint, the manager may ask for `resume` first;
- *   2. in each iteration: compute the mean gradient over the assignment's samples, push it to every shard of
- *      the parameter server (see parameter_server.thrift), then report; the answer is the next assignment
- *      (the paper's blocking mode: it comes when every member has reported). If the answer names lost
- *      slices, pass them to every shard's `forfeit`. Then pull the new parameters. The answer to join may
- *      name a synchronisation mode other than bsp, which the worker passes on in the shards' `open`; see
- *      Synchronisation in common.thrift;
+ *   2. for each assignment: compute the mean gradient over its samples, push it to every shard of the parameter
+ *      server (see parameter_server.thrift), then report; the answer is the next assignment (the paper's blocking
+ *      mode: it comes when every member has reported). If the answer names lost slices, pass them to every shard's
+ *      `forfeit`. Now compare the assignment's iteration with the one reported:
+ *        a later one: pull the new parameters, version = that iteration, and go on with them;
+ *        THE SAME ONE, in bsp: a part of this iteration that a worker has left undone, and that this worker was given.
+ *          Do not pull: the new parameters come only after it. Compute it with the present ones, push and report it
+ *          like any other. There may be several such parts in a row. A worker that pulls instead waits for itself;
+ *          one that has not reported a part for the manager's report time-out, and ten times as long as it should
+ *          take, is taken out.
+ *      The answer may also say `released` or `recover` instead, see AssignmentReply. The answer to join may name a
+ *      synchronisation mode other than bsp, which the worker passes on in the shards' `open`; see Synchronisation in
+ *      common.thrift;
  *   3. leave. A worker that is released (see AssignmentReply) has left already.
  *
  * Where the manager plans ahead (the paper's non-blocking mode), the answer to join gives the first assignment
@@ -135,6 +142,8 @@ struct ReportRequest {
                                     // order, such as a digest of the shards' instances. Workers that use others are refused
  14: optional common.GradientNorms norms  // of the last step whose norms the worker knows: this iteration's or the one's
                                     // before; of all contributions to it, or of the worker's own
+ 15: optional i64 not_finite        // an iteration, this one or the one before, for which the worker's own gradient had a
+                                    // NaN or an infinity, as PushReply says: the manager logs it, or ends the job
 }
 
 /** A member's place in the process group of an attempt; see formed_group above. */
@@ -159,7 +168,8 @@ struct Lost {
 struct AssignmentReply {
   1: common.Identity identity       // as in the request
   2: i64 reported_iteration         // as in the request; -1 in the answer to join
-  3: common.Assignment assignment   // the next assignment
+  3: common.Assignment assignment   // the next assignment: of a later iteration, or a further part of the reported one,
+                                    // which is computed, pushed and reported before anything is pulled
   4: double waited                  // seconds for which the manager held this answer back
   5: list<Lost> lost                // of the reported iteration and later, for `forfeit`
   6: string run                     // drawn when the job was created: the job's name at the parameter
@@ -292,7 +302,8 @@ struct JobSummary {
   1: string job
   2: string run                     // as in AssignmentReply
   3: string state                   // gathering, running, paused, recovering, failed or ended
-  4: string reason                  // why, where it is recovering, has failed or ended; else empty
+  4: string reason                  // why, where it is recovering, has failed or ended; where it is gathering, what is
+                                    // missing, since when, and what to do; else empty
   5: i64 workers                    // the number of workers that it starts with, or is to have since `resizing`
   6: i64 members                    // the number of workers at present; others are awaited where `workers` is above it
   7: i64 iteration                  // the first iteration that is not complete

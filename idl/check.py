@@ -8,6 +8,9 @@ from typing import Any
 
 from idl.errors import InvalidRequestError
 
+LONGEST_WAIT = 3600.0
+"""The seconds for which an answer may be held back at most."""
+
 _MAX_NAME = 200  # characters
 
 
@@ -29,9 +32,9 @@ def number(name: str, value: Any, low: float, high: float) -> float:
     return value
 
 
-def wait(value: Any) -> float:
-    """Return the seconds for which a caller lets its answer be held back; infinity if it names none."""
-    return math.inf if value is None else number("wait", value, 0.0, 3600.0)
+def wait(value: Any, otherwise: float = LONGEST_WAIT) -> float:
+    """Return the seconds for which a caller lets its answer be held back; `otherwise` if it names none."""
+    return otherwise if value is None else number("wait", value, 0.0, LONGEST_WAIT)
 
 
 def text(name: str, value: Any, high: int = _MAX_NAME) -> str:

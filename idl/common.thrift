@@ -38,7 +38,8 @@ exception Rewound {
 
 /**
  * A call whose time to wait, the request's field `wait`, is over before the event that it waits for; to be repeated.
- * So both sides notice that the other still responds. A call without `wait` is answered when the event has occurred.
+ * So both sides notice that the other still responds. A call without `wait` is answered when the event has occurred,
+ * or so after 600 s at a shard, 3600 s at the manager. The message says what the event waits for.
  */
 exception NotYet {
   1: string message

@@ -56,6 +56,10 @@ class ProtocolError(EvenpaceError):
     """Bytes from a peer that are not a valid message."""
 
 
+class UnusableFrameworkError(EvenpaceError, ImportError):
+    """A framework that is not installed, or cannot be used as it is set up."""
+
+
 class AddressInUseError(EvenpaceError, OSError):
     """An address that another process listens on already."""
 

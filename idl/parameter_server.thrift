@@ -12,8 +12,9 @@
  * another part are refused, as after two shards have changed places.
  *
  * A worker calls open once, initialise if the answer to `open` has initialised false, and pull for the first version.
- * Then, per iteration k: push(k) with the assignment it got from the manager, report to the manager, pull(version
- * k + 1). The shard steps when the pushed counts sum to the assignment's total. Where there are several shards,
+ * Then, per iteration k: push(k) with the assignment it got from the manager, and report to the manager. If that
+ * answers with another assignment of iteration k, in bsp, push and report that, too, and so on; then pull(version
+ * k + 1), for the assignment of iteration k + 1. The shard steps when the pushed counts sum to the assignment's total. Where there are several shards,
  * each waits with its step until it is certain that the others can step, too.
  *
  * That is mode bsp. In ssp and asp every push is a step of its own, and the version is the number of steps. In
@@ -140,6 +141,7 @@ struct PushReply {
   5: optional i64 checkpointed      // the last version of which it has written a checkpoint, or failed to; -1: none
   6: optional common.GradientNorms norms  // of the shard's last step, over its part of the elements; left out where they
                                     // are not known, as in ssp and asp. The sum over all shards is the whole gradients'
+  7: optional bool not_finite       // this gradient has a NaN or an infinity; not looked at in ssp and asp
 }
 
 struct PullRequest {
@@ -148,7 +150,7 @@ struct PullRequest {
   3: optional string slot           // this slot of the optimiser's state instead of the parameters
   4: optional i64 attempt           // the attempt that the worker is in; left out: 0 or, with version -1, any
   5: optional string instance       // as in PushRequest
-  6: optional double wait           // seconds for which the answer may be held back; see NotYet
+  6: optional double wait           // seconds for which the answer may be held back; see NotYet. Left out: 600
   7: optional bool settled          // whether every shard has all of the gradient for this version, which follows from
                                     // the manager's next assignment. Left out: every shard has the caller's own part;
                                     // where the gradient is shared, the step waits for such a pull of each worker that

@@ -222,6 +222,9 @@ class JobSpec:
     def narrowed(self, bounds: Bounds) -> Bounds:
         """Return a worker's bounds in whole micro-batches; unchanged in a job without micro-batches.
 
+        Who may take the whole batch of the script's size may take all of its micro-batches, of which the last
+        ones may be smaller than others.
+
         Raises:
             InvalidRequestError: The worker cannot take a single micro-batch; or it would compute several at
                 once, in a job without micro-batches.
@@ -239,6 +242,8 @@ class JobSpec:
                 f"maximum batch size {bounds.maximum}: must be at least a micro-batch, {size} samples"
             )
         maximum = bounds.maximum // size * size
+        if bounds.maximum >= self.total_batch_size:
+            maximum = max(maximum, self.cuts(self.total_batch_size).padded)
         return Bounds(min(-(-bounds.minimum // size) * size, maximum), maximum, size, bounds.at_once)
 
     def batch(self, iteration: int) -> tuple[int, int, int]:

@@ -39,6 +39,8 @@ class Report:
         shards: A text that is the same for workers that use the same shards; None: not known.
         norms: The norms of the gradients of a step, this iteration's or that of the iteration before: of all
             contributions to it, or of the worker's own.
+        not_finite: The iteration for which the worker's own gradient had a NaN or an infinity; None: none is
+            known.
     """
 
     iteration: Annotated[int, Range()]
@@ -52,6 +54,7 @@ class Report:
     at_once: Annotated[int | None, Range(1)] = None
     shards: Annotated[str | None, Range()] = None
     norms: Annotated[StepNorms | None, Range()] = None
+    not_finite: Annotated[int | None, Range()] = None
 
 
 @dataclass(frozen=True)

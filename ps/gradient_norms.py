@@ -66,6 +66,11 @@ class NormMeter:
             total += float(torch.dot(kept, kept))
         return total
 
+    def is_finite(self, begin: int, piece: torch.Tensor) -> bool:
+        """Return whether a gradient's elements from `begin` on, (n,), are all finite; statistics left out."""
+        ranges = ((max(first - begin, 0), min(last - begin, len(piece))) for first, last in self._kept)
+        return all(bool(torch.isfinite(piece[low:high]).all()) for low, high in ranges if low < high)
+
     def norms(self, contributions: Iterable[Contribution], mean: torch.Tensor) -> GradientNorms | None:
         """Return the norms of a step.
 

@@ -36,6 +36,7 @@ class Contribution:
             nothing of them.
         held: The gradient itself, where it is not added to a sum at once.
         squares: Squared norm of the elements that have arrived, statistics left out.
+        is_finite: Whether none of these is known to be a NaN or an infinity.
     """
 
     start: int
@@ -47,6 +48,7 @@ class Contribution:
     groups: tuple[Group, ...] | None = None
     held: torch.Tensor | None = field(default=None, repr=False)
     squares: float = 0.0
+    is_finite: bool = True
 
     @property
     def end(self) -> int:
@@ -134,6 +136,11 @@ class Parameters(ABC):
         self.norms = None
         self.version, self.steps, self.initialised = snapshot.version, snapshot.steps, True
         self.drop()
+
+    @property
+    def lack(self) -> str:
+        """What the next step waits for, in words."""
+        return "gradients are awaited" if self.initialised else "no worker has set the first parameters"
 
     @property
     def pushed_bytes(self) -> int:

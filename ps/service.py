@@ -33,6 +33,7 @@ from rpc.service import Call, Connection, Discard, Sink
 
 _wire = idl.parameter_server
 
+_PULL_SECONDS = 600.0  # for which a pull is held back whose caller does not say for how long
 _SETTLE_SECONDS = 1.0  # that a fence waits at most for a checkpoint that is being written
 
 
@@ -184,7 +185,9 @@ class ParameterServerService:
         job = self._job_of(call)
         _check_attempt(job, call, call.request.assignment.attempt)  # it may have changed since the push began
         job.tally.pushed += job.shard.pushed_bytes
+        is_finite = True
         if isinstance(call.sink, TimedSink):
+            is_finite = call.sink.is_finite
             call.sink.close()
             job.tally.pushes += 1
             if self.observer is not None:
@@ -201,6 +204,7 @@ class ParameterServerService:
                 checkpoints=list(job.checkpoints),
                 checkpointed=job.store.tried if job.store else None,
                 norms=wire_norms(job.shard.norms),
+                not_finite=not is_finite or None,
             )
         )
         # Once the answer is out: the step must not count as the last worker's processing time.
@@ -208,7 +212,7 @@ class ParameterServerService:
 
     def _pull(self, call: Call) -> None:
         request = _request_of(call)
-        until = call.since + check.wait(request.wait)
+        until = call.since + check.wait(request.wait, _PULL_SECONDS)
         job = self._job_of(call)
         version = check.integer("version", request.version, -1)
         if request.slot is not None:

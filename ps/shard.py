@@ -124,7 +124,10 @@ class Shard(Parameters):
         begin = contribution.done
         contribution.done += len(piece)
         self._accumulate(contribution, begin, piece)
-        contribution.squares += self._squares(contribution, begin, piece)
+        squares = self._squares(contribution, begin, piece)
+        contribution.squares += squares
+        if not math.isfinite(squares) and contribution.is_finite:  # else it costs nothing to know
+            contribution.is_finite = self._meter.is_finite(begin, piece)
         self._missing -= contribution.count * len(piece)
 
     def interrupt(self, contribution: Contribution) -> None:
@@ -151,6 +154,22 @@ class Shard(Parameters):
         self._next_batch([])
         if self.initialised:
             self._gradient.zero_()
+
+    @property
+    def lack(self) -> str:
+        """What the next step waits for, in words."""
+        if not self.initialised:
+            return super().lack
+        if self._total is None:
+            return f"no worker has pushed a gradient for iteration {self.version}"
+        if not self._missing:
+            return f"all gradients for iteration {self.version} are here, but perhaps not at other shards"
+        missing = -(-self._missing // self.layout.elements)
+        pushed = sorted({one.worker for one in self._contributions if self._is_whole(one)})
+        return (
+            f"the gradient of {missing} of the {self._total} samples of iteration {self.version} has not "
+            f"been pushed; {', '.join(pushed) or 'nobody'} has pushed"
+        )
 
     @property
     def contributors(self) -> AbstractSet[str]:
@@ -341,6 +360,11 @@ class GradientSink:
             if len(piece):
                 self._shard.add(self._contribution, piece)
             self._filled = 0
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether no element of the gradient is known to be a NaN or an infinity."""
+        return self._contribution.is_finite
 
     def close(self) -> None:
         """Mark the contribution as complete."""

@@ -215,7 +215,8 @@ class ShardJob:
         if expired:
             self.waiting = [entry for entry in self.waiting if now < entry[2]]
         for call, version, _ in expired:
-            call.fail(NotYetError(f"version {version} is not there yet"))
+            lack = f"attempt {self.attempt} is to begin" if self.fenced else self.shard.lack
+            call.fail(NotYetError(f"version {version} is not there yet: {lack}"))
 
     def check_attempt(self, worker: str, attempt: int, instance: str | None = None) -> None:
         """Check that a worker is in the job's attempt and relies on this process.

@@ -64,6 +64,7 @@ class Client:
     Attributes:
         connections: Number of connections made so far.
         held: Seconds for which the service held calls back that it then answered with `NotYet`.
+        awaits: What the present call waits for, as the service said last; empty if it has not.
 
     Raises:
         InvalidRequestError: A file of the credentials cannot be used, or the token would go in the clear.
@@ -95,6 +96,7 @@ class Client:
         self._silence = silence
         self.connections = 0
         self.held = 0.0
+        self.awaits = ""
         self._sent_at = 0.0
         self._socket: socket.socket | None = None
         self._abandoned: EvenpaceError | None = None
@@ -111,6 +113,7 @@ class Client:
         timeout: float | None = None,
         unavailable_timeout: float = math.inf,
         wanted: Callable[[], bool] = lambda: True,
+        on_wait: Callable[[str, float], None] = lambda awaits, seconds: None,
     ) -> Any:
         """Call a method, reconnecting as often as needed.
 
@@ -124,6 +127,8 @@ class Client:
             timeout: Seconds until the answer must have arrived.
             unavailable_timeout: Seconds for which the service may answer that it is unavailable.
             wanted: Returns whether the answer is still wanted; called before each attempt. See `interrupt`.
+            on_wait: Called every few seconds while the service holds the answer back, with what it says that
+                the call waits for, and the seconds so far.
 
         Returns:
             The result struct.
@@ -138,6 +143,7 @@ class Client:
         begun = time.monotonic()
         deadline = begun + (self._call_timeout if timeout is None else timeout)
         backoff = _FIRST_BACKOFF
+        self.awaits = ""
         while True:
             if not wanted():
                 raise ConnectionLostError(f"{method} of {self._peer()} was given up")
@@ -145,7 +151,8 @@ class Client:
             try:
                 self.send(method, request, bulk=bulk, deadline=deadline)
                 return self.receive(into=into, deadline=deadline)
-            except NotYetError:
+            except NotYetError as error:
+                on_wait(str(error), time.monotonic() - begun)
                 if self._new_places() is not None:  # another process is the service now
                     self.close()
                 continue
@@ -201,7 +208,8 @@ class Client:
             return self._receive(into, deadline)
         except TimeoutError:
             raise self._timeout_error("answer", deadline) from None
-        except NotYetError:
+        except NotYetError as error:
+            self.awaits = str(error)
             self.held += time.monotonic() - self._sent_at
             raise
         except ProtocolError:
@@ -460,7 +468,10 @@ class Client:
         self.close()
         self._turn += 1  # it may be frozen, and have been started again at another of its places
         if time.monotonic() >= deadline:
-            return DeadlineExceededError(f"{self._peer()} did not {what} {self._method} within its deadline")
+            awaits = f": {self.awaits}" if self.awaits else ""
+            return DeadlineExceededError(
+                f"{self._peer()} did not {what} {self._method} within its deadline{awaits}"
+            )
         return ConnectionLostError(f"{self._peer()} did not {what} {self._method} for {self._silence:g} s")
 
     def _closing_error(self) -> EvenpaceError | None:

@@ -34,7 +34,7 @@ _LEVEL_STYLES = {
 _DIM, _BRIGHT, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 # Libraries whose lines at "info" are about themselves.
-_NOISY = ("matplotlib",)
+_NOISY = ("matplotlib", "jax._src.xla_bridge")
 
 # Characters that end a line, move a cursor, or change the direction of text, and lone surrogates.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -73,5 +73,5 @@ class Gradient:
             raise InvalidRequestError(
                 f"the job sums gradients exactly (`evenpace manager --exact`), which needs that of each "
                 f"micro-batch, but those of iteration {part.iteration} are of {summed} of {part.count} "
-                f"samples: this training loop, or its framework's adapter, has one of the whole slice"
+                f"samples: go through them by evenpace.torch.micro_batches, or train by evenpace.keras"
             )

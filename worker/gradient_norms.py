@@ -26,6 +26,7 @@ from idl.plan import Assignment
 from idl.preconditioning import PRECONDITIONED, STEPS
 from worker.second_moment import SecondMoment
 
+_UNKNOWN = math.nan  # this very object: another NaN is a gradient's
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth
 _SMALL = 2**17  # elements, of which a gradient's norms take well below a millisecond
 _SHARE = 0.01  # of the time of the iterations, that norms may take
@@ -145,10 +146,13 @@ class OwnNorms:
 
     Attributes:
         of_micro_batches: Whether norms of micro-batches are of use; if not, `add` does nothing.
+        not_finite: The last iteration for which this worker's own gradient was found to have a NaN or an
+            infinity, since `take_not_finite`; None if none was.
     """
 
     def __init__(self) -> None:
         self.of_micro_batches = True
+        self.not_finite: int | None = None
         self._own: dict[int, list[tuple[int, SupportsFloat]]] = {}  # by iteration, the last two
         self._attempt = 0
         self._told: StepNorms | None = None
@@ -178,7 +182,7 @@ class OwnNorms:
         for iteration in [one for one in self._own if one < part.iteration - 1]:
             del self._own[iteration]
         own = self._own.setdefault(part.iteration, [])
-        own.append((count, math.nan if once and own else squares))
+        own.append((count, _UNKNOWN if once and own else squares))
 
     def scale(self, iteration: int, factor: SupportsFloat) -> None:
         """Multiply the squared norms of an iteration, whose gradient was scaled after they were taken."""
@@ -244,6 +248,9 @@ class OwnNorms:
         if self._pair is not None:
             (first, second, squares), self._pair = self._pair, None
             before, after, difference = map(float, squares)
+            for part, norm in ((first, before), (second, after)):
+                if not math.isfinite(norm):
+                    self.not_finite = part.iteration
             norms = GradientNorms.of_consecutive((first.count, before), (second.count, after), difference)
             told = StepNorms(second.iteration, norms)
         if self._reduced:
@@ -254,6 +261,14 @@ class OwnNorms:
             told = self._part(iteration, own, squared) if own else None
         return told if told is not None and told.norms.is_finite else None
 
+    def take_not_finite(self) -> int | None:
+        """Return `not_finite`, and forget it."""
+        found, self.not_finite = self.not_finite, None
+        return found
+
     def _part(self, iteration: int, own: list[tuple[int, SupportsFloat]], squared: float) -> StepNorms:
         contributions = [(count, float(squares)) for count, squares in own]
+        known = (f for (_, s), (_, f) in zip(own, contributions, strict=True) if s is not _UNKNOWN)
+        if not all(map(math.isfinite, known)):
+            self.not_finite = iteration
         return StepNorms(iteration, GradientNorms.of(contributions, squared))

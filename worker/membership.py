@@ -51,7 +51,9 @@ log = logging.getLogger(__name__)
 _wire = idl.batchsize_manager
 
 _LAST_REPORTS_SECONDS = 1.0  # for the answers to the last reports, before the worker leaves
-_SILENT_SECONDS = 5.0  # of waiting for the job to begin, before a line of log says so
+_QUIET_SECONDS = {"join": 5.0}  # of waiting for the others, before a line of log says for whom; else:
+_QUIET = 60.0
+_AGAIN_SECONDS = 60.0  # until the same line is logged again, if it is still true
 
 
 class _Finished(NamedTuple):
@@ -59,6 +61,35 @@ class _Finished(NamedTuple):
 
     report: Report
     seconds: Callable[[], float]
+
+
+class _WaitLog:
+    """The log of one call that waits for other workers: what for, once it has waited for long.
+
+    Args:
+        job: The job's name.
+        method: The call's method.
+        log_fields: Returns the structured fields of log lines.
+    """
+
+    def __init__(self, job: str, method: str, log_fields: Callable[[], Mapping[str, object]]) -> None:
+        self._job, self._method, self._log_fields = job, method, log_fields
+        self._said, self._due = "", _QUIET_SECONDS.get(method, _QUIET)
+
+    def __call__(self, awaits: str, seconds: float) -> None:
+        """Take what the call waits for, and the seconds since it was made."""
+        if seconds < self._due and not (self._said and awaits != self._said):
+            return
+        self._said, self._due = awaits, seconds + _AGAIN_SECONDS
+        what = "to begin" if self._method == "join" else "to go on"
+        log.info(
+            "waiting for job %s %s, for %.0f s so far: %s",
+            self._job,
+            what,
+            seconds,
+            awaits,
+            extra=self._log_fields(),
+        )
 
 
 class Membership:
@@ -158,14 +189,9 @@ class Membership:
             heartbeats=True,
         )
         self._joined = False
-        waiting = threading.Timer(_SILENT_SECONDS, self._log_waiting)
-        waiting.daemon = True
-        waiting.start()
-        try:
-            while (reply := self._client.call("join", request)).resume and resume is not None:
-                self._client.call("resume", request, bulk=memoryview(learned))
-        finally:
-            waiting.cancel()
+        on_wait = _WaitLog(self._identity.job, "join", self._log_fields)
+        while (reply := self._client.call("join", request, on_wait=on_wait)).resume and resume is not None:
+            self._client.call("resume", request, bulk=memoryview(learned))
         request.resume, request.run, request.wait = None, reply.run, None
         self._again, self._joined = request, True
         self._client.set_connect_timeout(self._timeout)
@@ -225,8 +251,10 @@ class Membership:
             while not self._change.wait_for(self._is_decided, self._timeout):
                 if self.paused:
                     continue
+                awaits = f": {self._client.awaits}" if self._client.awaits else ""
                 raise DeadlineExceededError(
-                    f"there is no assignment after iteration {self._last_assigned} within {self._timeout:g} s"
+                    f"there is no assignment after iteration {self._last_assigned} within "
+                    f"{self._timeout:g} s{awaits}"
                 )
             if self._recover is not None:
                 raise RewoundError("the manager has begun another attempt", self._recover)
@@ -418,14 +446,6 @@ class Membership:
                 extra=self._log_fields(),
             )
 
-    def _log_waiting(self) -> None:
-        if self._client.connected:
-            log.info(
-                "waiting for job %s to begin: it does once as many workers have joined as the manager wants",
-                self._identity.job,
-                extra=self._log_fields(),
-            )
-
     def _report_all(self) -> None:
         """Send one report after the other, in a thread, until this worker leaves or a report fails."""
         while (finished := self._reports.get()) is not None and not self._leaving:
@@ -510,9 +530,10 @@ class Membership:
         self, client: Client, method: str, request: Any, wanted: Callable[[], bool] = lambda: True
     ) -> Any:
         """Call the manager as a member; while the job is paused, repeat the call without a time-out."""
+        on_wait = _WaitLog(self._identity.job, method, self._log_fields)
         while True:
             try:
-                reply = client.call(method, request, wanted=wanted)
+                reply = client.call(method, request, wanted=wanted, on_wait=on_wait)
                 break
             except NotMemberError as error:
                 self.join_again(client, error)

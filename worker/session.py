@@ -76,6 +76,7 @@ class Session:
         self._run = ""
         self._begun: Assignment | None = None  # the assignment that the loop was given
         self._finished = -1  # the latest iteration that the loop has gone through
+        self._warned_of_values = False
         self._training = False
         self._closing = threading.Lock()
         self._closed = False
@@ -344,6 +345,9 @@ class Session:
         self._finished = max(self._finished, done.iteration)
         self.exchange.contribute(done, groups, self.lr_scale)
         with self.meter.reporting(done) as measured:
+            norms, not_finite = self.norms.take(), self.norms.take_not_finite()
+            if not_finite is not None:
+                self._warn_of_values(not_finite)
             self._membership.report(
                 Report(
                     done.iteration,
@@ -357,7 +361,8 @@ class Session:
                     start=done.start if done.batch_start is not None else None,
                     at_once=self.limits.at_once if self.limits.at_once < done.at_once else None,
                     shards=self.exchange.digest,
-                    norms=self.norms.take(),
+                    norms=norms,
+                    not_finite=not_finite,
                 ),
                 measured.seconds,
             )
@@ -369,6 +374,17 @@ class Session:
             self.exchange.settle(done)
         else:
             self.exchange.take(now)
+
+    def _warn_of_values(self, iteration: int) -> None:
+        """Warn, once, that this worker's gradient was not finite."""
+        if not self._warned_of_values:
+            self._warned_of_values = True
+            log.warning(
+                "this worker's gradient for iteration %d has a NaN or an infinity; unless a GradScaler skips "
+                "the step, so have the parameters after it. The manager's log names who was the first",
+                iteration,
+                extra=self.log_fields(),
+            )
 
     def _recover(self, error: RewoundError) -> None:
         """Recover the job into another attempt, and continue there."""

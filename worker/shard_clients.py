@@ -61,6 +61,7 @@ class ShardClients:
 
     Attributes:
         plans_ahead: Whether this worker gets assignments before the iterations before them are complete.
+        pushed_finite: Whether no shard has found a NaN or an infinity in the last gradient that was pushed.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ShardClients:
         log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         self.plans_ahead = False
+        self.pushed_finite = True
         self._clients = clients
         self._threads = ThreadPoolExecutor(max(1, len(clients)), "evenpace-shards")
         self._log_fields = log_fields
@@ -202,6 +204,7 @@ class ShardClients:
         )
         if all(reply.checkpointed is not None for reply in replies):
             self._checkpoints = [(frozenset(r.checkpoints or ()), r.checkpointed) for r in replies]
+        self.pushed_finite = not any(reply.not_finite for reply in replies)
         return StepNorms.summed([read_norms(reply.norms) for reply in replies])
 
     def pull(self, version: int, into: NDArray[Any], slot: str | None = None) -> float:

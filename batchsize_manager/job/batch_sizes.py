@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from idl.cuts import Cuts
 from idl.plan import JobSpec, Scaling
 
 _GAIN_EVERY = 10  # iterations, after which the gain follows the noise
@@ -93,7 +94,11 @@ class Batches:
 
     def padded(self, members: int, total: int | None = None) -> int:
         """Return `size` rounded up to whole micro-batches, as bounds are; `size` in a job without them."""
-        return self.spec.cuts(self.size(members, total)).padded
+        return self.cuts(members, total).padded
+
+    def cuts(self, members: int, total: int | None = None) -> Cuts:
+        """Return the cuts of a whole batch of `size` samples."""
+        return self.spec.cuts(self.size(members, total))
 
     def go_on(self, iteration: int, epoch: int, start: int) -> None:
         """Have an iteration's batch begin at a position that the shards know, even if another was computed.

@@ -65,6 +65,13 @@ class JobConfig:
     ] = 600.0
     return_grace: Annotated[float, Setting(least=0, below=inf)] = 30.0
     sizing: Sizing = field(default_factory=Sizing)
+    end_on_nan: Annotated[
+        bool,
+        Setting(
+            "End a job when a worker's gradient has a NaN or an infinity, instead of only logging it. Not "
+            "for scripts with a GradScaler, which looks for them itself."
+        ),
+    ] = False
     scale_batch: Annotated[
         bool,
         Setting(

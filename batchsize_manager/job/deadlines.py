@@ -85,6 +85,9 @@ def overdue(
 ) -> Iterator[tuple[str, int]]:
     """Yield each member that others have waited for too long, and the iteration that it has to report.
 
+    Of a piece, its member is overdue whether or not others wait: until the piece is reported, its iteration
+    cannot end, and members that wait for that at the shards are not seen here.
+
     Args:
         members: The members by name.
         progress: The iterations under way, by number.
@@ -99,8 +102,12 @@ def overdue(
         if member.suspended or member.reported_at > before:
             continue
         iteration = member.assigned
-        if iteration - 1 in progress and progress[iteration - 1].has_piece(name):
-            iteration -= 1
+        earlier = progress.get(iteration - 1)
+        if earlier is not None and earlier.has_piece(name):
+            patience = _PATIENCE * earlier.expected_seconds(name)
+            if member.reported_at <= min(before, now - patience):
+                yield name, iteration - 1
+            continue
         if iteration >= planned:
             continue  # it waits itself
         if iteration not in since:

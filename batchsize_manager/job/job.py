@@ -36,6 +36,7 @@ from idl.exchange import FORMED_GROUP, PARAMETER_SERVER
 from idl.plan import Assignment, JobSpec
 from idl.records import IterationRecord, Report
 
+_REFUSED = 5  # latest workers that were refused, which are remembered
 _SHORTEST = 1e-9  # seconds; a batch processing time below that is a broken clock's
 
 
@@ -65,6 +66,7 @@ class Job:
         presence: The changes of membership.
         regrouping: The changes of the members' group, where the manager forms it.
         operations: The changes that operators can make.
+        refused: Why workers were refused that have not joined since, by name; the latest few.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class Job:
         self.config = config
         self.first_iteration = first_iteration
         self.outbox = Outbox()
+        self.refused: dict[str, str] = {}
+        self._not_finite: int | None = None  # the first iteration for which a gradient was not finite
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position, progress)
         self.iterations = Iterations(config.synchronisation, first_iteration, self.outbox)
@@ -149,10 +153,11 @@ class Job:
         self.members.check_exchange(worker, exchange)
         if again:
             self.members.check_never_removed(worker, incarnation)
+        self.members.check_group_open(worker)
         if member is not None and (member.back_by is None or member.is_returning):
             self.members.contest(worker, incarnation, now)
         others = len(self.members.staying.keys() - {worker})
-        self.members.check_room(worker, bounds, self.planner.batches.padded(others + 1))
+        self.members.check_room(worker, bounds, self.planner.batches.cuts(others + 1))
         if member is not None:
             self._remove(worker, "gave its name to a new incarnation", now)
         self.use_exchange(exchange)
@@ -170,6 +175,7 @@ class Job:
             threads=threads,
             beats=beats,
         )
+        self.refused.pop(worker, None)
         self.outbox.log(f"{worker} joined, for iteration {first} on", worker)
         self.attempts.want(f"{worker} joins")
         if self.config.synchronisation.exact and (difference := self.members.device_difference(worker)):
@@ -177,6 +183,14 @@ class Job:
         if self.members.started or len(self.members) >= self.members.wanted:
             self.presence.changed()  # spared for thousands of members that join before the first plan
         self._advance(now)
+
+    def refuse(self, worker: str, why: str) -> None:
+        """Note that a worker was refused, which the others wait for, perhaps; logged once for each reason."""
+        if self.refused.pop(worker, None) != why:
+            self.outbox.log(f"{worker} was refused: {why}", worker)
+        self.refused[worker] = why
+        while len(self.refused) > _REFUSED:
+            del self.refused[next(iter(self.refused))]
 
     def report(self, worker: str, incarnation: str, report: Report, now: float) -> None:
         """Handle a worker's report that it has finished an assignment; a repeated report is ignored.
@@ -198,6 +212,8 @@ class Job:
             return
         if self.attempts.is_disputed(worker, report):
             return
+        if report.not_finite is not None:
+            self._note_not_finite(worker, report.not_finite)
         if member.suspended and not self._welcome(worker, member, now, report.iteration):
             return  # others have its part
         progress = self.iterations.progress.get(report.iteration)
@@ -378,7 +394,14 @@ class Job:
             members, self.iterations.progress, self.iterations.planned, config.report_timeout, typical, now
         )
         for worker, iteration in list(overdue):
-            self._remove(worker, f"did not report iteration {iteration} in time", now)
+            said = f"did not report iteration {iteration} in time"
+            progress = self.iterations.progress.get(iteration)
+            if progress is not None and (piece := progress.given_piece(worker)) is not None:
+                said = (
+                    f"did not report in time the {piece.count} samples of iteration {iteration}, from "
+                    f"position {piece.start} on, that it was given since another worker had left them"
+                )
+            self._remove(worker, said, now)
 
     # -- what follows from them
 
@@ -511,9 +534,17 @@ class Job:
         """
         member = self.members.known(worker, incarnation)
         progress = self.iterations.progress.get(member.reported)
-        piece = progress.next_piece(worker) if progress else None
-        if piece is not None:
-            return piece
+        if progress is not None:
+            given = progress.given_piece(worker)
+            piece = progress.next_piece(worker)
+            if piece is not None:
+                if piece != given:  # not when it is dealt: at the end of a training all leave without it
+                    self.outbox.log(
+                        f"{worker} is given {piece.count} samples of iteration {piece.iteration}, from "
+                        f"position {piece.start} on, that others have left",
+                        worker,
+                    )
+                return piece
         # In backup, and in asp at the utmost, iterations may be complete without this member: it skips them.
         iteration = max(member.reported + 1, self.iterations.first_open)
         assignment = self.iterations.deliver(worker, max(iteration, known + 1))
@@ -579,6 +610,22 @@ class Job:
                 f"which were told where its batch begins know it; give place"
             )
 
+    def _note_not_finite(self, worker: str, iteration: int) -> None:
+        """Log which worker's gradient was the first that was not finite, or have the job fail.
+
+        All gradients after it are not finite, either, until the job goes back.
+        """
+        if self._not_finite is not None and iteration > self._not_finite:
+            return
+        self._not_finite = iteration
+        said = f"the gradient of {worker} for iteration {iteration} has a NaN or an infinity"
+        self.outbox.log(said, worker)
+        if self.config.end_on_nan:
+            self.attempts.failure = (
+                f"{said}; restart the job from a checkpoint of before, with a smaller learning rate or other "
+                f"data, or without --end-on-nan"
+            )
+
     def _own_part(
         self, worker: str, member: Member, report: Report, progress: IterationProgress | None
     ) -> Assignment | None:
@@ -625,6 +672,8 @@ class Job:
         iterations.forget_before(self._oldest_needed())
         if not self.members.started:
             self.members.started = len(self.members) >= self.members.wanted
+            if self.members.started:
+                self.refused.clear()
             if self.members.started and self.members.regroups:
                 self.attempts.begin("the workers' first group is to be formed")
                 return
@@ -706,6 +755,5 @@ class Job:
         if got:
             self.outbox.tally.pieces += len(got)
             self.outbox.effects.answer = True
-            self.outbox.log(f"what is missing of iteration {plan.iteration} is given to {', '.join(got)}")
         if not able and not progress.open and self.members.staying:
             self.attempts.begin(f"nobody can do what is missing of iteration {plan.iteration}")

@@ -12,6 +12,7 @@ from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.rendezvous import Arrival
 from batchsize_manager.job.state import SavedMember
 from idl.bounds import Bounds
+from idl.cuts import Cuts
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
 from idl.exchange import FIXED_GROUP, FORMED_GROUP
 
@@ -234,6 +235,26 @@ class Members:
         if exchange == FORMED_GROUP and mode != "bsp":
             raise InvalidRequestError(f"exchange {exchange!r}: belongs to bsp, but the mode is {mode}")
 
+    def check_group_open(self, worker: str) -> None:
+        """Check that a newcomer does not come too late for a group that nobody can join.
+
+        Raises:
+            InvalidRequestError: The group's job has begun without it.
+            UnavailableError: Likewise, but one of its members seems to have died: the job may be over soon.
+        """
+        if not self.reduce or not self.started or not self.by_name:
+            return
+        said = (
+            f"the job has begun with {', '.join(self)} alone, and nobody can join the group later in which "
+            f"they all-reduce"
+        )
+        if any(member.back_by is not None for member in self.by_name.values()):
+            raise UnavailableError(f"{said}; it may be over soon")
+        raise InvalidRequestError(
+            f"{said}, so that {worker!r} comes too late: start the manager with --workers set to the number "
+            f"of ranks; it has {self.wanted}"
+        )
+
     def check_never_removed(self, worker: str, incarnation: str) -> None:
         """Check that an incarnation was not a member that has been taken out.
 
@@ -345,18 +366,26 @@ class Members:
                 f"less than the total batch size, {least}"
             )
 
-    def check_room(self, worker: str, bounds: Bounds, total: int) -> None:
-        """Check that a newcomer's minimum fits into a batch of `total` samples beside the others'.
+    def check_room(self, worker: str, bounds: Bounds, cuts: Cuts) -> None:
+        """Check that a newcomer's minimum fits into a batch beside the others'.
 
         Raises:
             InvalidRequestError: The minima sum to more than the batch.
         """
         minima = bounds.minimum + sum(m.bounds.minimum for n, m in self.by_name.items() if n != worker)
-        if minima > total:
+        if minima <= cuts.padded:
+            return
+        if cuts.size == 1:
             raise InvalidRequestError(
                 f"with {worker!r} the workers' minimum batch sizes sum to {minima}, "
-                f"more than the total batch size, {total}"
+                f"more than the total batch size, {cuts.total}"
             )
+        raise InvalidRequestError(
+            f"with {worker!r} the workers take {minima // cuts.size} micro-batches at least, one each or as "
+            f"many as their minimum batch sizes need, but a batch of {cuts.total} samples in micro-batches "
+            f"of {cuts.size} has {len(cuts)}: make the batch larger, micro-batches or minima smaller, or "
+            f"take fewer workers"
+        )
 
     def lower_maximum(self, worker: str, maximum: int, total: int) -> bool:
         """Lower a member's maximum, but not below the samples of `total` that the others cannot take.

@@ -84,9 +84,12 @@ class Planner:
     @property
     def lack(self) -> str:
         """A sentence that says how many samples the members that are planned for fall short of a batch."""
-        most = sum(member.bounds.maximum for member in self._members.staying.values())
+        most, least = sum(m.bounds.maximum for m in self._members.staying.values()), self.least_size()
+        if self._unit == 1:
+            return f"the workers can take {most} samples together at most, less than a batch of {least}"
         return (
-            f"the workers can take {most} samples together at most, less than a batch of {self.least_size()}"
+            f"the workers can take {most // self._unit} micro-batches of {self._unit} samples together at "
+            f"most, less than the {least // self._unit} of a batch"
         )
 
     def members_changed(self) -> None:
@@ -100,7 +103,7 @@ class Planner:
             if size != self.batches.total:
                 self._resize(size, "its bounds and those of the workers allow no other")
             self._expect()
-            with self._in_samples():
+            with self._naming_micro_batches(self.batch_size):
                 self.policy.set_members(participants)
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
@@ -193,7 +196,7 @@ class Planner:
     def _split(self, total: int) -> Split:
         """Have the policy split a batch of `total` samples; evenly, if what it says cannot be."""
         units = len(self._cuts(total))
-        with self._in_samples():
+        with self._naming_micro_batches(total):
             split = self.policy.split(units)
             counts = split.counts
             if (
@@ -209,12 +212,13 @@ class Planner:
             return replace(even.split(units), warnings=(*split.warnings, warning))
 
     @contextmanager
-    def _in_samples(self) -> Iterator[None]:
-        """Have an `InfeasibleError` of the policy name samples."""
+    def _naming_micro_batches(self, total: int) -> Iterator[None]:
+        """Have an `InfeasibleError` of the policy, about a batch of `total` samples, name its units."""
         try:
             yield
         except InfeasibleError as error:
-            raise InfeasibleError(error.total, error.capacity, error.workers, self._unit) from None
+            cuts = self._cuts(total) if self._unit > 1 else None
+            raise InfeasibleError(error.total, error.capacity, error.workers, cuts) from None
 
     def _take(self, iteration: int) -> tuple[int, int, int]:
         return self.batches.take(iteration, len(self._members.staying), self.sizer.gain)

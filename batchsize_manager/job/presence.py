@@ -182,7 +182,7 @@ class Presence:
     def _take_back(self, worker: str, member: Member, now: float) -> None:
         """Make a worker that was cut off a member again; it is suspended until it asks for work."""
         # For the batch of all members, suspended ones included: it is the one once all are planned for again.
-        self._members.check_room(worker, member.bounds, self._planner.batches.padded(len(self._members) + 1))
+        self._members.check_room(worker, member.bounds, self._planner.batches.cuts(len(self._members) + 1))
         self._attempts.begin_if_deserted()
         member.suspended, member.back_by, member.heard_at = True, None, now
         member.arrival = None  # its call went with the connection

@@ -91,6 +91,22 @@ class IterationProgress:
         pieces = (p for p in self.open[worker] if (worker, p) in self._given and start in (None, p.start))
         return next(pieces, None)
 
+    def expected_seconds(self, worker: str) -> float:
+        """Return how long a member needs for the piece that it does next, by what it has reported last.
+
+        A piece takes at least as long as that part did, since fixed costs do not shrink with the samples. 0
+        where nothing can be expected, since the member has done no samples of this iteration.
+        """
+        done = [each for each in self.done.get(worker, ()) if each.part.count]
+        if not done or not self.has_piece(worker):
+            return 0.0
+        last = done[-1]
+        return last.report.batch_processing_time * max(1.0, self.open[worker][0].count / last.part.count)
+
+    def given_piece(self, worker: str) -> Assignment | None:
+        """Return the piece that a member was sent, and has not reported; None if there is none."""
+        return self.piece_at(worker, None)
+
     def finish(self, worker: str, part: Assignment, report: Report, now: float) -> None:
         """Take in the report of a part."""
         self._close(worker, part)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idl.bounds import Bounds
+from idl.cuts import Cuts
 
 
 class InfeasibleError(ValueError):
@@ -20,14 +21,15 @@ class InfeasibleError(ValueError):
         total: Units of the batch.
         capacity: Units that the workers can take together.
         workers: Number of workers.
-        unit: Samples of a unit.
+        cuts: The batch's cuts into micro-batches, where these are the units; None: they are samples.
     """
 
-    def __init__(self, total: int, capacity: int, workers: int, unit: int = 1) -> None:
-        super().__init__(
-            f"a batch of {total * unit} samples over {workers} workers that can take at most "
-            f"{capacity * unit} together"
-        )
+    def __init__(self, total: int, capacity: int, workers: int, cuts: Cuts | None = None) -> None:
+        batch, units = f"{total} samples", ""
+        if cuts is not None:
+            batch, units = f"{cuts.total} samples, {total} micro-batches of {cuts.size},", " micro-batches"
+        over = "1 worker" if workers == 1 else f"{workers} workers"
+        super().__init__(f"a batch of {batch} over {over} that can take at most {capacity}{units} together")
         self.total, self.capacity, self.workers = total, capacity, workers
 
 

@@ -102,6 +102,12 @@ def _print(console: Any, found: "Recommendation", task: Task) -> None:
         table.add_row(device, *row, f"{max(share.seconds for share in shares):.4g}")
     console.print(table)
     console.print(f"An iteration takes {best.seconds:.4g} s: {best.throughput:.4g} samples per second.")
+    if best.left_out:
+        units = "samples" if task.micro_batch is None else "micro-batches"
+        console.print(
+            f"{best.left_out} of the devices are left out: a batch of {task.parts} {units} is too small for "
+            f"more, since the manager gives each worker one at least."
+        )
     if best is not found.balanced:
         rest = "do not fit" if found.balanced is None else f"would take {found.balanced.seconds:.4g} s"
         console.print(f"{found.fastest_alone} alone is the fastest: all devices together {rest}.")
@@ -138,5 +144,6 @@ def _forecast(forecast: "Forecast | None") -> dict[str, Any] | None:
     return {
         "seconds": forecast.seconds,
         "samples_per_second": forecast.throughput,
+        "left_out": forecast.left_out,
         "shares": [asdict(share) for share in forecast.shares],
     }

@@ -7,6 +7,7 @@ import click
 from evenpace.cli.options import example, user_mistakes
 from evenpace.cli.settings import configured
 from evenpace.lab.profile_config import ProfileConfig
+from idl.errors import EvenpaceError
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -35,7 +36,7 @@ def profile(config: ProfileConfig, out: Path, script: Path, arguments: tuple[str
     console = Console()
     with user_mistakes():
         check_script(script)
-        out.parent.mkdir(parents=True, exist_ok=True)
+        files.check_room(out)
         with make_progress(console, transient=True) as bar:
             task = bar.add_task("starting", total=config.steps)
 
@@ -43,7 +44,6 @@ def profile(config: ProfileConfig, out: Path, script: Path, arguments: tuple[str
                 bar.update(task, description=f"{size} samples", completed=steps)
 
             measured, ended = profile(script, arguments, config, show)
-        files.write_json(measured.content(), out)
     table = make_table(
         f"{measured.script} on {measured.device}", "samples", "seconds", "spread", "per second"
     )
@@ -51,4 +51,9 @@ def profile(config: ProfileConfig, out: Path, script: Path, arguments: tuple[str
         rate = step.batch_size / step.seconds
         table.add_row(str(step.batch_size), f"{step.seconds:.4g}", f"{step.spread:.2g}", f"{rate:.4g}")
     console.print(table)
-    console.print(f"No larger batch: {ended}.\nProfile: {out}")
+    console.print(f"No larger batch: {ended}.")
+    try:
+        files.write_json(measured.content(), out)
+    except OSError as error:
+        raise EvenpaceError(f"the profile above is written nowhere else: {error}") from error
+    console.print(f"Profile: {out}")

@@ -39,6 +39,25 @@ def replace(path: Path, content: bytes) -> None:
             draft.unlink()
 
 
+def check_room(path: Path, size: int = 2**16) -> None:
+    """Check that a file of `size` bytes can be written to `path`, which stays as it is.
+
+    To be called before figures are measured that take long.
+
+    Raises:
+        OSError: It cannot; it names `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(bytes(size))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
 def _without_nan(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_nan(item) for key, item in value.items()}

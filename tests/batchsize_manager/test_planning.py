@@ -46,6 +46,19 @@ def test_unlike_devices_take_equally_long():
     }
 
 
+def test_no_more_devices_are_planned_for_than_there_are_micro_batches(tmp_path):
+    """The manager would refuse them; those that are left out cost no communication."""
+    task = Task(60, micro_batch=32, communication=0.001)
+    found = recommend([(FAST, 3)], task)
+    assert samples(found.best) == [30, 30]
+    assert (found.best.left_out, found.even.left_out) == (1, 1)
+    assert found.best.seconds == pytest.approx(0.032 + 0.001)
+    files.write_json(FAST.content(), tmp_path / "fast.json")
+    options = ["--total", "60", "--micro-batch", "32", "--profiles", str(tmp_path)]
+    result = CliRunner().invoke(cli, ["plan", *options, "V100=3"], env={"COLUMNS": "200"})
+    assert "1 of the devices are left out: a batch of 2 micro-batches is too small for more" in result.output
+
+
 def test_the_fastest_kind_alone_is_recommended_where_it_is_faster():
     """Communication, or a slow device's fixed time, makes fewer devices faster; VirtualFlow's fallback."""
     costly = recommend([(FAST, 2), (SLOW, 2)], Task(1000, communication=0.1))

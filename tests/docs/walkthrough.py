@@ -204,8 +204,8 @@ def _furnish(folder: Path) -> None:
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
     example = (ROOT / "examples" / "train_digits_evenpace.py").read_text()
-    assert "range(15)" in example
-    (folder / "train.py").write_text(example.replace("range(15)", "range(3)"))
+    assert "epochs(15)" in example
+    (folder / "train.py").write_text(example.replace("epochs(15)", "epochs(3)"))
     binaries = folder / ".bin"
     binaries.mkdir()
     command = binaries / "evenpace"

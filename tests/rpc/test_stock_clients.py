@@ -1,9 +1,11 @@
 """Stock Thrift clients, Apache's and thriftpy2's, take part in training without any code of evenpace."""
 
+import contextlib
 import functools
 import shutil
 import struct
 import subprocess
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +18,13 @@ from thriftpy2.protocol import TBinaryProtocolFactory
 from thriftpy2.rpc import make_client
 from thriftpy2.transport import TFramedTransportFactory
 
+from batchsize_manager.client import ManagerClient
 from idl.plan import JobSpec, permutation
+from ps import service as ps_service
 from rpc.address import Address
 from tests import ROOT
 from tests.rpc import apache_client
-from tests.services import manager_process, shard_process
+from tests.services import manager_process, manager_service, serving, shard_process, shard_service
 
 IDL = ROOT / "idl"
 FILES = ("batchsize_manager", "parameter_server")
@@ -254,3 +258,126 @@ def test_permutation_without_shuffle_is_the_order_of_the_data():
     spec = JobSpec(100, 10, seed=5, shuffle=False)
     for epoch in (0, 3):
         assert permutation(spec, epoch).tolist() == list(range(100))
+
+
+class Survivor:
+    """A stock client whose only fellow dies within the first iteration, once both have joined.
+
+    Args:
+        kind: The kind of client.
+        cluster: The services' addresses.
+        job: The job's name.
+    """
+
+    def __init__(self, kind: str, cluster: tuple[Address, Address], job: str) -> None:
+        self._mt, self._pt, connect, connect_to_shard = KINDS[kind](*cluster)
+        self._identity_type = getattr(self._mt, "Identity", None) or self._mt.common.Identity
+        self._assignment_type = getattr(self._pt, "Assignment", None) or self._pt.common.Assignment
+        self.manager, fellow = connect(), connect()
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(self._join, fellow, job, "b")
+            reply, self._identity = self._join(self.manager, job, "a")
+            joining.result(timeout=120)
+        fellow.close()
+        self.assignment = reply.assignment
+        self.shard = connect_to_shard()
+        self._at_shard = self._identity_type(f"{job}/{reply.run}", "a", self._identity.incarnation)
+        groups = [self._pt.ParameterGroup(elements=2, options={"lr": LEARNING_RATE})]
+        self.shard.open(
+            self._pt.OpenRequest(identity=self._at_shard, dtype="float64", optimizer="sgd", groups=groups)
+        )
+        self.shard.initialise(
+            self._pt.InitialiseRequest(identity=self._at_shard, version=0), np.zeros(2).tobytes()
+        )
+
+    def _join(self, manager: Any, job: str, worker: str) -> Any:
+        identity = self._identity_type(job=job, worker=worker, incarnation=uuid.uuid4().hex)
+        spec = self._mt.JobSpec(DATASET, BATCH, 3, True, False)
+        bounds = self._mt.Bounds(minimum=1, maximum=BATCH, granularity=1)
+        return manager.join(self._mt.JoinRequest(identity=identity, job=spec, bounds=bounds)), identity
+
+    def push_and_report(self) -> None:
+        """Do the present assignment, with a gradient of ones, and take the next one."""
+        mine = self.assignment
+        assignment = self._assignment_type(**{name: getattr(mine, name) for name in vars(mine)})
+        push = self._pt.PushRequest(identity=self._at_shard, assignment=assignment)
+        self.shard.push(push, np.ones(2).tobytes())
+        report = self._mt.ReportRequest(
+            identity=self._identity,
+            iteration=mine.iteration,
+            batch_processing_time=0.1,
+            waiting_time=0.0,
+            cpu_usage=0.0,
+            memory_usage=0.0,
+        )
+        self.assignment = self.manager.report(report).assignment
+
+    def pull(self, version: int) -> np.ndarray:
+        """Return the parameters of a version, once it is there."""
+        pulled = self.shard.pull(self._pt.PullRequest(identity=self._at_shard, version=version))
+        return np.frombuffer(pulled.parameters)
+
+
+@pytest.fixture(scope="module")
+def hasty_cluster() -> Iterator[tuple[Address, Address]]:
+    """Start a manager that waits a second for a report, and a parameter server, as real processes."""
+    with manager_process("--workers", "2", "--report-timeout", "1") as manager, shard_process() as shard:
+        yield manager, shard
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stock_clients_do_what_others_have_left(hasty_cluster, kind):
+    """As the IDL says: the report is answered with the same iteration, and the step comes after that part."""
+    worker = Survivor(kind, hasty_cluster, f"stock-{uuid.uuid4().hex}")
+    own = worker.assignment
+    worker.push_and_report()
+    left = worker.assignment
+    assert (own.iteration, left.iteration, own.count + left.count) == (0, 0, BATCH)
+    worker.push_and_report()
+    assert (worker.assignment.iteration, worker.assignment.count) == (1, BATCH)
+    np.testing.assert_allclose(worker.pull(1), np.full(2, -LEARNING_RATE))
+    worker.manager.close()
+    worker.shard.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stock_client_that_pulls_in_place_of_that_is_taken_out(hasty_cluster, kind, wait_until):
+    """It waits for itself at the shard; the manager's log says what it had to do."""
+    job = f"stock-{uuid.uuid4().hex}"
+    worker = Survivor(kind, hasty_cluster, job)
+    worker.push_and_report()
+    left = worker.assignment
+    said = (
+        f"a did not report in time the {left.count} samples of iteration 0, from position {left.start} on, "
+        f"that it was given since another worker had left them"
+    )
+
+    def pull():
+        with contextlib.suppress(Exception):  # of the shard's end
+            worker.pull(1)
+
+    waiting = threading.Thread(target=pull, daemon=True)
+    waiting.start()
+    with ManagerClient(hasty_cluster[0]) as client:
+        wait_until(lambda: said in [event.text for event in client.status(job).events], "the line of log", 60)
+    assert waiting.is_alive()
+    worker.manager.close()
+
+
+def test_a_pull_that_does_not_say_how_long_to_wait_ends(monkeypatch):
+    """After ten minutes, here a moment, with what is missing."""
+    monkeypatch.setattr(ps_service, "_PULL_SECONDS", 0.1)
+    with serving(manager_service(workers=2)) as manager, serving(shard_service()) as shard:
+        worker, common = Survivor("thriftpy2", (manager, shard), "job"), thriftpy2_shard.common
+        with pytest.raises(common.NotYet) as raised:
+            worker.pull(1)
+        begun = "version 1 is not there yet: "
+        assert raised.value.message == f"{begun}no worker has pushed a gradient for iteration 0"
+        worker.push_and_report()
+        with pytest.raises(common.NotYet) as raised:
+            worker.pull(1)
+        assert raised.value.message == (
+            f"{begun}the gradient of 12 of the 24 samples of iteration 0 has not been pushed; a has pushed"
+        )
+        worker.manager.close()
+        worker.shard.close()

@@ -121,7 +121,7 @@ def test_steps_are_keras_own(optimizer, rates, seed, data):
 def test_what_the_parameter_server_lacks_is_refused(optimizer, said):
     """Optimisers and options that it has not are named, before anything is connected."""
     loader = DataLoader(np.zeros((4, 1)), batch_size=2, session=Session(NOWHERE))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(InvalidRequestError, match=said):  # of which a command prints one line
         distribute(optimizer, loader, [keras.Variable([1.0])])
 
 
@@ -436,8 +436,34 @@ def test_fit_of_a_model_that_cannot_be_is_refused(session):
     loader = regression(session)
     with pytest.raises(InvalidRequestError, match=r"model\.compile"):
         distribute(keras.Sequential([keras.layers.Dense(1)]), loader)
-    with pytest.raises(ValueError, match="steps_per_execution=2"):
+    with pytest.raises(InvalidRequestError, match="steps_per_execution=2"):
         distribute(make_model(steps_per_execution=2), loader)
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
+def test_a_model_that_was_not_distributed_cannot_use_the_loader(session, name):
+    """The error names distribute, and no call that Keras users do not have."""
+    model, loader = make_model(), regression(session)
+    with pytest.raises(InvalidRequestError, match="call distribute before"):
+        getattr(model, name)(loader, verbose=0)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_the_loader_is_for_training_alone(session, name):
+    """Of a model that was distributed, or another one; other data are as before."""
+    model, other, loader = make_model(), make_model(), regression(session)
+    distribute(model, loader)
+    with pytest.raises(InvalidRequestError, match=rf"model\.{name} of an evenpace loader: .* arrays or"):
+        getattr(model, name)(loader, verbose=0)
+    x = np.arange(4.0)[:, None]
+    model.fit(loader, verbose=0, validation_data=(x, x))
+    model.evaluate(x, x, verbose=0)
+    assert model.predict(x, verbose=0).shape == (4, 1)
+    with pytest.raises(
+        InvalidRequestError, match=r"train on each batch, by model\.fit.* other data"
+    ) as raised:
+        getattr(other, name)(loader, verbose=0)
+    assert "optimizer.step" not in str(raised.value)
 
 
 def test_errors_of_the_job_come_out_of_fit(session):

@@ -1,6 +1,7 @@
 """A worker's membership with a real manager: lookahead, resumption, and release."""
 
 import contextlib
+import dataclasses
 import logging
 import sqlite3
 import uuid
@@ -20,10 +21,11 @@ from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
 from idl.bounds import Bounds
-from idl.errors import InvalidRequestError
+from idl.errors import DeadlineExceededError, InvalidRequestError
 from idl.exchange import FIXED_GROUP
 from idl.plan import Assignment, JobSpec, Resume
 from idl.records import Report
+from rpc import client as client_module
 from rpc.client import Client
 from tests.services import join_request, manager_service, serving
 from worker import membership as membership_module
@@ -35,7 +37,7 @@ SPEC = JobSpec(dataset_size=1000, total_batch_size=12)
 @contextlib.contextmanager
 def member(address, name: str = "w") -> Iterator[Membership]:
     """Make a membership that leaves at the end."""
-    client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager", call_timeout=30)
+    client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager", call_timeout=30, silence=60)
     identity = idl.common.Identity("j", name, uuid.uuid4().hex)
     membership = Membership(client, identity, 30.0, lambda lost: None, lambda error: None)
     try:
@@ -213,17 +215,37 @@ def test_worker_that_the_others_need_is_never_released(monkeypatch):
 
 def test_worker_that_waits_for_others_says_so(monkeypatch, caplog, wait_until):
     """While a job lacks workers, one that has joined logs what it waits for."""
-    monkeypatch.setattr(membership_module, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(membership_module, "_QUIET_SECONDS", {"join": 0.05})
     caplog.set_level(logging.INFO, "worker.membership")
+    other = dataclasses.replace(SPEC, dataset_size=999)
+
+    def is_said(text):
+        return lambda: text in caplog.text
+
     with serving(manager_service(workers=2)) as address, member(address, "a") as a, member(address, "b") as b:
-        a._client.connect()  # it says so only once it is connected
-        together(
-            lambda: a.join(SPEC, Bounds(), None),
-            lambda: (
-                wait_until(lambda: "waiting for job j to begin" in caplog.text, "what it waits for"),
-                b.join(SPEC, Bounds(), None),
-            ),
-        )
+
+        def second():
+            wait_until(is_said("waiting for job j to begin, for 0 s so far: there is no"), "a line of log")
+            wait_until(is_said("yet: 1 of 2 workers have joined (a)"), "what it waits for")
+            with pytest.raises(InvalidRequestError):
+                b.join(other, Bounds(), None)
+            refused = "--workers`); b was refused: job 'j' runs with dataset_size 1000"
+            wait_until(is_said(refused), "who was refused")
+            b.join(SPEC, Bounds(), None)
+
+        together(lambda: a.join(SPEC, Bounds(), None), second)
+    assert caplog.text.count("1 of 2 workers have joined") == 2  # once for each thing that is new
+
+
+def test_a_wait_that_is_over_says_what_for(monkeypatch):
+    """The error of a call that waited for others has what the manager said last."""
+    monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)
+    said = r"did not answer join within its deadline: .*1 of 3 workers have joined \(a\): start the other 2"
+    with serving(manager_service(workers=3)) as address, member(address, "a") as a:
+        a._client._call_timeout = 1.0
+        with pytest.raises(DeadlineExceededError, match=said):
+            a.join(SPEC, Bounds(), None)
 
 
 def test_an_end_that_the_manager_cannot_write_down(tmp_path, monkeypatch, wait_until, caplog):

@@ -34,12 +34,15 @@ class Loader(ABC):
         InvalidRequestError: A value is not allowed, or the session has a loader already.
     """
 
+    _advice = "call optimizer.step() for each batch"
+    """What a loop has to do for each batch, for errors; others for other frameworks."""
+
     def __init__(
         self, source: Source, batch_size: int | Mapping[int, int], session: Session | None, **options: Any
     ) -> None:
         self.session = session or own_session()
         self.source = source
-        self.slices = Slices(len(source), batch_size, self.session, **options)
+        self.slices = Slices(len(source), batch_size, self.session, advice=self._advice, **options)
         self._seeded = SeededLoading(source, self._seed_generators, self.session.log_fields)
 
     def __len__(self) -> int:
@@ -73,6 +76,15 @@ class Loader(ABC):
                 self.source.take(part)
                 batch = None if part.micro_batches else self.source.collate(self.source.samples(part))
             yield self._sliced(part) if part.micro_batches else batch
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yield the epochs that are still to be trained, of `number`; see `Slices.epochs`.
+
+        for epoch in loader.epochs(15):
+            for batch in loader:
+                ...
+        """
+        return self.slices.epochs(number)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the job's position, for a checkpoint; see `worker.data.slices.Slices.state_dict`."""

@@ -161,7 +161,15 @@ def _parts(where: str, value: Any) -> Iterator[tuple[str, Any]]:
         for method in ("__getitem__", "__call__"):
             if isinstance(function := getattr(type(value), method, None), FunctionType):
                 yield f"{where}.{method}", function
-        yield from ((f"{where}.{n}", one) for n, one in getattr(value, "__dict__", {}).items())
+        own = getattr(value, "__dict__", {})
+        yield from ((f"{where}.{n}", one) for n, one in own.items())
+        for kind in type(value).__mro__:
+            of_class = vars(kind).items() if kind.__module__ != "builtins" else ()
+            yield from (
+                (f"{where}.{n}", one)
+                for n, one in of_class
+                if n not in own and not n.startswith("__") and not hasattr(type(one), "__get__")
+            )
 
 
 def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:

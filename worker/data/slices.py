@@ -51,6 +51,7 @@ class Slices:
         seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
         micro_batch: Samples of a micro-batch; None for a job without.
+        advice: What a loop has to do for each batch, in the framework's words; for errors.
 
     Attributes:
         session: The session with the services.
@@ -71,6 +72,7 @@ class Slices:
         seed: int = 0,
         drop_last: bool = False,
         micro_batch: int | None = None,
+        advice: str = "call optimizer.step() for each batch",
     ) -> None:
         try:
             self.spec = JobSpec.of(dataset_size, batch_size, seed, shuffle, drop_last, micro_batch)
@@ -78,6 +80,7 @@ class Slices:
             raise InvalidRequestError(str(error)) from error
         session.declare(self.spec)
         self.session = session
+        self._advice = advice
         self.order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._order_epoch = -1  # the epoch that `order` is of
         self._epochs_begun = 0
@@ -121,7 +124,7 @@ class Slices:
         if assignment is not None and assignment.epoch < epoch:
             raise InvalidRequestError(
                 f"epoch {epoch} begins, but iteration {assignment.iteration} of epoch {assignment.epoch} "
-                f"is not finished: go through all batches, and call optimizer.step() for each"
+                f"is not finished: go through all batches, and {self._advice}"
             )
         if assignment is None or assignment.epoch > epoch:
             return
@@ -139,9 +142,7 @@ class Slices:
                 session.finish_iteration()
             finished, assignment = assignment, session.assignment
             if assignment is finished:  # an equal one is possible: a slice may be assigned to a worker again
-                raise InvalidRequestError(
-                    f"iteration {finished.iteration} was not finished: call optimizer.step() for each batch"
-                )
+                raise InvalidRequestError(f"iteration {finished.iteration} was not finished: {self._advice}")
 
     @property
     def progress(self) -> float:
@@ -162,6 +163,30 @@ class Slices:
         skipped = max(0, self.session.join().epoch - self._epochs_begun)
         self._epochs_begun += skipped
         return skipped
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yield the epochs that are still to be trained, of `number`, each for one pass over the loader.
+
+        They begin with the job's present one: a worker that joins late, or resumes from a checkpoint, has
+        none of those that are over. They end early once this worker is released.
+
+        Raises:
+            InvalidRequestError: `number` is negative, or no pass was made in an epoch.
+            EvenpaceError: As `Session.join` raises.
+        """
+        if number < 0:
+            raise InvalidRequestError(f"epochs({number}): must be at least 0")
+        while True:
+            self.skip_epochs()
+            epoch = self._epochs_begun
+            if epoch >= number or self.session.released is not None:
+                return
+            yield epoch
+            if self._epochs_begun == epoch:
+                raise InvalidRequestError(
+                    f"epoch {epoch} is over, but the loader was not gone through: in a loop over "
+                    f"loader.epochs({number}), go through the loader once for each epoch"
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the job's position and its manager's learned state, to be saved beside the parameters.

@@ -199,6 +199,8 @@ class ParameterServer:
             with self._meter.phase("push", done):
                 self._norms.take_all(self._shards.push(done, values, options))
                 self._norms.take_gradient(done, values, self.gradient.layout)
+            if not self._shards.pushed_finite:
+                self._norms.not_finite = done.iteration
         except (InvalidRequestError, NotMemberError, UnavailableError) as error:
             # Other workers may be in another attempt, or the shard may have lost the job: recover once. If
             # the same iteration is refused again, another attempt would not help.

@@ -44,6 +44,7 @@ class DataLoader(Loader):
     """
 
     _seed_generators = staticmethod(seed_generators)
+    _advice = "call optimizer.step(gradient) for each batch"
 
     def __init__(
         self,

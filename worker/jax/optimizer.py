@@ -107,6 +107,11 @@ class Optimizer:
         if device.platform != "cpu":
             self._session.describe(device.device_kind)
         groups = self._groups(rule.options(self._session.join().iteration))
+        if self._session.sums_exactly:
+            raise InvalidRequestError(
+                "the job sums gradients exactly (`evenpace manager --exact`), which evenpace.jax cannot: "
+                "start the manager without --exact, or train with evenpace.torch or evenpace.keras"
+            )
         layout = Layout(initial.dtype.name, rule.name, groups, tensors)
         before = _optimizer_state(state) if state else None
         self._server.prepare(layout, initial, before, self._take_parameters)

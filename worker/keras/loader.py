@@ -62,6 +62,11 @@ class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no typ
     """
 
     _seed_generators = staticmethod(seed_generators)
+    _advice = (
+        "train on each batch, by model.fit(loader) of a model that was compiled and then given to "
+        "evenpace.keras.distribute, or by apply_gradients of such an optimiser in a loop of your own; for "
+        "model.evaluate and model.predict take other data than this loader"
+    )
 
     def __init__(
         self,

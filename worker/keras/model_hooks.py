@@ -1,5 +1,6 @@
 """Keras on TensorFlow: optimisers in custom training loops, and models that are trained by `fit`."""
 
+import functools
 import logging
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -61,10 +62,9 @@ def distribute(
         The same model or optimiser.
 
     Raises:
-        ValueError: The parameter server lacks this kind of optimiser or one of its options, or the model is
-            compiled with steps_per_execution.
-        InvalidRequestError: There is nothing to train, a service refuses, or it is not the session's first
-            call.
+        InvalidRequestError: The parameter server lacks this kind of optimiser or one of its options, the
+            model is compiled with steps_per_execution, there is nothing to train, a service refuses, or it is
+            not the session's first call.
     """
     ParameterServer.of(loader.session.exchange).check_unprepared()
     factor = factor_by(scale_lr, type(getattr(target, "optimizer", target)).__name__)
@@ -113,12 +113,31 @@ def _distribute_model(model: Any, loader: DataLoader) -> None:
     link = _link(model.optimizer, loader, model.trainable_variables, model)
     model.train_function = _train_function(model, link, loader)
     model.fit = _fit(model, link, loader)
+    for name in ("evaluate", "predict"):
+        setattr(model, name, _without_loader(name, getattr(model, name), loader))
+
+
+def _without_loader(name: str, method: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:
+    """Wrap a method of a model so that it refuses the job's loader, whose batches are to be trained on."""
+
+    @functools.wraps(method)
+    def on_other_data(x: Any = None, *arguments: Any, **options: Any) -> Any:
+        if x is loader:
+            raise InvalidRequestError(
+                f"model.{name} of an evenpace loader: it gives the batches of the job's training, of which "
+                f"this worker has a part; give model.{name} arrays or a data set of your own"
+            )
+        return method(x, *arguments, **options)
+
+    return on_other_data
 
 
 def _build(model: Any, loader: DataLoader) -> None:
     """Build a compiled model, for steps of the job."""
     if model.steps_per_execution != 1:
-        raise ValueError(f"steps_per_execution={model.steps_per_execution}: each step must be one of the job")
+        raise InvalidRequestError(
+            f"steps_per_execution={model.steps_per_execution}: each step must be one of the job"
+        )
     model._symbolic_build(data_batch=loader.first())  # with its metrics, which would take another trace later
     model.jit_compile = False  # XLA would compile for each batch size, and cannot ask a parameter server
 

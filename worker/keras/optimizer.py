@@ -34,8 +34,8 @@ class VariableLink:
         failure: The error that an exchange has raised; TensorFlow's graphs pass on its text alone.
 
     Raises:
-        ValueError: The parameter server lacks this kind of optimiser, one of its options, or constraints.
-        InvalidRequestError: There is nothing to train, or a service refuses.
+        InvalidRequestError: The parameter server lacks this kind of optimiser, one of its options, or
+            constraints; there is nothing to train, or a service refuses.
     """
 
     def __init__(
@@ -52,7 +52,9 @@ class VariableLink:
             raise InvalidRequestError("there are no variables to train")
         for variable in trained:
             if getattr(variable, "constraint", None) is not None:
-                raise ValueError(f"{_name(variable)} has a constraint: the parameter server knows none")
+                raise InvalidRequestError(
+                    f"{_name(variable)} has a constraint: the parameter server knows none"
+                )
         if not optimizer.built:
             optimizer.build(trained)
         optimizer._check_variables_are_known(trained)
@@ -84,12 +86,13 @@ class VariableLink:
         It works inside and outside `tf.function`.
 
         Raises:
-            ValueError: The gradients are not those of all trained variables; a single one may be None.
+            InvalidRequestError: The gradients are not those of all trained variables; single ones may be
+                None.
         """
         given = self._optimizer._trainable_variables if trainable_variables is None else trainable_variables
         gradients = dict(zip((_native(v).ref() for v in given), grads, strict=True))
         if gradients.keys() != {_native(v).ref() for v in self._trained} or all(g is None for g in grads):
-            raise ValueError(
+            raise InvalidRequestError(
                 f"{len(grads)} gradients, {sum(g is None for g in grads)} of them None: give one for each of "
                 f"the {len(self._trained)} variables that are trained, in one call"
             )

@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from idl.errors import InvalidRequestError
+
 _NAMES = {
     keras.optimizers.SGD: "keras_sgd",
     keras.optimizers.Adam: "keras_adam",
@@ -26,16 +28,17 @@ def describe_keras(optimizer: Any) -> tuple[str, dict[str, float]]:
     """Return an optimiser's name and options on the wire, without lr, which may be a schedule.
 
     Raises:
-        ValueError: The parameter server lacks this kind of optimiser, or an option that is switched on.
+        InvalidRequestError: The parameter server lacks this kind of optimiser, or an option that is
+            switched on.
     """
     name = _NAMES.get(type(optimizer))
     if name is None:
-        raise ValueError(
+        raise InvalidRequestError(
             f"{type(optimizer).__name__}: the parameter server has SGD, Adam and AdamW of keras.optimizers"
         )
     for option, why in _LACKING.items():
         if getattr(optimizer, option):
-            raise ValueError(f"{option}={getattr(optimizer, option)}: {why}")
+            raise InvalidRequestError(f"{option}={getattr(optimizer, option)}: {why}")
     options = {"weight_decay": float(optimizer.weight_decay or 0.0)}
     if name == "keras_sgd":
         return name, {

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _LATER = "what is to be trained from some iteration on gets a group of its own, with lr=0 until then"
 
+_COUNTED = "_wrapped_by_lr_sched"  # of a `step` whose calls schedulers of torch.optim notice, or warn
+
 Optim = TypeVar("Optim", bound=torch.optim.Optimizer)
 
 
@@ -52,9 +54,9 @@ def distribute(
         The same optimiser.
 
     Raises:
-        ValueError: The parameter server lacks this kind of optimiser or one of its options.
-        InvalidRequestError: The optimiser has no parameters to train, another worker's differ, a service
-            refuses, or it is not the session's first call.
+        InvalidRequestError: The parameter server lacks this kind of optimiser or one of its options, the
+            optimiser has no parameters to train, another worker's differ, a service refuses, or it is not the
+            session's first call.
     """
     factor = factor_by(scale_lr, type(optimizer).__name__)
     link = _Link(optimizer, loader, model)
@@ -63,7 +65,11 @@ def distribute(
 
     # A plain function, bound: learning-rate schedulers unwrap and wrap the method.
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # which a scheduler made before looks at
         return link.step(optimizer, closure)
+
+    if hasattr(optimizer.step, _COUNTED):
+        setattr(step, _COUNTED, True)
 
     def state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         link.fetch_state(optimizer)

@@ -117,13 +117,42 @@ def test_workers_that_differ_in_the_micro_batch_are_told():
     assert "micro_batch 4" in JobSpec(320, 32, micro_batch=4).differences(JobSpec(320, 32))
 
 
-def test_a_batch_that_does_not_fit_is_told_in_samples():
-    """The error of a job whose workers cannot take the batch names samples, not micro-batches."""
+@pytest.mark.parametrize(
+    ("total", "said"),
+    [(20, "20 samples, 5 micro-batches of 4,"), (19, "19 samples, 5 micro-batches of 4,")],
+)
+def test_a_batch_that_does_not_fit_is_told_in_samples_and_micro_batches(total, said):
+    """The error of a job whose workers cannot take the batch names the script's own figures."""
     bounds = dict.fromkeys("ab", Bounds(1, 11))
-    job = driver("a", "b", total=20, bounds=bounds)
-    assert (
-        job.job.attempts.failure == "a batch of 20 samples over 2 workers that can take at most 16 together"
+    job = driver("a", "b", total=total, bounds=bounds)
+    assert job.job.attempts.failure == (
+        f"a batch of {said} over 2 workers that can take at most 4 micro-batches together"
     )
+
+
+@pytest.mark.parametrize(("total", "micro_batch"), [(60, 16), (13, 4), (64, 16)])
+def test_who_may_take_the_whole_batch_takes_it(total, micro_batch):
+    """A maximum equal to the batch is enough, also where its last micro-batches are smaller than others."""
+    job = driver("a", total=total, size=10 * total, micro_batch=micro_batch, bounds={"a": Bounds(1, total)})
+    assert (job.count("a"), job.job.attempts.failure) == (total, None)
+
+
+def test_a_maximum_below_the_batch_is_rounded_down():
+    """Of three micro-batches and a smaller fourth, 59 samples are no whole batch of 60."""
+    spec = JobSpec(600, 60, micro_batch=16)
+    assert [spec.narrowed(Bounds(1, most)).maximum for most in (16, 47, 48, 59, 60, 63, 64, 200)] == [
+        *(16, 32, 48, 48, 64, 64, 64, 192)
+    ]
+
+
+def test_more_workers_than_micro_batches_are_refused_in_these_words():
+    """The error names the batch, its micro-batches, and what to change."""
+    said = (
+        "with 'c' the workers take 3 micro-batches at least, .* but a batch of 60 samples in micro-batches "
+        "of 32 has 2: make the batch larger"
+    )
+    with pytest.raises(InvalidRequestError, match=said):
+        driver("a", "b", "c", total=60, size=600, micro_batch=32)
 
 
 @pytest.mark.parametrize("micro_batch", [4, 16])

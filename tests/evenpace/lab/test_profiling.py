@@ -14,6 +14,7 @@ from evenpace.lab.profiling import batch_sizes, is_out_of_memory, profile
 from evenpace.observer import Observer
 from evenpace.reports import files
 from rpc.processes import ProcessFailedError
+from tests.disks import fill
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 IN_LITTLE_MEMORY = SCRIPTS / "train_in_little_memory.py"
@@ -50,6 +51,48 @@ def test_a_profile_is_measured_up_to_what_fits_and_planned_by(tmp_path):
     assert planned.exit_code == 0, planned.output
     shares = json.loads((tmp_path / "plan.json").read_text())["balanced"]["shares"]
     assert sorted(share["samples"] for share in shares) == [7, 8]
+
+
+def test_a_full_disk_is_noticed_before_anything_is_measured(small_disk):
+    """The error names the file, and no script is started."""
+    fill(small_disk / "filling")
+    script = small_disk.parent / "never_runs.py"
+    script.write_text("raise SystemExit('it ran')")
+    result = run("profile", "--out", small_disk / "fast.json", script)
+    assert result.exit_code == 1
+    assert "No space left on device" in result.output
+    assert "fast.json" in result.output
+    assert "it ran" not in result.output
+
+
+def test_a_disk_that_is_full_by_the_end_costs_the_file_alone(small_disk):
+    """What was measured is shown nevertheless, and the error says that it is nowhere else."""
+    script = small_disk.parent / "fills_the_disk.py"
+    script.write_text(
+        f"""
+import pathlib, runpy, sys
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from tests.disks import fill
+fill(pathlib.Path({str(small_disk / "filling")!r}))
+runpy.run_path({str(IN_LITTLE_MEMORY)!r}, run_name="__main__")
+"""
+    )
+    options = (
+        "--device",
+        "a GPU",
+        "--steps",
+        2,
+        "--smallest",
+        2,
+        "--largest",
+        2,
+        "--out",
+        small_disk / "a.json",
+    )
+    result = run("profile", *options, script, "--iterations", 60, "--fitting", 8)
+    assert result.exit_code == 1
+    assert "per second" in result.output
+    assert "the profile above is written nowhere else: [Errno 28] No space left on device" in result.output
 
 
 @pytest.mark.parametrize(

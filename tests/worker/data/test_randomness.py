@@ -84,6 +84,32 @@ def test_own_generators_are_named_in_one_warning(caplog):
     assert [record.message.count("dataset.held[0].held (Generator)") for record in caplog.records] == [1]
 
 
+class OfClass:
+    """A data set whose generator is an attribute of its class."""
+
+    rng = np.random.default_rng(1)
+    size = 3
+
+    @property
+    def never(self):
+        """Is not called to look for generators."""
+        raise AssertionError
+
+    @staticmethod
+    def nothing():
+        """Is no generator."""
+
+
+class Derived(OfClass):
+    """Another that has it from a base."""
+
+
+def test_a_generator_of_a_class_is_named():
+    """Of the object's own class, or of one that it is derived from."""
+    assert own_generators("dataset", OfClass()) == ["dataset.rng (Generator)"]
+    assert own_generators("dataset", Derived()) == ["dataset.rng (Generator)"]
+
+
 def test_a_generator_of_the_function_that_makes_batches_is_named(caplog):
     """Where the samples follow their micro-batch, and the batch that is made of them does not."""
     noise = Holder(np.random.default_rng(1))

@@ -15,9 +15,12 @@ import torch
 from flax import nnx
 from torch import nn
 
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
+from idl.synchronisation import Synchronisation
 from tests.services import in_threads, manager_service, serving, shard_service
 from worker.jax.gradient import value_and_grad
 from worker.jax.loader import DataLoader
@@ -127,6 +130,19 @@ def test_a_schedule_reaches_the_parameter_server(job):
         optimizer.step(-jnp.ones(()))
         seen.append(float(optimizer.params))
     assert np.diff(seen) == pytest.approx([1, 0.1, 0.01, 0.001], rel=1e-3)
+
+
+def test_exact_sums_are_refused_in_one_line():
+    """The error says who can, before anything is computed."""
+    config = ManagerConfig("even", job=JobConfig(synchronisation=Synchronisation(exact=True)))
+    with (
+        serving(ManagerService(config)) as manager,
+        serving(shard_service()) as shard,
+        contextlib.closing(Session(SessionConfig(manager, (shard,)))) as session,
+    ):
+        loader = DataLoader(np.zeros((8, 1)), 4, session=session, micro_batch=2)
+        with pytest.raises(InvalidRequestError, match=r"--exact.* evenpace\.jax cannot: .* evenpace\.keras"):
+            distribute(sgd(0.1), jnp.zeros(()), loader)
 
 
 def test_learning_rates_follow_the_batch_by_the_rule_that_is_named(job):

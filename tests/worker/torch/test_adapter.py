@@ -307,6 +307,19 @@ def test_a_step_without_a_batch_is_refused(job, kind):
     assert weight.item() == 2 - 2.0**-5
 
 
+def test_a_scheduler_may_be_made_before_distribute(job, recwarn):
+    """PyTorch's own warnings about the order of steps come where they should, and not otherwise."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    loader = DataLoader(torch.zeros(8, 1), batch_size=4, session=job(1)("w"))
+    distribute(optimizer, loader)
+    for _ in loader:
+        optimizer.step()
+        scheduler.step()
+    assert scheduler.get_last_lr() == [0.25]
+    assert not [warning for warning in recwarn if "optimizer.step()" in str(warning.message)]
+
+
 def test_an_unfinished_epoch_is_an_error(job):
     """A loop that breaks off an epoch and begins the next gets an error that names the open iteration."""
     loader = DataLoader(Squares(10), 4, session=job(1)("w"))

@@ -1,0 +1,103 @@
+"""A loop over the epochs that are left: it begins with the job's present one, and ends with a release."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+from batchsize_manager.client import ManagerClient
+from idl.errors import InvalidRequestError
+from idl.layout import Group, Layout
+from tests.worker.least_squares import services
+from worker.data.slices import Slices
+from worker.session import Session, SessionConfig
+
+SAMPLES, BATCH, EPOCHS = 12, 4, 4
+
+
+@contextlib.contextmanager
+def taking_part(manager, shards, name):
+    """Make a worker's slices, in a job whose parameters are a single number."""
+    session = Session(SessionConfig(manager, tuple(shards), worker=name, barrier_timeout=120))
+    with contextlib.closing(session):
+        slices = Slices(SAMPLES, BATCH, session)
+        session.exchange.prepare(Layout("float64", "sgd", (Group(1, {"lr": 0.1}),)), np.zeros(1))
+        yield slices
+
+
+def go_through(slices, epochs, at=lambda epoch: None):
+    """Train; return the epochs, and the batches of each."""
+    seen = []
+    for epoch in slices.epochs(epochs):
+        seen.append((epoch, 0))
+        for _ in slices:
+            at(epoch)
+            slices.session.finish_iteration()
+            seen[-1] = epoch, seen[-1][1] + 1
+    return seen
+
+
+def members(manager):
+    """Return how many workers the job has."""
+    with ManagerClient(manager) as client:
+        return client.jobs().jobs[0].members
+
+
+def test_a_late_worker_begins_with_the_jobs_epoch(wait_until):
+    """None of its epochs is without a batch; when all are over, there are none left."""
+    seen = {}
+    with services(1) as (manager, shards), taking_part(manager, shards, "a") as first:
+
+        def late():
+            with taking_part(manager, shards, "b") as second:
+                seen["b"] = go_through(second, EPOCHS)
+
+        thread = threading.Thread(target=late)
+
+        def let_in(epoch):
+            if epoch == 2 and not thread.is_alive() and not seen:
+                thread.start()
+                wait_until(lambda: members(manager) == 2, "the late worker's joining")
+
+        seen["a"] = go_through(first, EPOCHS, let_in)
+        thread.join(120)
+        assert seen["a"] == [(epoch, SAMPLES // BATCH) for epoch in range(EPOCHS)]
+        assert seen["b"] == [(2, 2), (3, 3)]
+        assert list(first.epochs(EPOCHS)) == []
+
+
+def test_a_released_worker_has_no_further_epochs():
+    """It ends in the middle of one, and nothing is done for those after it."""
+    with services(2) as (manager, shards), taking_part(manager, shards, "a") as first:
+        seen = {}
+
+        def other():
+            with taking_part(manager, shards, "b") as second:
+                seen["b"] = go_through(second, EPOCHS)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+
+        def drain(epoch):
+            if epoch == 1 and not drained:
+                drained.append(epoch)
+                with ManagerClient(manager) as client:
+                    client.drain("default", "a")
+
+        drained = []
+        seen["a"] = go_through(first, EPOCHS, drain)
+        thread.join(120)
+    assert [epoch for epoch, _ in seen["a"]] == [0, 1]
+    assert [epoch for epoch, _ in seen["b"]] == list(range(EPOCHS))
+
+
+def test_an_epoch_without_a_pass_is_an_error():
+    """Else its loop would never end."""
+    with services(1) as (manager, shards), taking_part(manager, shards, "a") as slices:
+        epochs = slices.epochs(2)
+        assert next(epochs) == 0
+        with pytest.raises(InvalidRequestError, match="epoch 0 is over, but the loader was not gone through"):
+            next(epochs)
+        with pytest.raises(InvalidRequestError, match=r"epochs\(-1\): must be at least 0"):
+            next(slices.epochs(-1))
