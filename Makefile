@@ -46,6 +46,9 @@ test-all: $(VENV)/ready
 	$(BIN)/evenpace chaos --minutes 10 --json runs/chaos.json
 	$(BIN)/evenpace chaos --minutes 2 --deterministic --json runs/chaos-deterministic.json
 	$(BIN)/evenpace chaos --minutes 2 --lookahead 2 --jobs 2 --workers 3 --json runs/chaos-jobs.json
+	$(BIN)/evenpace chaos --with all-reduce --minutes 30 --workers 4 --json runs/chaos-all-reduce.json
+	$(BIN)/evenpace chaos --with all-reduce --minutes 2 --workers 4 --exact --sizer schedule \
+		--json runs/chaos-all-reduce-exact.json
 	$(BIN)/evenpace planted --json runs/planted.json
 	$(MAKE) demo bench figures
 	$(MAKE) test-containers

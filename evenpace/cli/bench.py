@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
-from evenpace.cli.options import example, json_path, user_mistakes
+from evenpace.cli.options import example, json_path, refuse_given, user_mistakes
 from evenpace.cli.settings import configured, option
 from evenpace.lab.bench.config import (
     BalanceConfig,
@@ -114,9 +113,7 @@ def bench_recovery(
         ("shards", "away", "checkpoint_every"),
         ("parameters", "batch_size", "turns", "changes"),
     )
-    for name in of_groups if exchange == "parameter-server" else of_shards:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name.replace('_', '-')}: has no meaning with {exchange}")
+    refuse_given(context, of_groups if exchange == "parameter-server" else of_shards, exchange)
     if exchange == "all-reduce":
         with user_mistakes():
             from evenpace.lab.bench.group_changes import run as run_all_reduce

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from evenpace.cli.options import example, json_path
+from evenpace.cli.options import example, json_path, refuse_given
 from evenpace.cli.settings import configured
 from evenpace.lab.chaos.config import ChaosConfig
 
@@ -14,15 +14,21 @@ from evenpace.lab.chaos.config import ChaosConfig
 @example("evenpace chaos --minutes 2 --seed 1 --json chaos.json")
 @configured(ChaosConfig, "settings")
 @json_path
-def chaos(settings: ChaosConfig, json_path: Path | None) -> None:
+@click.pass_context
+def chaos(context: click.Context, settings: ChaosConfig, json_path: Path | None) -> None:
     """Train on a local cluster while its parts are killed, frozen, cut off, lied to and impersonated.
 
     What shards, manager and workers have written down must then show that nothing was lost, and of each kind
     of fault at least one must have fired. Status 1 if not; the folder with all of it is kept then. Full disks
-    need root, clocks that jump need libfaketime; where these are missing, they are left out and that is said,
-    unless --faults names them: then there is no run. No fault is meant to last for more than an eighth of
-    the run, but for the seconds that its kind needs.
+    need root, clocks that jump need libfaketime, packets lost between ranks need root and nftables; where
+    these are missing, they are left out and that is said, unless --faults names them: then there is no run.
+    No fault is meant to last for more than an eighth of the run, but for the seconds that its kind needs.
+
+    With all-reduce, workers form groups that the manager decides on, without shards; they join and are
+    drained as well, and some worker that has the job's state is always left alive.
     """
+    if settings.exchange == "all-reduce":
+        refuse_given(context, ("shards",), settings.exchange)
     from evenpace.lab.chaos.chaos_run import run
 
     if not run(settings, json_path):

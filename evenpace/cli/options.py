@@ -3,11 +3,12 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from idl.errors import EvenpaceError
 
@@ -47,6 +48,17 @@ def json_path(function: F) -> F:
         default=None,
         help="Write the figures here.",
     )(function)
+
+
+def refuse_given(context: click.Context, names: Iterable[str], otherwise: str) -> None:
+    """Refuse options that were given, though they have no meaning with `otherwise`.
+
+    Raises:
+        click.UsageError: One of them was given.
+    """
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')}: has no meaning with {otherwise}")
 
 
 def plot_path(text: str) -> Callable[[F], F]:

@@ -79,6 +79,7 @@ class LocalCluster:
         manager: Options of `evenpace manager` by name, such as `policy="even"`; None for the default.
 
     Attributes:
+        host: Address of this machine on which the services listen.
         processes: Processes by name, in the order of their starts.
         shares: CPU shares of the workers, by name.
         manager: Address of the manager.
@@ -107,7 +108,7 @@ class LocalCluster:
         self.processes: list[Process] = []
         self.shares: dict[str, CpuShare] = {}
         self._id = uuid.uuid4().hex[:8]
-        self._host = host
+        self.host = host
         self._credentials = credentials or Credentials()
         self._token_key = token_key
         named = {name.replace("_", "-"): value for name, value in manager.items() if value is not None}
@@ -153,7 +154,7 @@ class LocalCluster:
     def address(self, service: str) -> Address:
         """Return where a service listens, past any proxy; wait until it does, unless its port was given."""
         port = self._ports.get(service)
-        return self[service].address if port is None else Address(self._host, port)
+        return self[service].address if port is None else Address(self.host, port)
 
     def prepare(self) -> None:
         """Set up the services, and start none."""
@@ -161,7 +162,7 @@ class LocalCluster:
         for name in self.services:
             is_manager = name == MANAGER
             more = self._manager_options if is_manager else self._shard_options(name)
-            listen = f"{self._host}:{self._ports.get(name, 0)}"
+            listen = f"{self.host}:{self._ports.get(name, 0)}"
             command = "manager" if is_manager else "ps"
             self._add(name, command, ["--listen", listen, *self._security(), *more])
 
@@ -309,7 +310,7 @@ class LocalCluster:
         named |= {"--token-file": files.token} if for_worker else {"--token-key": self._token_key}
         options = [word for name, file in named.items() if file is not None for word in (name, str(file))]
         open_to_all = files.ca is None or self._token_key is None
-        if not for_worker and not Address(self._host, 0).is_loopback and open_to_all:
+        if not for_worker and not Address(self.host, 0).is_loopback and open_to_all:
             options += ["--insecure"]  # a network within this machine, made for an experiment
         return options
 

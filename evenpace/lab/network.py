@@ -1,9 +1,10 @@
 """Network inside this machine for experiments: places on a bridge, each with a bandwidth of its own.
 
-Each place is a network namespace whose only way out is a pair of virtual devices to the bridge; services of
-this machine listen on the bridge's address. The kernel's token bucket filter (tc-tbf) bounds a place's
-bandwidth both ways. It needs root and iproute2. This module must not know what runs in the places, and
-touches no device, namespace or route that it has not made.
+Each place is a network namespace whose only way out is a pair of virtual devices to the bridge. This machine
+has such a pair, too, at whose address its services listen. The bridge is in a namespace of its own, where no
+rule of this machine's firewall, such as Docker's, keeps places from each other. The kernel's token bucket
+filter (tc-tbf) bounds a place's bandwidth both ways. It needs root and iproute2. This module must not know
+what runs in the places, and touches no device, namespace or route that it has not made.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ _RANGES = ("10.213.0.0/16", "172.30.0.0/16", "192.168.0.0/16")  # private; one f
 _MOST = 100  # places at most; devices' names have 15 characters
 _BURST_SECONDS = 0.01  # burst that may pass at once, as seconds at the full rate
 _SMALLEST_BURST = 16_384  # bytes; it must hold a packet
-_NAME = re.compile(r"ep([0-9a-f]{6})([0-9a-f]{3})[bvn]\d*")
+_NAME = re.compile(r"ep([0-9a-f]{6})([0-9a-f]{3})[bn]\d*")
 
 
 class NetworkError(EvenpaceError):
@@ -43,7 +44,7 @@ class WorkerNetwork:
         places: Number of places, at most 100.
 
     Attributes:
-        host: Address of the bridge, on which services can be reached from every place.
+        host: Address of this machine on the bridge, on which services can be reached from every place.
 
     Raises:
         ValueError: The number is out of its range.
@@ -105,25 +106,27 @@ class WorkerNetwork:
         burst = max(_SMALLEST_BURST, round(mbit * 1e6 / 8 * _BURST_SECONDS))
         bucket = ("root", "tbf", "rate", f"{round(mbit * 1e6)}bit", "burst", str(burst), "latency", "50ms")
         _run("tc", "-n", self._namespace(place), "qdisc", "replace", "dev", "eth0", *bucket)
-        _run("tc", "qdisc", "replace", "dev", self._device(place), *bucket)
+        _run("tc", "-n", self._switch, "qdisc", "replace", "dev", f"place{place}", *bucket)
 
     def close(self) -> None:
         """Remove everything; a second call does nothing. What runs in a place loses its connections."""
         _remove({self._tag})
 
     def _make(self) -> None:
-        bridge = f"{self._tag}b"
+        host = f"{self._tag}b"
         subnet = _free_subnet()
         addresses = subnet.hosts()
         self.host = str(next(addresses))
-        _run("ip", "link", "add", bridge, "type", "bridge")
-        _run("ip", "address", "add", f"{self.host}/{subnet.prefixlen}", "dev", bridge)
-        _run("ip", "link", "set", bridge, "up")
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
+        self._plug("host", host)
+        _run("ip", "address", "add", f"{self.host}/{subnet.prefixlen}", "dev", host)
+        _run("ip", "link", "set", host, "up")
         for place in range(self._places):
-            namespace, device = self._namespace(place), self._device(place)
+            namespace = self._namespace(place)
             _run("ip", "netns", "add", namespace)
-            _run("ip", "link", "add", device, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-            _run("ip", "link", "set", device, "master", bridge, "up")
+            self._plug(f"place{place}", "eth0", "netns", namespace)
             self._addresses.append(str(next(addresses)))
             address = f"{self._addresses[-1]}/{subnet.prefixlen}"
             _run("ip", "-n", namespace, "address", "add", address, "dev", "eth0")
@@ -132,13 +135,20 @@ class WorkerNetwork:
         # A kernel without tbf must be an error now, not in the middle of a training.
         self.limit(0, 1000)
         _run("tc", "-n", self._namespace(0), "qdisc", "delete", "dev", "eth0", "root")
-        _run("tc", "qdisc", "delete", "dev", self._device(0), "root")
+        _run("tc", "-n", self._switch, "qdisc", "delete", "dev", "place0", "root")
+
+    def _plug(self, socket: str, *device: str) -> None:
+        """Connect a device, which is made in this namespace unless it says otherwise, to the bridge."""
+        pair = ("type", "veth", "peer", "name", socket, "netns", self._switch)
+        _run("ip", "link", "add", *device, *pair)
+        _run("ip", "-n", self._switch, "link", "set", socket, "master", "bridge", "up")
 
     def _namespace(self, place: int) -> str:
         return f"{self._tag}n{place}"
 
-    def _device(self, place: int) -> str:
-        return f"{self._tag}v{place}"
+    @property
+    def _switch(self) -> str:
+        return f"{self._tag}n"
 
 
 def require_tools() -> None:
@@ -193,7 +203,7 @@ def _is_orphan(tag: str) -> bool:
 
 
 def _existing() -> dict[str, list[str]]:
-    """Return our devices and namespaces, by tag; their names have "v", "b" or "n" after it."""
+    """Return our devices and namespaces, by tag; their names have "b" or "n" after it."""
     names = [link["ifname"] for link in json.loads(_run("ip", "-json", "link", "show") or "[]")]
     names += [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.strip()]
     found: dict[str, list[str]] = {}

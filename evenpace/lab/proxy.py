@@ -200,9 +200,14 @@ class Proxy:
 
     Args:
         rate: Bytes per second of each connection, either way; infinite by default.
+
+    Attributes:
+        links: Links by name.
+        host: Address of this machine on which links listen that are made from now on.
     """
 
     def __init__(self, rate: float = math.inf) -> None:
+        self.host = "127.0.0.1"
         self._rate = rate
         self.links: dict[str, ProxyLink] = {}
         self._loop = uvloop.new_event_loop()
@@ -240,7 +245,7 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_CALL_SECONDS)
 
     async def _listen(self, link: ProxyLink) -> Address:
-        server = await asyncio.start_server(link.serve, "127.0.0.1", 0, limit=_CHUNK)
+        server = await asyncio.start_server(link.serve, self.host, 0, limit=_CHUNK)
         self._servers.append(server)
         return Address(*server.sockets[0].getsockname()[:2])
 

@@ -26,6 +26,8 @@ from worker.torch.training_state import TrainingState
 log = logging.getLogger(__name__)
 
 _FORM_SECONDS = datetime.timedelta(seconds=30)  # once all members are there
+_CONNECT_SECONDS = 2.0  # for one attempt to reach a store's host, after which another may be made
+_CONNECT_PAUSE_SECONDS = 0.1
 _WAIT_SECONDS = datetime.timedelta(minutes=30)  # for others, as PyTorch; a straggler is no fault
 
 # Options of DistributedDataParallel that are not kept in a form which it could be made anew with.
@@ -196,18 +198,21 @@ class FormedGroup:
         They were there when the manager decided on the group, but one may have an epoch's evaluation to do
         before its next batch, or die: so this may take long, and is ended by `cut`.
         """
-        host, _, port = seat.store.rpartition(":")
-        earlier = connections()
+        name, _, number = seat.store.rpartition(":")
+        host, port = name.strip("[]"), int(number)
         try:
+            # TCPStore would try for a minute or more, and nothing could end that.
+            reach(host, port, _FORM_SECONDS.total_seconds(), lambda: self._check_not_over(attempt))
+            earlier = connections()
             whole = TCPStore(
-                host.strip("[]"),
-                int(port),
+                host,
+                port,
                 None,
                 is_master=False,
                 timeout=_FORM_SECONDS,
                 wait_for_workers=False,
             )
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise UnavailableError(
                 f"rank 0 of attempt {attempt} cannot be reached at {seat.store} ({error}); if it lives, "
                 f"start it with `evenpace worker --host`, its address as other workers reach it"
@@ -227,6 +232,31 @@ class FormedGroup:
     def _check_not_over(self, attempt: int) -> None:
         if self._over > attempt:
             raise UnavailableError(f"attempt {attempt} is over")
+
+
+def reach(host: str, port: int, seconds: float, check: Callable[[], None]) -> None:
+    """Wait until a process can be connected to that listens as long as it lives.
+
+    Args:
+        host: Its host's name or address.
+        port: Its port.
+        seconds: Seconds to wait, at most.
+        check: Called before each attempt; what it raises ends the wait.
+
+    Raises:
+        OSError: It does not live any more, as its port refuses connections; or the time is up.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        check()
+        try:
+            return socket.create_connection((host, port), _CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            raise
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_CONNECT_PAUSE_SECONDS)
 
 
 def _guard_step(optimizer: torch.optim.Optimizer, group: FormedGroup) -> None:

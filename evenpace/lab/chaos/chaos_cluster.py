@@ -1,10 +1,11 @@
 """Cluster for faults: a manager, shards and workers, with a proxy between them, in one folder."""
 
 import contextlib
+import os
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,14 +18,19 @@ from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Sites
+from evenpace.lab.chaos.ledgers import parse
+from evenpace.lab.chaos.rank_links import Ear
 from evenpace.lab.chaos.reference_training import LEAST, MICRO_BATCH, MOST, SIMILARITY
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.cluster import LocalCluster, Surroundings, free_ports
+from evenpace.lab.network import NetworkError, WorkerNetwork
 from evenpace.lab.proxy import Proxy
 from idl.errors import EvenpaceError
 from rpc.address import Address
 from rpc.processes import Process
 
+_GUESTS = 2
+_LAST_BYTES = 4096  # of a journal, in which there is a whole line
 _STATUS_SECONDS = 1.0  # seconds for the manager to answer about a worker, and until it is asked again
 
 
@@ -40,7 +46,9 @@ class ChaosCluster:
 
     Attributes:
         supervisor: Supervisor of the processes, which it has yet to start.
+        guests: Names of workers beyond the job's, which are there now and then.
         proxy: Proxy with a link for each worker and service, such as "w0>ps-1".
+        ears: What can keep workers from hearing each other, by worker; empty where that cannot be.
         disks: Small file systems for state, by service; empty where they cannot be made.
         kinds: Kinds of faults that come.
         skipped: Reasons why other kinds cannot be caused, by kind.
@@ -53,17 +61,22 @@ class ChaosCluster:
         self.proxy = Proxy(settings.link_mib * 2**20)
         self.disks: dict[str, Disk] = {}
         self.skipped: dict[str, str] = {}
+        self.ears: dict[str, Ear] = {}
+        self._prefixes: dict[str, Sequence[str]] = {}  # by worker, of commands in its network namespace
         self._library: Path | None = None
         self._ending = contextlib.ExitStack()  # what is left when the processes have ended
-        self._asked: dict[str, float] = {}  # when the manager was asked about a worker
+        self._asked: dict[tuple[str, str], float] = {}  # when the manager was asked what, of which worker
+        self._all_reduce = settings.exchange == "all-reduce"
+        self.guests = [f"guest{number}" for number in range(_GUESTS if "join" in settings.wanted else 0)]
+        shards = 0 if self._all_reduce else settings.shards
         self._local = LocalCluster(
             folder,
             workers=settings.workers,
-            shards=settings.shards,
+            shards=shards,
             manager_options=("--exact",) if settings.exact else (),
             shard_options=self._shard_options,
             surroundings=self._surroundings,
-            ports=free_ports(1 + settings.shards),
+            ports=free_ports(1 + shards),
             proxy=self.proxy,
             lookahead=settings.lookahead,
             policy="even" if settings.deterministic else None,
@@ -72,8 +85,12 @@ class ChaosCluster:
             batch_size=f"{LEAST}:{MOST}" if settings.sizer in MEASURING else None,
             similarity=SIMILARITY if settings.sizer in MEASURING else None,
         )
-        self.addresses = {name: self._local.address(name) for name in self._local.services}
         self.supervisor = Supervisor({}, random.Random(settings.seed))
+
+    @property
+    def addresses(self) -> dict[str, Address]:
+        """Return the addresses on which the services listen, past the proxy."""
+        return {name: self._local.address(name) for name in self._local.services}
 
     @property
     def shards(self) -> list[str]:
@@ -111,24 +128,33 @@ class ChaosCluster:
             links = tuple(link for link in self.proxy.links if not link.endswith(MANAGER))
             return Sites({"manager": (MANAGER,)}, links, tuple({MANAGER} & set(self.disks)))
         return Sites(
-            {"worker": tuple(self.workers), "shard": tuple(self.shards), "manager": (MANAGER,)},
+            {
+                "worker": tuple(self.workers),
+                **({"shard": tuple(self.shards)} if self.shards else {}),
+                "manager": (MANAGER,),
+            },
             tuple(self.proxy.links),
             tuple(self.disks),
+            tuple(self.guests),
         )
 
     def __enter__(self) -> Self:
         for name in ("state", "ledgers", "journals", "parameters", "temporary"):
             (self.folder / name).mkdir()
         with self._ending:
+            self._try("ranks", self._make_network)  # which must not be among the mounts of the next
             self._try("disk", self._make_disks)
             self._try("clock", self._find_clock)
             self._ending.enter_context(self.proxy)
             self._ending = self._ending.pop_all()
         self._local.prepare()
+        script = Path(journalling_worker.__file__)
+        if self._all_reduce:
+            script = script.with_name("all_reduce_worker.py")
         for job, names in self.jobs.items():
-            for name in names:
+            for name in (*names, *self.guests):
                 arguments = partial(self._worker_arguments, job, name)
-                self._local.add_worker(name, journalling_worker.__file__, arguments, {"--job": job})
+                self._local.add_worker(name, script, arguments, {"--job": job})
         self.supervisor.processes = {process.name: process for process in self._local.processes}
         self.supervisor.wanted = set(self.addresses)  # the workers come when these listen
         if self._library is not None:
@@ -154,7 +180,7 @@ class ChaosCluster:
 
     def trains(self, process: Process) -> bool:
         """Return whether a worker has trained since its last start."""
-        journal = self.folder / "journals" / f"{process.name}-{process.starts - 1}.jsonl"
+        journal = self._journal(process.name, process.starts - 1)
         return journal.exists() and journal.stat().st_size > 0
 
     def member_state(self, worker: str) -> str | None:
@@ -162,17 +188,54 @@ class ChaosCluster:
 
         It is that of `MemberStatus` in the IDL, or "no member".
         """
-        if time.monotonic() < self._asked.get(worker, 0.0) + _STATUS_SECONDS:
+
+        def ask(manager: ManagerClient, job: str) -> str:
+            members: dict[str, str] = {m.worker: m.state for m in manager.status(job).members}
+            return members.get(worker, "no member")
+
+        return self._ask("state", worker, ask)
+
+    def drain(self, worker: str) -> None:
+        """Ask the manager to drain a worker, unless that was done just now."""
+        self._ask("drain", worker, lambda manager, job: manager.drain(job, worker))
+
+    def can_lose(self, workers: Collection[str]) -> bool:
+        """Return whether the job goes on if some workers die.
+
+        Without a parameter server, another one must have trained as late as any, and must not be about to go.
+        """
+        if not self._all_reduce:
+            return True
+        staying = {process.name: process for process in self.supervisor.staying("worker")}
+        attempts = {name: self._last_attempt(process) for name, process in staying.items()}
+        last = max(attempts.values(), default=-1)
+        return any(attempt == last >= 0 for name, attempt in attempts.items() if name not in workers)
+
+    def _last_attempt(self, process: Process) -> int:
+        """Return the last attempt in which a worker has trained since its last start; -1 for none."""
+        if not self.trains(process):
+            return -1
+        with self._journal(process.name, process.starts - 1).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            *_, last = parse(file.read().splitlines())
+        attempt: int = last[1]
+        return attempt
+
+    def _ask(self, what: str, worker: str, ask: Callable[[ManagerClient, str], str]) -> str | None:
+        """Return the manager's answer; None if it does not answer, or was asked just now."""
+        if time.monotonic() < self._asked.get((what, worker), 0.0) + _STATUS_SECONDS:
             return None
-        job = next(job for job, workers in self.jobs.items() if worker in workers)
+        job = next(job for job, workers in self.jobs.items() if worker in (*workers, *self.guests))
         try:
             with ManagerClient(self.manager, timeout=_STATUS_SECONDS) as manager:
-                members: dict[str, str] = {m.worker: m.state for m in manager.status(job).members}
+                return ask(manager, job)
         except EvenpaceError:
             return None
         finally:
-            self._asked[worker] = time.monotonic()
-        return members.get(worker, "no member")
+            self._asked[what, worker] = time.monotonic()
+
+    def _journal(self, worker: str, start: int) -> Path:
+        return self.folder / "journals" / f"{worker}-{start}.jsonl"
 
     def stop_file(self, job: str) -> Path:
         """Return the file that tells a job's workers their last iteration, once it is written."""
@@ -180,12 +243,12 @@ class ChaosCluster:
 
     def start_workers(self) -> None:
         """Have the supervisor start the workers, and start them again when they end."""
-        self.supervisor.wanted = set(self.supervisor.processes)
+        self.supervisor.wanted = {*self.addresses, *self.workers}
 
     def journals(self, worker: str) -> list[Path]:
         """Return a worker's journals, one for each start, in order."""
         starts = self.supervisor.processes[worker].starts
-        paths = [self.folder / "journals" / f"{worker}-{start}.jsonl" for start in range(starts)]
+        paths = [self._journal(worker, start) for start in range(starts)]
         return [path for path in paths if path.exists()]
 
     def ledgers(self, shard: str, job: str) -> list[Path]:
@@ -209,6 +272,21 @@ class ChaosCluster:
             self.disks[name] = disks.make_disk(name, self._state(name))
             self._ending.callback(disks.unmount, self.disks[name])
 
+    def _make_network(self) -> None:
+        """Give each worker a network namespace."""
+        workers = [*self.workers, *self.guests]
+        with contextlib.ExitStack() as undone:
+            try:
+                network = undone.enter_context(WorkerNetwork(len(workers)))
+            except NetworkError as error:
+                raise NotPossibleHereError(str(error)) from error
+            self._prefixes = {name: network.prefix(place) for place, name in enumerate(workers)}
+            self.ears = {
+                name: Ear(network.address(place), network.prefix(place)) for place, name in enumerate(workers)
+            }
+            self._ending.enter_context(undone.pop_all())
+        self._local.host = self.proxy.host = network.host
+
     def _find_clock(self) -> None:
         self._library = clocks.find_library()
 
@@ -225,7 +303,7 @@ class ChaosCluster:
 
     def _worker_arguments(self, job: str, name: str, starts: int) -> Sequence[str]:
         return (
-            *("--journal", str(self.folder / "journals" / f"{name}-{starts}.jsonl")),
+            *("--journal", str(self._journal(name, starts))),
             *("--stop", str(self.stop_file(job))),
             *("--out", str(self.folder / "parameters" / f"{name}.npz")),
             *("--pause", str(self.settings.pause)),
@@ -244,4 +322,4 @@ class ChaosCluster:
         if self._library is not None:
             environment |= clocks.environment(self._library, log.with_suffix(".offset"))
         witness = ("evenpace.lab.chaos.witness", str(log.with_suffix(".clock")))
-        return Surroundings((), witness, environment)
+        return Surroundings(self._prefixes.get(name, ()), witness, environment)

@@ -34,11 +34,11 @@ class Screen:
         up = sum(process.running for process in supervisor.processes.values())
         quiet = now - min(one.moved for one in progress.values())
         versions = ", ".join(str(one.version) for one in progress.values())
-        rewinds = sum(one.rewinds for one in progress.values())
+        attempts = ", ".join(str(one.attempt) for one in progress.values())
         active = ", ".join(f"{one.fault.kind} {one.target}" for one in storm.active) or "no fault"
         line = (
             f"{now - self._began:5.0f} s  iteration {versions}, {len(storm.over)} faults, "
-            f"{rewinds} rewinds, {up} processes, last step {quiet:.1f} s ago; {active}"
+            f"attempt {attempts}, {up} processes, last step {quiet:.1f} s ago; {active}"
         )
         sys.stderr.write(f"\r{line[:150]:150}" if self._live else line + "\n")
         sys.stderr.flush()
@@ -66,7 +66,7 @@ def print_outcome(outcome: Verdict, folder: Path) -> None:
     for job, found in outcome.jobs.items():
         console.print(
             f"{job}: {found.iterations} iterations with {found.changes} changes of the batch's size, "
-            f"{found.sizes[0]} to {found.sizes[1]} samples; {found.rewinds} rewinds of shards, "
+            f"{found.sizes[0]} to {found.sizes[1]} samples; {found.rewinds} rewinds, "
             f"{found.redone} iterations redone; longest stall {found.longest_stall:.1f} s.\n"
             f"Parameters: {found.compared} fingerprints and the final ones differ from one process by "
             f"{found.error:.1e} at most"

@@ -194,10 +194,9 @@ class _Run:
 
     def _all_train(self, since: float) -> bool:
         """Return whether all workers train as far as the others, and a step was taken since a time."""
-        running = self.cluster.supervisor.running("worker")
+        running = {process.name: process for process in self.cluster.supervisor.running("worker")}
         return (
-            len(running) == len(self.cluster.workers)
-            and all(map(self.cluster.trains, running))
+            all(name in running and self.cluster.trains(running[name]) for name in self.cluster.workers)
             and self._moved > since
             and all(progress.version > 0 for progress in self.progress.values())
         )

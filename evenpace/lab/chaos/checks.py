@@ -12,7 +12,7 @@ from evenpace.lab.chaos.batches import Batches
 from evenpace.lab.chaos.ledgers import Journal, ShardSteps
 from idl.plan import JobSpec, permutation
 
-TOLERANCE = 1e-9  # relative error of parameters
+TOLERANCE = 1e-10  # relative error of parameters
 _UNRECORDED = 100  # steps that a killed shard may have taken and not written down
 _order = lru_cache(maxsize=64)(permutation)
 
@@ -77,12 +77,14 @@ def journals_agree(
 
 
 def history_agrees(
-    records: Sequence[Mapping[str, Any]], shard: ShardSteps, batches: Batches
+    records: Sequence[Mapping[str, Any]], shard: ShardSteps, batches: Batches, *, unreported: int = 0
 ) -> Iterator[str]:
     """Check that the manager's records are of whole batches, each iteration at most once, in order.
 
     Records that it had not written when it died may be missing, but only before a new attempt: within one,
     it plans an iteration when the one before is complete. A shard's steps have each iteration's attempt.
+    Where workers take the steps themselves, one that leaves may not have reported an attempt's last ones, of
+    which there are `unreported` at most.
     """
     iterations = len(shard.steps)
     if iterations and not records:
@@ -93,8 +95,13 @@ def history_agrees(
         counted = sum(part["batch_size"] for part in parts)
         of = shard.steps[iteration].attempt if iteration < iterations else record["attempt"]
         batch = batches(of, iteration)
-        if batch is not None and not counted == record["total"] == batch[2]:
-            yield f"manager: iteration {iteration} has {counted} samples of {record['total']}, not {batch[2]}"
+        due = None if batch is None else batch[2]
+        after = shard.steps[iteration + 1 : iteration + 1 + unreported]
+        if any(step.attempt != of for step in after):
+            slices = shard.steps[iteration].slices
+            due = sum(count for _, count, worker in slices if worker in record["workers"])
+        if batch is not None and not (counted == due and record["total"] == batch[2]):
+            yield f"manager: iteration {iteration} has {counted} samples of {record['total']}, not {due}"
         if not last < iteration < iterations:
             yield f"manager: iteration {iteration} of {iterations} after iteration {last}"
             continue
@@ -124,6 +131,26 @@ def bits_equal(
                 yield f"{worker}: ended with version {version}; without faults, {other} with {calm_version}"
             elif differ := int((parameters.view(np.uint64) != expected.view(np.uint64)).sum()):
                 yield f"{worker}: {differ} final parameters have other bits than {other}'s without faults"
+
+
+def finals_equal(finals: Mapping[str, tuple[int, NDArray[np.float64]]]) -> Iterator[str]:
+    """Check that workers that take the steps themselves ended with the same bits."""
+    by_bits: dict[bytes, list[str]] = {}
+    for worker, (_, parameters) in finals.items():
+        by_bits.setdefault(parameters.tobytes(), []).append(worker)
+    if len(by_bits) > 1:
+        yield f"workers ended with other bits than others: {' and '.join(map(', '.join, by_bits.values()))}"
+
+
+def attempts_agree(journals: Iterable[Journal]) -> Iterator[str]:
+    """Check that all members of an attempt's group began it with the same version."""
+    begins: dict[int, tuple[int, str]] = {}
+    for journal in journals:
+        for reached in journal.reached:
+            for attempt, version in dict(reversed(reached)).items():
+                first, whose = begins.setdefault(attempt, (version, journal.worker))
+                if first != version:
+                    yield f"attempt {attempt} begins at {version} on {journal.worker}, at {first} on {whose}"
 
 
 def relative_error(values: NDArray[np.float64], expected: NDArray[np.float64], scale: float) -> float:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from batchsize_manager.sizers import MEASURING, SIZERS
-from evenpace.lab.chaos.fault_schedule import KINDS
+from evenpace.lab.chaos.fault_schedule import KINDS, ExchangeName, kinds_with
 from evenpace.lab.fields import parse_names
 from idl.settings import Setting, check_settings
 
 _TAKE_WORKERS_OUT = {"freeze-until-out"}
+_ONLY_WITH_ALL_REDUCE = [name for name, kind in KINDS.items() if kind.only_with == "all-reduce"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class ChaosConfig:
     kinds: Annotated[
         Sequence[str] | None,
         Setting(
-            f"Kinds that come, each of which must fire: {', '.join(KINDS)}.  [default: all that can here]",
+            f"Kinds that come, each of which must fire: {', '.join(KINDS)}; "
+            f"{', '.join(_ONLY_WITH_ALL_REDUCE)} only with all-reduce.  [default: all that can here]",
             name="faults",
             metavar="KIND,...",
             read=parse_names,
@@ -39,11 +41,14 @@ class ChaosConfig:
     ] = None
     workers: Annotated[int, Setting("Of each job.", least=1, most=32)] = 5
     shards: Annotated[int, Setting("Of the parameter server.", least=1, most=8)] = 2
+    exchange: Annotated[ExchangeName, Setting("How the workers' gradients meet.", name="with")] = (
+        "parameter-server"
+    )
     link_mib: Annotated[
         float,
         Setting(
-            "MiB per second that each of a worker's connections carries, either way. A push is of 0.3 MiB, "
-            "shared among the shards, and so is a pull.",
+            "MiB per second that each of a worker's connections to services carries, either way. A push is "
+            "of 0.3 MiB, shared among the shards, and so is a pull.",
             above=0,
         ),
     ] = 3.0
@@ -81,6 +86,15 @@ class ChaosConfig:
             raise ValueError(f"faults {', '.join(unknown)}: there are {', '.join(KINDS)}")
         if not self.wanted:
             raise ValueError(f"faults: give at least one of {', '.join(KINDS)}")
+        if wrong := [kind for kind in self.wanted if kind not in kinds_with(self.exchange)]:
+            raise ValueError(f"faults {', '.join(wrong)}: do not come with {self.exchange}")
+        if self.exchange == "all-reduce" and self.jobs > 1:
+            raise ValueError(f"jobs {self.jobs}: with all-reduce, one job trains at a time")
+        if self.exchange == "all-reduce" and self.deterministic:
+            raise ValueError(
+                "deterministic: has no meaning with all-reduce, whose sums depend on the workers that are "
+                "there; with exact they do not"
+            )
         if self.deterministic and self.exact:
             raise ValueError("deterministic and exact: give one of them; with exact, all faults may come")
         if self.same_bits and self.sizer in MEASURING:
@@ -99,7 +113,8 @@ class ChaosConfig:
         """Return the kinds that come if they can be caused on this machine."""
         if self.kinds is not None:
             return tuple(self.kinds)
-        return tuple(kind for kind in KINDS if not (self.deterministic and kind in _TAKE_WORKERS_OUT))
+        kinds = kinds_with(self.exchange)
+        return tuple(kind for kind in kinds if not (self.deterministic and kind in _TAKE_WORKERS_OUT))
 
     @property
     def same_bits(self) -> bool:
@@ -111,10 +126,12 @@ class ChaosConfig:
         """Return the command line that gives the same faults again."""
         faults = "" if self.kinds is None else f"--faults {','.join(self.kinds)} "
         others = {"link-mib": self.link_mib, "lookahead": self.lookahead, "jobs": self.jobs}
+        by_shards = self.exchange == "parameter-server"
+        exchange = f"--shards {self.shards}" if by_shards else f"--with {self.exchange}"
         sizer = "" if self.sizer == "fixed" else f" --sizer {self.sizer}"
         return (
             f"evenpace chaos --minutes {self.minutes:g} --seed {self.seed} {faults}"
-            f"--workers {self.workers} --shards {self.shards}"
+            f"--workers {self.workers} {exchange}"
             + "".join(f" --{name} {value:g}" for name, value in others.items() if value != _DEFAULTS[name])
             + sizer
             + " --deterministic" * self.deterministic

@@ -8,7 +8,9 @@ from operator import itemgetter
 from typing import Literal
 
 MANAGER = "manager"  # name of the manager's process
-Site = Literal["process", "link", "disk", "clock"]  # what a fault befalls
+Site = Literal["process", "guest", "link", "ranks", "disk", "clock"]  # what a fault befalls
+ExchangeName = Literal["parameter-server", "all-reduce"]
+"""How the workers' gradients meet."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,11 @@ class Kind:
     Attributes:
         site: Site that it befalls.
         weight: Frequency, relative to the other kinds.
-        seconds: Least and longest duration; of a kill, until the supervisor starts the process again.
+        seconds: Least and longest duration; of a kill or a drain, until the supervisor starts the process
+            again.
         meaning: Description, in words.
         of_all_scales: True if 1 to 10 seconds are as likely as 10 to 100.
+        only_with: The only exchange with which it comes; None for all.
     """
 
     site: Site
@@ -28,6 +32,7 @@ class Kind:
     seconds: tuple[float, float]
     meaning: str
     of_all_scales: bool = False
+    only_with: ExchangeName | None = None
 
 
 KINDS = {
@@ -48,13 +53,29 @@ KINDS = {
     "partition": Kind("link", 1, (1.0, 60.0), "likewise or stalled, from workers to manager or shards", True),
     "disk": Kind("disk", 2, (2.0, 10.0), "no space left where state is kept"),
     "clock": Kind("clock", 2, (3.0, 10.0), "the wall clock jumps, and jumps back"),
+    "join": Kind("guest", 2, (5.0, 40.0), "a worker more joins, and leaves later", only_with="all-reduce"),
+    "drain": Kind("process", 2, (0.2, 8.0), "a worker is drained, and comes back", only_with="all-reduce"),
+    "rank-black-hole": Kind(
+        "ranks", 1, (1.0, 60.0), "no packet passes between two workers", True, only_with="all-reduce"
+    ),
+    "rank-partition": Kind(
+        "ranks", 1, (1.0, 60.0), "none passes between some and the others", True, only_with="all-reduce"
+    ),
 }
+
+
+def kinds_with(exchange: ExchangeName) -> list[str]:
+    """Return the names of the kinds that come with an exchange."""
+    return [name for name, kind in KINDS.items() if kind.only_with in (None, exchange)]
+
+
 _BURST = 0.12  # share of the moments at which several faults come at once
 _MASSACRE = 0.03  # share of the moments at which all processes of one role are killed
 _ROLES = {"worker": 2.0, "shard": 1.0, "manager": 1.0}  # relative frequency of each role as a target
 _SERVICE = 0.25  # share of black holes that swallow all links of a service
 _SECOND = 0.5  # share of freezes until a worker is out during which another worker is frozen
 _SECOND_SECONDS = 12.0  # seconds after which the other one is frozen, at most
+_SIDES = 4  # pairs of sides that are tried
 LONGEST = 1 / 8  # share of a run that a fault lasts, at most: a short run has to make progress, too
 _JUMPS = (-86_400.0, -3600.0, -30.0, 30.0, 3600.0, 864_000.0)  # seconds
 
@@ -68,7 +89,7 @@ class Fault:
         at: Seconds since the faults began.
         kind: A name in `KINDS`.
         targets: Targets in the order in which they are tried, until one can be befallen. Several links may be
-            one target, as `links_of` has it.
+            one target, as `links_of` has it; two sides of workers are, as `sides_of` has it.
         seconds: Duration.
         amount: What else the kind needs: a clock's jump in seconds; from 0 to 1 for a link.
     """
@@ -88,6 +109,7 @@ class Sites:
     processes: dict[str, tuple[str, ...]]  # by role: "worker", "shard", "manager"
     links: tuple[str, ...]
     disks: tuple[str, ...]
+    guests: tuple[str, ...] = ()  # workers that are there now and then
 
 
 def schedule(
@@ -123,6 +145,12 @@ def links_of(name: str) -> list[str]:
     """Return the links of a target: "w0,w1>ps-0" has "w0>ps-0" and "w1>ps-0"."""
     workers, _, services = name.partition(">")
     return [f"{worker}>{service}" for worker in workers.split(",") for service in services.split(",")]
+
+
+def sides_of(name: str) -> tuple[list[str], list[str]]:
+    """Return the two sides of workers in a target: "w0|w1,w2" has ["w0"] and ["w1", "w2"]."""
+    one, _, other = name.partition("|")
+    return one.split(","), other.split(",")
 
 
 def _with_seconds(draw: random.Random, faults: Iterable[Fault]) -> Iterator[Fault]:
@@ -181,8 +209,11 @@ def _moment(draw: random.Random, kinds: Sequence[str], sites: Sites) -> Iterator
 def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
     """Return the targets of a fault, in a random order."""
     site = KINDS[kind].site
-    if site == "disk":
-        return tuple(draw.sample(sites.disks, len(sites.disks)))
+    if site in ("disk", "guest"):
+        names = sites.disks if site == "disk" else sites.guests
+        return tuple(draw.sample(names, len(names)))
+    if site == "ranks":
+        return tuple(_sides(draw, (*sites.processes.get("worker", ()), *sites.guests), kind))
     if site == "link":
         names = sites.links
         if kind == "partition":
@@ -193,11 +224,18 @@ def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
         return tuple(draw.sample(names, len(names)))
     # By role first: the manager is one process, the workers are many.
     roles = sorted(sites.processes, key=lambda role: draw.random() / _ROLES[role])
-    if kind == "freeze-until-out":  # by others, of which there must be one
+    if kind in ("freeze-until-out", "drain"):  # by others, of which there must be one
         roles = ["worker"] if len(sites.processes.get("worker", ())) > 1 else []
-    return tuple(
-        name for role in roles for name in draw.sample(sites.processes[role], len(sites.processes[role]))
-    )
+    by_role = sites.processes | {"worker": (*sites.processes.get("worker", ()), *sites.guests)}
+    return tuple(name for role in roles for name in draw.sample(by_role[role], len(by_role[role])))
+
+
+def _sides(draw: random.Random, workers: Sequence[str], kind: str) -> Iterator[str]:
+    """Yield two sides of workers, several times: one and another, or some and all others."""
+    for _ in range(_SIDES if len(workers) > 1 else 0):
+        drawn = draw.sample(workers, 2 if kind == "rank-black-hole" else len(workers))
+        first = draw.randint(1, len(drawn) - 1)
+        yield f"{','.join(drawn[:first])}|{','.join(drawn[first:])}"
 
 
 def _partitions(draw: random.Random, links: Sequence[str]) -> Iterator[str]:

@@ -95,6 +95,58 @@ class FreezeUntilOut(Freeze):
         return f"{self._evidence}; to the manager it is {member_state}" if member_state in _OUT else None
 
 
+class Join:
+    """Start of another worker, which is told to leave at the end.
+
+    Args:
+        supervisor: Supervisor of the processes.
+        name: Name of the worker.
+        trains: Returns whether a process has trained since its last start.
+    """
+
+    moot = False
+
+    def __init__(self, supervisor: Supervisor, name: str, trains: Callable[[Process], bool]) -> None:
+        self._supervisor, self._process, self._trains = supervisor, supervisor.processes[name], trains
+        supervisor.wanted.add(name)
+
+    def fired(self) -> str | None:
+        """Return that it trains, in words."""
+        process = self._process
+        return f"process {process.pid} trains" if process.running and self._trains(process) else None
+
+    def lift(self) -> None:
+        """Let it leave."""
+        self._supervisor.dismiss(self._process.name)
+
+
+class Drain:
+    """Drain of a worker by an operator; the supervisor starts it again after its end.
+
+    Args:
+        fault: The fault.
+        supervisor: Supervisor of the processes.
+        name: Name of the worker.
+        drain: Asks the manager to drain a worker, unless it was asked just now.
+    """
+
+    moot = False
+
+    def __init__(self, fault: Fault, supervisor: Supervisor, name: str, drain: Callable[[str], None]) -> None:
+        self._popen = supervisor.expect_end(name, fault.seconds, 0)
+        self._name, self._drain = name, drain
+
+    def fired(self) -> str | None:
+        """Return the status that the worker ended with; ask the manager again while it trains."""
+        code = self._popen.poll()
+        if code is None:
+            self._drain(self._name)
+        return f"process {self._popen.pid} ended with status 0" if code == 0 else None
+
+    def lift(self) -> None:
+        """Do nothing: the supervisor starts the process again."""
+
+
 class Impostor:
     """Second run of a running process's command beside it: it must be refused, and end."""
 

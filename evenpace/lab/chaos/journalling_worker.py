@@ -44,8 +44,8 @@ class JournalWriter:
         os.write(self._file, (json.dumps(values, separators=(",", ":")) + "\n").encode())
 
 
-def main() -> None:
-    """Train as the command line says."""
+def parse_options() -> argparse.Namespace:
+    """Read the command line of a worker's script."""
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "--journal", type=Path, required=True, help="a file, or a folder for WORKER-TIME.jsonl"
@@ -58,7 +58,12 @@ def main() -> None:
     parser.add_argument("--per-sample", type=float, default=0.0, help="seconds that each sample takes longer")
     parser.add_argument("--micro-batch", type=int, help="samples that are computed together")
     parser.add_argument("--schedule", action="store_true", help="change the batch's size with every epoch")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train as the command line says."""
+    options = parse_options()
     session = own_session()
     journal, out = options.journal, options.out
     if journal.is_dir():

@@ -1,11 +1,12 @@
 """Readers of the shards' ledgers and the workers' journals: files in, values out."""
 
 import contextlib
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,22 @@ class Journal:
             as the worker was told: epoch, start, and samples.
         reached: For each start, (attempt, version) of the parameters that it received, in order.
         prints: (attempt, version, fingerprint) of some of these parameters.
+        stepped: (attempt, iteration) of the steps that it took itself, where workers do.
     """
 
     worker: str
     computed: dict[tuple[int, int], list[tuple[int, int, int, int, int, int]]] = field(default_factory=dict)
     reached: list[list[tuple[int, int]]] = field(default_factory=list)
     prints: list[tuple[int, int, list[float]]] = field(default_factory=list)
+    stepped: set[tuple[int, int]] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, worker: str, paths: Iterable[Path]) -> Self:
+        """Read a worker's journals, in the order of its starts."""
+        journal = cls(worker)
+        for path in paths:
+            journal.read(path)
+        return journal
 
     def read(self, path: Path) -> None:
         """Add the journal of one start of the worker."""
@@ -107,12 +118,40 @@ class Journal:
                 start, count, crc, epoch, batch_start, total = part
                 slices = self.computed.setdefault((attempt, iteration), [])
                 slices.append((start, count, crc, epoch, batch_start, total))
+            elif what == "stepped":
+                attempt, iteration = values
+                self.stepped.add((attempt, iteration))
             else:
                 attempt, version, fingerprint = values
                 reached.append((attempt, version))
                 if fingerprint:
                     self.prints.append((attempt, version, fingerprint))
         self.reached.append(reached)
+
+
+def ledger_of(journals: Sequence[Journal]) -> Iterator[Step | Rewind]:
+    """Yield what a shard would have written down, from journals of workers that take the steps themselves.
+
+    An attempt goes on from the version with which its members began it. A step of it counts if one of them
+    has taken it, and was made of what all of them have computed.
+    """
+    begins: dict[int, int] = {}
+    for journal in journals:
+        for attempt, version in itertools.chain.from_iterable(journal.reached):
+            begins[attempt] = min(version, begins.get(attempt, version))
+    stepped: dict[int, list[int]] = {attempt: [] for attempt in begins}
+    for attempt, iteration in sorted(set().union(*(journal.stepped for journal in journals))):
+        stepped[attempt].append(iteration)
+    for attempt, begin in sorted(begins.items()):
+        yield Rewind(attempt, begin)
+        for iteration in stepped[attempt]:
+            slices = (
+                (start, count, journal.worker)
+                for journal in journals
+                for start, count, *_ in journal.computed.get((attempt, iteration), ())
+                if count
+            )
+            yield Step(iteration, attempt, tuple(slices))
 
 
 def read_ledger(paths: Iterable[Path]) -> Iterator[Step | Rewind]:

@@ -49,7 +49,7 @@ def first_parameters() -> Array:
 
 def mean_gradient(parameters: Array, inputs: Array, labels: NDArray[np.int64]) -> Array:
     """Return the gradient of the mean cross-entropy over the samples, (elements,)."""
-    first, first_bias, second, second_bias = _views(parameters)
+    first, first_bias, second, second_bias = views(parameters)
     hidden = np.tanh(inputs @ first + first_bias)
     scores = hidden @ second + second_bias
     error = np.exp(scores - scores.max(1, keepdims=True))
@@ -98,8 +98,8 @@ def train_alone(
     return prints, parameters
 
 
-def _views(parameters: Array) -> Iterator[Array]:
-    """Yield the layers' weights and biases, as views of the flat parameters."""
+def views(parameters: Array) -> Iterator[Array]:
+    """Yield the layers' weights and biases, as views of flat parameters, (elements,)."""
     position = 0
     for shape in _SHAPES:
         size = int(np.prod(shape))

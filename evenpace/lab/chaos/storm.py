@@ -1,5 +1,6 @@
 """Storm: causes the scheduled faults on a cluster, verifies that each fired, and ends them."""
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -7,27 +8,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
-from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of
+from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of, sides_of
 from evenpace.lab.chaos.injections import (
     BlackHole,
+    Drain,
     Freeze,
     FreezeUntilOut,
     FullDisk,
     HalfOpen,
     Impostor,
     Injection,
+    Join,
     Kill,
     LinkCut,
     Slow,
     Together,
     clock_jump,
 )
+from evenpace.lab.chaos.rank_links import Apart
 from evenpace.lab.proxy import ProxyLink
 from rpc.processes import state
 
 _UNTIL_OUT = "freeze-until-out"
+_AWAITS_THE_JOB = (_UNTIL_OUT, "join", "drain")  # kinds whose evidence takes a job that goes on
+# Kinds that end a worker, or its connection, after which it may count as dead.
+_TAKE_OUT = ("kill", "drain", "cut", "half-open", "black-hole", "partition")
+_RETURN_SECONDS = 15.0  # seconds after such a fault in which a worker that lives is certain to have come back
 _EVIDENCE_SECONDS = 60.0  # seconds that a fault may last longer, until there is evidence of it
-_OUT_SECONDS = 90.0  # seconds without another fault within which a frozen worker must be out
+_OUT_SECONDS = (
+    90.0  # seconds without other faults within which a frozen worker must be out, or one come or go
+)
 _PATIENCE_SECONDS = 30.0  # seconds for which a fault waits for a target that it can befall
 
 
@@ -76,7 +86,7 @@ class Storm:
         self._delay = 0.0  # seconds for which faults were held back
         self._elapsed = 0.0  # seconds for which they were not
         self._ticked = self._began
-        self._disturbed = self._began  # when there was last a fault other than workers being frozen until out
+        self._disturbed = self._began  # when there was last a fault of another kind than these
         self.active: list[Active] = []
         self.over: list[Active] = []
         self.without_target: list[Fault] = []
@@ -97,16 +107,16 @@ class Storm:
             self._next = next(self._faults, None)
         if not hold:
             self._waiting = [fault for fault in self._waiting if not self._settle(fault)]
-        if any(one.fault.kind != _UNTIL_OUT for one in self.active):
+        if any(one.fault.kind not in _AWAITS_THE_JOB for one in self.active):
             self._disturbed = now
         for active in list(self.active):
             self._look(active)
             since, limit = active.began, active.fault.seconds
-            if not active.evidence and active.fault.kind == _UNTIL_OUT:
+            if not active.evidence and active.fault.kind in _AWAITS_THE_JOB:
                 since, limit = max(since, self._disturbed), limit + _OUT_SECONDS
             elif not active.evidence:
                 limit += _EVIDENCE_SECONDS
-            if now - since >= limit:
+            if now - since >= limit and (active.fault.kind != "join" or self._may_leave(active.target)):
                 self._end(active)
 
     def end(self) -> None:
@@ -139,7 +149,8 @@ class Storm:
         return sum(
             max(0.0, min(one.ended or until, until) - max(one.began, since))
             for one in (*self.active, *self.over)
-            if {worker, MANAGER} & set(one.target.partition(">")[0].split(","))
+            if KINDS[one.fault.kind].site not in ("guest", "ranks")
+            and {worker, MANAGER} & set(_workers_in(one.target))
         )
 
     def _settle(self, fault: Fault) -> bool:
@@ -159,24 +170,50 @@ class Storm:
         site = KINDS[kind].site
         if any(_touched(one.fault.kind, one.target) & _touched(kind, name) for one in self.active):
             return False
+        if kind in _TAKE_OUT and name != MANAGER and not self._leaves_the_state(name):
+            return False
+        if site == "ranks":
+            up = {process.name for process in self._cluster.supervisor.running("worker")}
+            return all(up & set(side) for side in sides_of(name))
         if site == "link":
             return any(link.connections for link in self._links(name).values())
         if site == "disk":
             return True
         process = self._cluster.supervisor.processes[name]
-        if not process.running or state(process.pid) not in ("R", "S", "D"):
+        if site == "guest":
+            return not process.running
+        stays = process in self._cluster.supervisor.staying(process.role)
+        if not stays or state(process.pid) not in ("R", "S", "D"):
             return False
         if kind == "freeze-until-out":  # other workers must be left to take over its part
             frozen = sum(one.fault.kind == kind for one in self.active)
             if frozen >= self._cluster.settings.workers - 1:
                 return False
-        if kind not in ("freeze-until-out", "impostor"):
+        if kind not in ("freeze-until-out", "impostor", "drain"):
             return True
         if (
             process.role == "worker"
         ):  # that is heard of: others neither fall silent nor have their names in use
             return self._cluster.member_state(name) in ("working", "waiting")
         return self._cluster.listening(name)
+
+    def _may_leave(self, guest: str) -> bool:
+        """Return whether a guest may leave: no other fault is befalling it, and others have its state."""
+        busy = any(_touched("kill", guest) & _touched(one.fault.kind, one.target) for one in self.active)
+        return not busy and self._leaves_the_state(guest)
+
+    def _leaves_the_state(self, name: str) -> bool:
+        """Return whether another worker is left with the job's state if a target's workers are taken out.
+
+        It must be one that no such fault has befallen of late.
+        """
+        since = time.monotonic() - _RETURN_SECONDS
+        # Who was killed or drained and has trained since has its state again.
+        late = [
+            one for one in self.over if KINDS[one.fault.kind].site == "link" and (one.ended or 0.0) > since
+        ]
+        names = (name, *(one.target for one in (*self.active, *late) if one.fault.kind in _TAKE_OUT))
+        return self._cluster.can_lose({worker for name in names for worker in _workers_in(name)})
 
     def _links(self, name: str) -> dict[str, ProxyLink]:
         return {link: self._cluster.proxy.links[link] for link in links_of(name)}
@@ -190,6 +227,13 @@ class Storm:
                 return Freeze(cluster.supervisor.processes[name])
             case "freeze-until-out":
                 return FreezeUntilOut(cluster.supervisor.processes[name], cluster.member_state)
+            case "join":
+                return Join(cluster.supervisor, name, cluster.trains)
+            case "drain":
+                return Drain(fault, cluster.supervisor, name, cluster.drain)
+            case "rank-black-hole" | "rank-partition":
+                one, other = ({worker: cluster.ears[worker] for worker in side} for side in sides_of(name))
+                return Apart(one, other)
             case "impostor":
                 return Impostor(cluster.supervisor.processes[name])
             case "cut":
@@ -237,10 +281,15 @@ class Storm:
         }
 
 
+def _workers_in(name: str) -> list[str]:
+    return name.partition(">")[0].split(",")
+
+
 def _touched(kind: str, name: str) -> set[tuple[str, str]]:
     """Return (site, name) of all that other faults must leave alone; an impostor's include the manager."""
     site = KINDS[kind].site
-    touched = {(str(site), part) for part in links_of(name)}
+    parts = itertools.chain(*sides_of(name)) if site == "ranks" else links_of(name)
+    touched = {(str(site), part) for part in parts}
     if kind == "impostor" and name != MANAGER:
         touched |= {(str(site), part) for part in links_of(MANAGER)} | {("link", f"{name}>{MANAGER}")}
     return touched

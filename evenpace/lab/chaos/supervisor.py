@@ -6,6 +6,7 @@ It knows nothing of what the processes do.
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import psutil
 from rpc.processes import Process
 
 _RESTART_SECONDS = (0.2, 2.0)  # seconds after which a process is started again, unless a fault says otherwise
+_ENDED_BY_SIGTERM = (0, 130, -signal.SIGTERM)  # statuses
 _STOP_SECONDS = 60.0  # seconds for a process to end by itself, before it is killed, which is a violation
 
 
@@ -53,7 +55,8 @@ class Supervisor:
     wanted: set[str] = field(default_factory=set)
     due: dict[str, float] = field(default_factory=dict)
     endings: list[Ending] = field(default_factory=list)
-    _killed: dict[int, float] = field(default_factory=dict)
+    # By process, that which was asked to end: seconds until its next start, and the statuses to end with.
+    _asked: dict[int, tuple[float, tuple[int, ...]]] = field(default_factory=dict)
     _noted: dict[str, int] = field(default_factory=dict)  # the start of which the end was noted, by name
 
     def poll(self) -> None:
@@ -67,12 +70,28 @@ class Supervisor:
 
     def kill(self, name: str, seconds: float) -> "subprocess.Popen[bytes]":
         """Kill a running process, to be started again after some seconds."""
+        popen = self.expect_end(name, seconds, -signal.SIGKILL)
+        popen.kill()
+        return popen
+
+    def expect_end(self, name: str, seconds: float, *codes: int) -> "subprocess.Popen[bytes]":
+        """Expect a running process to end with one of these statuses, and start it again seconds later."""
         process = self.processes[name]
         assert self._is_up(process), f"{name} does not run"
         assert process.popen is not None
-        self._killed[process.pid] = seconds
-        process.kill()
+        _, earlier = self._asked.get(process.pid, (0.0, ()))
+        self._asked[process.pid] = seconds, (*earlier, *codes)
         return process.popen
+
+    def dismiss(self, name: str) -> None:
+        """Tell a process to end by SIGTERM, and do not start it again."""
+        self.wanted.discard(name)
+        if self._is_up(self.processes[name]):
+            self.expect_end(name, 0.0, *_ENDED_BY_SIGTERM).terminate()
+
+    def staying(self, role: str) -> list[Process]:
+        """Return the running processes of a role that were not asked to end."""
+        return [p for p in self.running(role) if p.running and p.pid not in self._asked]
 
     def running(self, role: str) -> list[Process]:
         """Return the processes of a role that were started and not seen to have ended."""
@@ -92,8 +111,8 @@ class Supervisor:
         """Note an end, and when the process is started again."""
         assert process.popen is not None
         self._noted[process.name] = process.starts
-        code, delay = process.popen.returncode, self._killed.pop(process.pid, None)
-        if delay is None and (process.name in self.wanted or code):
+        code, (delay, codes) = process.popen.returncode, self._asked.pop(process.pid, (None, ()))
+        if code not in codes and (process.name in self.wanted or code):
             self.endings.append(Ending(process.name, code, now, process.tail()))
         self.due[process.name] = now + (self.draw.uniform(*_RESTART_SECONDS) if delay is None else delay)
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.fault_schedule import KINDS
 from evenpace.lab.chaos.job_progress import Progress
-from evenpace.lab.chaos.ledgers import Journal, ShardSteps, read_ledger
+from evenpace.lab.chaos.ledgers import Journal, ShardSteps
 from evenpace.lab.chaos.reference_training import LEAST, MOST, SCHEDULED, SPEC, train_alone
+from evenpace.lab.chaos.step_records import ALL_REDUCE, StepRecords, step_records
 from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Ending
 from idl.plan import JobSpec
@@ -35,7 +36,7 @@ class Found:
 
     Attributes:
         iterations: Number of its iterations.
-        rewinds: Number of rewinds of its shards, all together.
+        rewinds: Number of rewinds of its shards, all together; with all-reduce, of attempts that were begun.
         redone: Iterations that were taken back and done again, of the shard with the most.
         longest_stall: Longest time between two steps, in seconds.
         error: Largest relative error of the parameters that were compared.
@@ -143,8 +144,10 @@ def judge(
 def _judge_job(
     cluster: ChaosCluster, job: str, history: list[dict[str, Any]], excused: Mapping[str, float]
 ) -> Found:
-    shards = [_shard_steps(cluster, name, job) for name in cluster.shards]
-    journals = [_journal(cluster, worker) for worker in cluster.jobs[job]]
+    records = step_records(cluster, job)
+    shards = list(_steps(records))
+    workers = (*cluster.jobs[job], *cluster.guests)
+    journals = [Journal.of(worker, cluster.journals(worker)) for worker in workers]
     shortest = min(shards, key=lambda shard: len(shard.steps))
     found = Found(
         iterations=len(shortest.steps),
@@ -153,7 +156,7 @@ def _judge_job(
         missing=len(shortest.steps) - len(history),
     )
     spec = SCHEDULED if cluster.settings.sizer == "schedule" else SPEC
-    batches = _batches(cluster, job, spec, found)
+    batches = _batches(cluster, records, spec, found)
     held = [batches(step.attempt, step.iteration) for step in shortest.steps]
     if sizes := sizes_of(spec, held):
         found.sizes = min(sizes), max(sizes)
@@ -162,17 +165,22 @@ def _judge_job(
     for shard in shards:
         found.violations += checks.exactly_once(shard, spec, batches)
     found.violations += checks.journals_agree(journals, shards, spec, batches)
-    found.violations += checks.history_agrees(history, shortest, batches)
-    _judge_parameters(cluster, journals, found, excused, spec, [batch for batch in held if batch is not None])
+    by_workers = cluster.settings.exchange == ALL_REDUCE
+    unreported = 1 + cluster.settings.lookahead if by_workers else 0
+    found.violations += checks.history_agrees(history, shortest, batches, unreported=unreported)
+    if by_workers:
+        found.violations += checks.attempts_agree(journals)
+    _judge_parameters(
+        cluster, job, journals, found, excused, spec, [batch for batch in held if batch is not None]
+    )
     return found
 
 
-def _batches(cluster: ChaosCluster, job: str, spec: JobSpec, found: Found) -> Batches:
+def _batches(cluster: ChaosCluster, records: StepRecords, spec: JobSpec, found: Found) -> Batches:
     """Return the job's batches: those that are due, or where a sizer chooses, those in the ledgers."""
     if cluster.settings.sizer not in MEASURING:
         return scheduled(spec)
-    ledgers = {shard: read_ledger(cluster.ledgers(shard, job)) for shard in cluster.shards}
-    batches, violations = taken(spec, ledgers, LEAST, MOST)
+    batches, violations = taken(spec, records.ledgers(), LEAST, MOST)
     found.violations += violations
     return batches
 
@@ -187,22 +195,17 @@ def _judge_ending(ending: Ending, cluster: ChaosCluster, storm: Storm, outcome: 
     outcome.violations.append(f"{ending.name} ended with status {ending.code}:\n{ending.log}")
 
 
-def _shard_steps(cluster: ChaosCluster, shard: str, job: str) -> ShardSteps:
-    steps = ShardSteps(shard, cluster.settings.checkpoint_every)
-    for entry in read_ledger(cluster.ledgers(shard, job)):
-        steps.add(entry)
-    return steps
-
-
-def _journal(cluster: ChaosCluster, worker: str) -> Journal:
-    journal = Journal(worker)
-    for path in cluster.journals(worker):
-        journal.read(path)
-    return journal
+def _steps(records: StepRecords) -> Iterator[ShardSteps]:
+    for name, ledger in records.ledgers().items():
+        steps = ShardSteps(name, records.every)
+        for entry in ledger:
+            steps.add(entry)
+        yield steps
 
 
 def _judge_parameters(
     cluster: ChaosCluster,
+    job: str,
     journals: list[Journal],
     found: Found,
     excused: Mapping[str, float],
@@ -210,7 +213,7 @@ def _judge_parameters(
     batches: Sequence[Batch],
 ) -> None:
     """Compare the parameters that workers had with those of one process, and of a run without faults."""
-    last, workers = found.iterations, [journal.worker for journal in journals]
+    last, workers = found.iterations, cluster.jobs[job]
     finals = _finals(cluster.folder, workers)
     found.violations += [
         f"{worker}: did not come to the end with its parameters"
@@ -226,6 +229,8 @@ def _judge_parameters(
             found.error = max(found.error, checks.relative_error(parameters, alone, scale))
             what = f"{worker}'s final parameters"
             found.violations += checks.parameters_equal(what, parameters, alone, scale)
+    if cluster.settings.exchange == ALL_REDUCE:
+        found.violations += checks.finals_equal(finals)
     for journal in journals:
         for attempt, version, values in journal.prints:
             if version in prints:

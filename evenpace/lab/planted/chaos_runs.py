@@ -131,6 +131,18 @@ PLANTED = (
         ),
         "tests/batchsize_manager/job/test_return.py -k started_again",
     ),
+    Planted(
+        "With all-reduce, a job stands still for a minute",
+        (
+            Change(
+                "worker/torch/formed_group.py",
+                "            reach(host, port, _FORM_SECONDS.total_seconds(), "
+                "lambda: self._check_not_over(attempt))\n",
+                "",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k given_up",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {

@@ -2,8 +2,11 @@
 
 import contextlib
 import signal
+import socket
 import string
 import sys
+import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -11,9 +14,12 @@ import pytest
 import torch
 
 from batchsize_manager.client import ManagerClient
+from idl.errors import UnavailableError
+from idl.exchange import Seat
 from tests.scripts import train_formed_group as script
 from tests.services import manager_process, restartable_manager
 from tests.worker.processes import processes
+from worker.torch.formed_group import FormedGroup, reach
 
 SCRIPT = Path(script.__file__)
 SEEDS = {name: number for number, name in enumerate(string.ascii_letters)}
@@ -355,3 +361,29 @@ def test_a_worker_is_found_at_the_address_that_it_is_given(tmp_path, wait_until)
         ended, _ = run.end_all("ab")
         assert bits(ended[0]) == bits(ended[1])
         assert all("met at 127.0.0.2:" in run.log(name) for name in "ab")
+
+
+def test_a_group_whose_store_has_died_is_given_up_at_once():
+    """Its port refuses connections, so that the process is gone that served it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        reach(host, port, 60.0, lambda: None)
+    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
+    group._lock, group._over, group._gathering = threading.Lock(), 0, []
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"rank 0 of attempt 3 cannot be reached at .*refused"):
+        group._gather(3, Seat(1, 2, f"{host}:{port}", None, False))
+    assert time.monotonic() - began < 15
+
+
+def test_the_wait_for_a_host_that_does_not_answer_ends_with_the_attempt():
+    """Or when the time is up."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        with socket.create_connection(full.getsockname()):  # there is no room for another one
+            looks = iter([None])
+            with pytest.raises(StopIteration):
+                reach(*full.getsockname(), 60.0, lambda: next(looks))
+            with pytest.raises(TimeoutError):
+                reach(*full.getsockname(), 0.1, lambda: None)

@@ -6,22 +6,25 @@ import tempfile
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenpace.cli import cli
 from evenpace.lab.chaos import clocks
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.chaos_run import run
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.errors import NotPossibleHereError
-from evenpace.lab.chaos.fault_schedule import KINDS, LONGEST, Sites, links_of, schedule
-from evenpace.lab.chaos.ledgers import Rewind, Step, read_ledger
+from evenpace.lab.chaos.fault_schedule import KINDS, LONGEST, Sites, kinds_with, links_of, schedule
+from evenpace.lab.chaos.ledgers import Journal, Rewind, Step, ledger_of, read_ledger
 
 WORKERS, SERVICES = ("w0", "w1", "w2"), ("manager", "ps-0", "ps-1")
 SITES = Sites(
     {"worker": WORKERS, "shard": SERVICES[1:], "manager": SERVICES[:1]},
     tuple(f"{worker}>{service}" for worker in WORKERS for service in SERVICES),
     ("ps-0",),
+    ("guest0", "guest1"),
 )
 
 
@@ -59,7 +62,10 @@ def test_every_target_comes():
         "ps-0",
         "ps-1",
         "manager",
+        *SITES.guests,
     }
+    assert targets("join") == set(SITES.guests)
+    assert targets("drain") == {*WORKERS, *SITES.guests}
     assert len({fault.at for fault in faults}) < len(faults)
     assert len(faults) > 300
 
@@ -89,7 +95,7 @@ def test_workers_are_frozen_until_out_one_soon_after_the_other():
     apart = [second.at - first.at for first, second in itertools.pairwise(faults)]
     assert sum(0 < gap < 12 for gap in apart) > len(faults) / 4  # by chance it would be one in a hundred
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
-    assert {name for fault in faults for name in fault.targets} == set(WORKERS)
+    assert {name for fault in faults for name in fault.targets} == {*WORKERS, *SITES.guests}
     alone = replace(SITES, processes={"worker": ("w0",), "manager": ("manager",)})
     assert list(schedule(1, ["freeze-until-out"], alone, 5.0, 100.0)) == []
 
@@ -98,7 +104,7 @@ def test_workers_are_frozen_until_out_one_soon_after_the_other():
 def test_faults_last_for_a_part_of_the_run_at_most(minutes):
     """Or for what their kind needs; long ones last for minutes where there are hours."""
     seconds = 60.0 * minutes
-    faults = list(schedule(3, list(KINDS), SITES, ChaosConfig.gap, seconds))
+    faults = list(schedule(3, kinds_with("parameter-server"), SITES, ChaosConfig.gap, seconds))
     for fault in faults:
         assert fault.seconds <= max(KINDS[fault.kind].seconds[0], LONGEST * seconds)
     longest = max(fault.seconds for fault in faults if fault.kind == "black-hole")
@@ -127,6 +133,19 @@ def test_wrong_settings_are_refused():
         ChaosConfig(1, 0, deterministic=True, exact=True)
     with pytest.raises(ValueError, match="sizer goodput: goes by what is measured"):
         ChaosConfig(1, 0, exact=True, sizer="goodput")
+    with pytest.raises(ValueError, match="faults join: do not come with parameter-server"):
+        ChaosConfig(1, 0, ("kill", "join"))
+    with pytest.raises(ValueError, match="jobs 2: with all-reduce, one job"):
+        ChaosConfig(1, 0, exchange="all-reduce", jobs=2)
+    with pytest.raises(ValueError, match="deterministic: has no meaning with all-reduce"):
+        ChaosConfig(1, 0, exchange="all-reduce", deterministic=True)
+
+
+def test_an_option_without_a_meaning_is_refused():
+    """With all-reduce there are no shards."""
+    result = CliRunner().invoke(cli, ["chaos", "--with", "all-reduce", "--shards", "2"])
+    assert result.exit_code == 2
+    assert "--shards: has no meaning with all-reduce" in result.output
 
 
 def test_a_run_says_how_to_have_the_same_faults_again():
@@ -135,6 +154,9 @@ def test_a_run_says_how_to_have_the_same_faults_again():
         "evenpace chaos --minutes 0.5 --seed 7 --faults kill,cut --workers 5 --shards 2"
     )
     assert ChaosConfig(0.5, 7).command == "evenpace chaos --minutes 0.5 --seed 7 --workers 5 --shards 2"
+    assert ChaosConfig(0.5, 7, exchange="all-reduce", exact=True).command == (
+        "evenpace chaos --minutes 0.5 --seed 7 --workers 5 --with all-reduce --exact"
+    )
     others = ChaosConfig(0.5, 7, link_mib=1.5, lookahead=2, jobs=3, deterministic=True)
     assert others.command.endswith(" --link-mib 1.5 --lookahead 2 --jobs 3 --deterministic")
     assert ChaosConfig(0.5, 7, exact=True).command.endswith(" --shards 2 --exact")
@@ -147,11 +169,17 @@ def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_pat
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # lest this process gets mounts of its own
     (tmp_path / "cluster").mkdir()
     with ChaosCluster(ChaosConfig(1, 0, workers=1, shards=1), tmp_path / "cluster") as cluster:
-        assert cluster.kinds == [kind for kind in KINDS if kind not in ("disk", "clock")]
+        kinds = kinds_with("parameter-server")
+        assert cluster.kinds == [kind for kind in kinds if kind not in ("disk", "clock")]
     assert cluster.skipped == {
         "disk": "no file systems of our own: it takes root",
         "clock": "no libfaketime here: install Debian's `faketime`",
     }
+    (tmp_path / "ranks").mkdir()
+    all_reduce = ChaosConfig(1, 0, workers=2, exchange="all-reduce")
+    with ChaosCluster(all_reduce, tmp_path / "ranks") as cluster:
+        assert cluster.skipped["rank-partition"] == "network namespaces need root: run this as root"
+        assert cluster.manager.is_loopback
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "run"))
     with pytest.raises(NotPossibleHereError, match=r"^faults clock: no libfaketime here"):
@@ -167,3 +195,26 @@ def test_a_line_that_a_kill_left_unfinished_is_passed_over(tmp_path):
         '{"attempt":1,"rewound":1}\n{"iter'
     )
     assert list(read_ledger([path])) == [Step(0, 0, ((0, 8, "w0"),)), Rewind(1, 1)]
+
+
+def test_workers_journals_make_a_ledger():
+    """A step counts if a member of the attempt took it, and is made of what all members computed."""
+
+    def part(start, count):
+        return [(start, count, 0, 0, 0, 8)]
+
+    killed = Journal("w0", {(1, 0): part(0, 4), (1, 1): part(0, 4)}, [[(1, 0), (1, 1)]], [], {(1, 0), (1, 1)})
+    left = Journal(
+        "w1",
+        {(1, 0): part(4, 4), (1, 1): part(4, 4), (2, 1): part(0, 8), (2, 2): part(0, 0)},
+        [[(1, 0), (1, 1), (2, 1), (2, 2)]],
+        [],
+        {(1, 0), (2, 1)},
+    )
+    assert list(ledger_of([killed, left])) == [
+        Rewind(1, 0),
+        Step(0, 1, ((0, 4, "w0"), (4, 4, "w1"))),
+        Step(1, 1, ((0, 4, "w0"), (4, 4, "w1"))),
+        Rewind(2, 1),
+        Step(1, 2, ((0, 8, "w1"),)),
+    ]

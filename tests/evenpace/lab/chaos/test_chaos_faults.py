@@ -1,7 +1,10 @@
 """The faults of `evenpace chaos`, each on real processes, sockets, file systems and clocks."""
 
+import contextlib
 import os
 import random
+import re
+import select
 import signal
 import socket
 import subprocess
@@ -18,22 +21,41 @@ from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.injections import (
     BlackHole,
+    Drain,
     Freeze,
     FreezeUntilOut,
     HalfOpen,
     Impostor,
+    Join,
     Kill,
     LinkCut,
     Slow,
     Together,
     clock_jump,
 )
+from evenpace.lab.chaos.rank_links import Apart, Ear
 from evenpace.lab.chaos.supervisor import Supervisor
+from evenpace.lab.network import WorkerNetwork
 from evenpace.lab.proxy import Proxy
 from rpc.address import Address
 from rpc.dial import reset_when_closed
 from rpc.processes import Process, state
 
+ECHO = """
+import socket
+server = socket.create_server(("", 0))
+print(server.getsockname()[1], flush=True)
+peer, _ = server.accept()
+while data := peer.recv(100):
+    peer.sendall(data)
+"""
+ASK = """
+import socket, sys
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), 120)
+for line in sys.stdin:
+    peer.sendall(line.encode())
+    print(peer.recv(100).decode(), end="", flush=True)
+"""
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
@@ -117,6 +139,58 @@ def test_a_killed_process_is_started_again(supervised, wait_until):
     wait_until(lambda: supervised.poll() or supervised.endings, "the end of the process")
     assert supervised.endings[0].code == -signal.SIGTERM
     assert supervised.endings[0].name == "w0"
+
+
+def test_a_process_that_ends_otherwise_than_asked_is_noted(supervised, wait_until):
+    """One that was to end well, as a drained worker, and ends with an error."""
+    process = supervised.processes["w0"]
+    supervised.expect_end("w0", 0.0, 0)
+    assert supervised.staying("worker") == []
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: supervised.poll() or supervised.endings, "the end of the process")
+    assert supervised.endings[0].code == -signal.SIGKILL
+    assert supervised.due["w0"] <= time.monotonic()
+
+
+def test_a_guest_joins_and_leaves(supervised, tmp_path, wait_until):
+    """There is evidence once it trains; it is not started again after it was told to leave."""
+    guest = supervised.processes["guest0"] = Process("guest0", SLEEP, tmp_path / "guest0.log")
+    trains = []
+    join = Join(supervised, "guest0", trains.__contains__)
+    assert join.fired() is None
+    supervised.poll()
+    assert join.fired() is None
+    trains.append(guest)
+    assert join.fired() == f"process {guest.pid} trains"
+    join.lift()
+    wait_until(lambda: supervised.poll() or not guest.running, "its end")
+    supervised.poll()
+    assert (guest.starts, supervised.endings) == (1, [])
+
+
+def test_a_drained_worker_ends_and_comes_back(supervised, tmp_path, wait_until):
+    """The manager is asked until the worker has ended, and well."""
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit()); print(1, flush=True)"
+    )
+    command = [sys.executable, "-c", f"{code}; time.sleep(600)"]
+    worker = supervised.processes["w1"] = Process("w1", command, tmp_path / "w1.log")
+    supervised.wanted.add("w1")
+    supervised.poll()
+    wait_until(worker.tail, "its start")
+    asked = []
+
+    def drain(name):
+        asked.append(name)
+        if len(asked) == 2:
+            os.kill(worker.pid, signal.SIGTERM)
+
+    pid = worker.pid
+    drained = Drain(fault("drain"), supervised, "w1", drain)
+    assert wait_until(drained.fired, "its end") == f"process {pid} ended with status 0"
+    assert set(asked) == {"w1"}
+    wait_until(lambda: supervised.poll() or worker.starts == 2, "its next start")
+    assert supervised.endings == []
 
 
 def test_a_frozen_process_is_seen_stopped(supervised, wait_until):
@@ -328,6 +402,39 @@ def test_in_a_black_hole_nobody_hears_that_a_connection_has_ended(wait_until):
             hole.lift()
             service.settimeout(120)
             assert is_broken(service)
+
+
+def test_packets_between_two_places_are_lost_(needs_network):
+    """Both ways, and without an error at either end; what was sent arrives when it is over."""
+    with WorkerNetwork(2) as net, contextlib.ExitStack() as stack:
+        try:
+            ears = [Ear(net.address(place), net.prefix(place)) for place in range(2)]
+        except NotPossibleHereError as error:
+            pytest.skip(str(error))
+        line = [*net.prefix(1), sys.executable, "-c", ECHO]
+        server = stack.enter_context(subprocess.Popen(line, stdout=subprocess.PIPE, text=True))
+        port = server.stdout.readline().strip()
+        line = [*net.prefix(0), sys.executable, "-c", ASK, net.address(1), port]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        client = stack.enter_context(subprocess.Popen(line, **pipes))
+
+        def send(word):
+            client.stdin.write(f"{word}\n")
+            client.stdin.flush()
+
+        send("before")
+        assert client.stdout.readline() == "before\n"
+        apart = Apart({"w0": ears[0]}, {"w1": ears[1]})
+        assert (apart.fired(), apart.moot) == (None, True)
+        send("meanwhile")
+        while (said := apart.fired()) is None:
+            time.sleep(0.05)
+        assert re.fullmatch(r"\d+ packets lost", said)
+        assert not apart.moot
+        assert select.select([client.stdout], [], [], 1.0)[0] == []
+        apart.lift()
+        assert client.stdout.readline() == "meanwhile\n"
+        client.stdin.close()
 
 
 def test_faults_come_together(proxy, connection, echo, wait_until):

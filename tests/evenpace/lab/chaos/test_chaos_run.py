@@ -21,7 +21,7 @@ def start(tmp_path, *options):
     """The command, with all its files below a folder of the test's."""
     with (tmp_path / "out").open("wb") as out:
         return psutil.Popen(
-            [sys.executable, "-m", "evenpace", "chaos", "--workers", "2", "--shards", "2", *options],
+            [sys.executable, "-m", "evenpace", "chaos", "--workers", "2", *options],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -88,6 +88,27 @@ def test_nothing_is_lost_while_the_size_changes(tmp_path):
     job = told["jobs"]["job-0"]
     assert job["changes"] > 3
     assert job["sizes"] == [72, 120]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--exact",)])
+def test_nothing_is_lost_with_all_reduce(tmp_path, options):
+    """A worker that joins, one that is drained, and kills, the manager's among them, cost no sample."""
+    path = tmp_path / "chaos.json"
+    kinds = ["kill", "freeze", "join", "drain"]
+    command = ["--with", "all-reduce", "--minutes", "0.1", "--faults", ",".join(kinds), *options]
+    with start(tmp_path, *command, "--workers", "3", "--json", str(path)) as process:
+        code = process.wait(timeout=560)
+    assert code == 0, (tmp_path / "out").read_text()
+    told = json.loads(path.read_text())
+    job = told["jobs"]["job-0"]
+    assert job["iterations"] > 50
+    assert job["compared"] > 2
+    assert 0 < job["error"] < 1e-10
+    assert job["same_bits"] is (True if options else None)
+    assert set(told["by_kind"]) == set(kinds)
+    assert all(counts["fired"] for counts in told["by_kind"].values())
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["chaos.json", "out"]
 
 
 @pytest.mark.slow
