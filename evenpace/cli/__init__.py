@@ -27,6 +27,7 @@ from evenpace.cli.plan import plan
 from evenpace.cli.planted import planted
 from evenpace.cli.profile import profile
 from evenpace.cli.report import report
+from evenpace.cli.run import run
 from evenpace.cli.security import certs, token
 from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.simulate import simulate
@@ -37,7 +38,7 @@ from idl.errors import EvenpaceError
 from idl.version import __version__
 
 _EXTRAS = {
-    **dict.fromkeys(("manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
+    **dict.fromkeys(("run", "manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
     **dict.fromkeys(("status", "top", "dashboard", "report"), "pages"),
     **dict.fromkeys(("submit", "attach"), "ray"),
     **dict.fromkeys(("demo", "profile", "plan", "bench", "trace", "experiment", "simulate"), "lab"),
@@ -74,8 +75,8 @@ class _Group(click.Group):
 def cli(debug: bool) -> None:
     """Keep every worker of a distributed training job at an even pace.
 
-    Start with `evenpace demo`. A cluster of your own is one `manager`, one or more `ps`, and a `worker`
-    on each machine.
+    Start with `evenpace demo`, then `evenpace run` with a script of your own. On several machines, a cluster
+    is one `manager`, one or more `ps`, and a `worker` on each machine.
     """
     # SIGTERM must do as Ctrl-C does: stop what was started, then end.
     # Both are set: a process that a shell started in the background ignores SIGINT.
@@ -88,7 +89,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 _COMMANDS = (
-    *(demo, manager, ps, partitions, worker),
+    *(demo, run, manager, ps, partitions, worker),
     *(submit, attach),
     *(profile, plan),
     *(job, status, top, dashboard, report, doctor, health, metrics),

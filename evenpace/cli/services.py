@@ -150,7 +150,7 @@ def ps(
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @example("evenpace worker --manager 10.0.0.1:4300 --ps 10.0.0.1:4400 train.py --epochs 10")
-@configured(SessionConfig, "config", maximum=None)
+@configured(SessionConfig, "config", manager=MANAGER, maximum=None)
 @click.option(
     "--cpu-share", type=click.FloatRange(0, min_open=True), default=None, help="Use so many cores at most."
 )

@@ -12,7 +12,7 @@ from evenpace.cli import cli
 from tests import EXAMPLES, ROOT
 
 COMMANDS = [
-    *("manager", "ps", "worker", "submit", "attach", "health", "demo", "metrics"),
+    *("run", "manager", "ps", "worker", "submit", "attach", "health", "demo", "metrics"),
     *("bench rpc", "bench ps", "bench recovery", "bench nodes", "bench spot", "bench predictors"),
     *("certs init", "certs issue", "certs show", "token new-key", "token issue"),
     *("trace live", "trace usage", "trace contention"),
