@@ -196,4 +196,8 @@ def worker(
             limit_when_ready(session, cpu_share, limit_name or config.worker, limit_kind)
         if not config.shards:
             be_a_group_of_one()
-    run_script(script, arguments)
+    try:
+        run_script(script, arguments)
+    except BaseException as error:
+        session.failed = not isinstance(error, SystemExit) or bool(error.code)
+        raise

@@ -200,7 +200,7 @@ def _train(
 def _table(config: DemoConfig, recent: Sequence[IterationRecord]) -> Table:
     """Make a table of the workers over the last iterations."""
     table = Table(box=None, pad_edge=False)
-    for column in ("worker", "share", "batch size", "iteration ms", "waiting", "samples/s"):
+    for column in ("worker", "share", "batch size", "processing ms", "waiting", "samples/s"):
         table.add_column(column, justify="left" if column == "worker" else "right")
     iterations = [record.parts for record in recent]
     latest = iterations[-1]
