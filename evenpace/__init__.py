@@ -37,3 +37,8 @@ def __getattr__(name: str) -> Any:
     if name in {"connect", "session"}:
         return getattr(importlib.import_module("evenpace.context"), name)
     raise AttributeError(f"module 'evenpace' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return all names, those that are loaded when they are first used among them."""
+    return sorted({*globals(), *__all__})
