@@ -27,7 +27,15 @@ class ManagerConfig:
         ValueError: A value is not allowed.
     """
 
-    policy: Annotated[str, Setting("", choices=POLICIES)] = "proportional"
+    policy: Annotated[
+        str,
+        Setting(
+            "How batches are split: the same for all (even), by each worker's predicted speed (proportional, "
+            "for CPUs), by moving samples from the slowest to the fastest (leader_straggler), or by how its "
+            "time grows with the batch (learned, for GPUs).",
+            choices=POLICIES,
+        ),
+    ] = "proportional"
     options: PolicyOptions = field(default_factory=lambda: PolicyOptions(tolerance=TOLERANCE))
     job: JobConfig = field(default_factory=JobConfig)
     models: Annotated[

@@ -320,7 +320,7 @@ class ManagerService:
 
     def _leave(self, call: Call) -> None:
         managed, worker, incarnation = self._caller(call)
-        managed.job.leave(worker, incarnation, time.monotonic())
+        managed.job.leave(worker, incarnation, time.monotonic(), failed=bool(call.request.failed))
         managed.waiting.pop(worker, None)
         for peer in managed.connections.pop((worker, incarnation), ()):
             self._speakers.get(peer, set()).discard((managed.name, worker, incarnation))

@@ -7,7 +7,8 @@ A training script imports this and nothing else of ours:
     loader = evenpace.torch.DataLoader(dataset, batch_size=256, shuffle=True)
     optimizer = evenpace.torch.distribute(optimizer, loader)
 
-and is started with `evenpace worker --manager HOST:PORT --ps HOST:PORT SCRIPT`.
+and is started with `evenpace run SCRIPT --workers 3`, or on each machine of a cluster with
+`evenpace worker --manager HOST:PORT --ps HOST:PORT SCRIPT`.
 """
 
 import importlib
@@ -36,3 +37,8 @@ def __getattr__(name: str) -> Any:
     if name in {"connect", "session"}:
         return getattr(importlib.import_module("evenpace.context"), name)
     raise AttributeError(f"module 'evenpace' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return all names, those that are loaded when they are first used among them."""
+    return sorted({*globals(), *__all__})

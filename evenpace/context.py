@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import sys
 from collections.abc import Sequence
 
 from evenpace.observing import Observing
@@ -109,6 +110,12 @@ def open_session(config: SessionConfig, observing: Observing, *, insecure: bool)
     beside = contextlib.ExitStack()
     beside.enter_context(observing.worker(made))
     atexit.register(beside.close)  # after the session is closed: the last registered runs first
-    atexit.register(made.close)
+    atexit.register(_close, made)
     set_own_session(made)
     return made
+
+
+def _close(session: Session) -> None:
+    """Close the session of a process that ends; Python keeps the error that ended it, if one did."""
+    session.failed = session.failed or getattr(sys, "last_value", None) is not None
+    session.close()

@@ -1,6 +1,7 @@
 """The script train_digits_ddp.py with batches balanced by each process's speed; the loader is evenpace's.
 
-Start it by `evenpace worker`, with torchrun or without, as docs/torch-distributed.md shows.
+Start it with `evenpace run examples/train_digits_ddp_evenpace.py --workers 2 --all-reduce`, or by
+`evenpace worker`, with torchrun or without, as docs/torch-distributed.md shows.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """The script train_digits.py over many uneven workers: three lines differ.
 
-Start it with `evenpace worker`, as docs/cluster.md shows.
+Start it with `evenpace run examples/train_digits_evenpace.py --workers 2`.
 """
 
 import torch

@@ -246,6 +246,7 @@ struct CheckpointReply {
 
 struct LeaveRequest {
   1: common.Identity identity
+  2: optional bool failed           // the worker ends by an error, or was interrupted, before it has finished
 }
 
 struct LeaveReply {

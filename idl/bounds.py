@@ -24,8 +24,13 @@ class Bounds:
         ValueError: A number is out of its range.
     """
 
-    minimum: Annotated[int, Setting("", name="min-batch-size", least=1)] = 1
-    maximum: Annotated[int, Setting("", name="max-batch-size", least=1)] = 2**40
+    minimum: Annotated[int, Setting("Fewest samples that it takes.", name="min-batch-size", least=1)] = 1
+    maximum: Annotated[
+        int,
+        Setting(
+            "Most samples that it can take, such as fit into its memory.", name="max-batch-size", least=1
+        ),
+    ] = 2**40
     granularity: Annotated[int, Setting("Number of which batch sizes are multiples.", least=1)] = 1
     at_once: Annotated[
         int,

@@ -146,10 +146,15 @@ class Process:
 
     def failure(self) -> ProcessFailedError:
         """Return an error that says how it ended, with the end of its log."""
+        return ProcessFailedError(f"{self.end_in_words()}; {self._end_of_log()}")
+
+    def end_in_words(self) -> str:
+        """Return how it ended: "w0 ended with status 1", or "w0 was killed by SIGKILL"."""
         assert self.popen is not None
-        return ProcessFailedError(
-            f"{self.name} ended with status {self.popen.returncode}; {self._end_of_log()}"
-        )
+        status = self.popen.returncode
+        if status < 0:
+            return f"{self.name} was killed by {signal.Signals(-status).name}"
+        return f"{self.name} ended with status {status}"
 
     def _end_of_log(self) -> str:
         text = self.tail().replace("\n", "\n  ")
@@ -194,9 +199,33 @@ def command_line(
 
 def end_process(popen: "subprocess.Popen[bytes]", seconds: float = _STOP_SECONDS) -> None:
     """End a process by SIGTERM, or by SIGKILL if it has not ended after `seconds`."""
+    _ask_to_end(popen)
+    _wait_or_kill(popen, seconds)
+
+
+def end_all(processes: Sequence[Process], seconds: float = _STOP_SECONDS) -> None:
+    """End processes, all at once, as `end_process` does; an exception meanwhile kills those that are left."""
+    running = [popen for process in processes if (popen := process.popen) is not None and process.running]
+    for popen in running:
+        _ask_to_end(popen)
+    until = time.monotonic() + seconds
+    try:
+        for popen in running:
+            _wait_or_kill(popen, max(0.0, until - time.monotonic()))
+    finally:
+        for popen in running:
+            _wait_or_kill(popen, 0.0)
+        for process in processes:
+            process.end()  # closes its pipes
+
+
+def _ask_to_end(popen: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(ProcessLookupError):
         popen.send_signal(signal.SIGTERM)
         popen.send_signal(signal.SIGCONT)  # a stopped process would not handle SIGTERM
+
+
+def _wait_or_kill(popen: "subprocess.Popen[bytes]", seconds: float) -> None:
     try:
         popen.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -275,8 +275,12 @@ class Membership:
         reply = self._call_patiently(self._control, "checkpoint", request)
         return bytes(reply.learned), reply.total_batch_size
 
-    def leave(self) -> None:
-        """Leave the job; errors are only logged. May be called while another thread waits in `join`."""
+    def leave(self, *, failed: bool = False) -> None:
+        """Leave the job; errors are only logged. May be called while another thread waits in `join`.
+
+        Args:
+            failed: Whether this worker ends by an error, before it has finished.
+        """
         if self._joined is None:
             return
         self._leaving = True
@@ -292,7 +296,7 @@ class Membership:
             self._thread.join(2 * _LAST_REPORTS_SECONDS)
         try:
             if self.released is None or self._thread is not None:  # it may not have reported all of it
-                request = _wire.LeaveRequest(identity=self._identity)
+                request = _wire.LeaveRequest(identity=self._identity, failed=failed or None)
                 if self._control.call("leave", request, timeout=5.0).unwritten:
                     log.warning(
                         "the manager cannot write down at present that this worker has left: if it is "

@@ -25,7 +25,7 @@ def own_session() -> Session:
     """
     if _session is None:
         raise InvalidRequestError(
-            "no session with a manager: start the script with "
+            "no session with a manager: start the script with `evenpace run SCRIPT --workers N`, or "
             "`evenpace worker --manager HOST:PORT [--ps HOST:PORT] SCRIPT`, or call evenpace.connect() first"
         )
     return _session

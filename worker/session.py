@@ -53,6 +53,7 @@ class Session:
         meter: Measures this worker's iterations.
         limits: What this worker can take.
         exchange: This worker's part in the exchange of gradients.
+        failed: Whether this worker's script has ended by an error, which `close` tells the manager.
         before_training: Functions that are called once, when all is ready for the first iteration.
         before_batch: Functions that are called before the loop gets its part of a batch.
     """
@@ -66,6 +67,7 @@ class Session:
         self.meter = Meter(self.log_fields)
         self.limits = Limits(config.bounds, self.log_fields)
         self.exchange = exchange or self._make_exchange()
+        self.failed = False
         self.before_training: list[Callable[[], None]] = []
         self.before_batch: list[Callable[[], None]] = []
         self._spec: JobSpec | None = None
@@ -330,7 +332,7 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-            self._membership.leave()
+            self._membership.leave(failed=self.failed)
             self.assignment = None
             self.meter.close()
             self._membership.close()

@@ -31,6 +31,7 @@ from batchsize_manager.job.state import JobState
 from batchsize_manager.policies import Policy
 from batchsize_manager.policies.solver import InfeasibleError
 from idl.bounds import Bounds
+from idl.endings import FINISHED, GONE
 from idl.errors import InvalidRequestError
 from idl.exchange import FORMED_GROUP, PARAMETER_SERVER
 from idl.plan import Assignment, JobSpec
@@ -87,6 +88,7 @@ class Job:
         self.outbox = Outbox()
         self.refused: dict[str, str] = {}
         self._not_finite: int | None = None  # the first iteration for which a gradient was not finite
+        self._finished = False
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position, progress)
         self.iterations = Iterations(config.synchronisation, first_iteration, self.outbox)
@@ -350,8 +352,14 @@ class Job:
         member.attempt = attempt
         self._advance(now)
 
-    def leave(self, worker: str, incarnation: str, now: float) -> None:
+    def leave(self, worker: str, incarnation: str, now: float, *, failed: bool = False) -> None:
         """Take out a worker that leaves by itself.
+
+        Args:
+            worker: The worker's name.
+            incarnation: The id of this start of the worker.
+            now: The time.
+            failed: Whether it leaves by an error, before it has finished.
 
         Raises:
             NotMemberError: The worker is no member.
@@ -359,9 +367,11 @@ class Job:
         self.members.known(worker, incarnation)
         self.outbox.tally.left += 1
         # A reduction that waits for its part fails, or the others leave, too.
-        self._remove(worker, "left", now, by=now + self.config.reconnect_grace)
+        why = "left after an error" if failed else "left"
+        self._remove(worker, why, now, by=now + self.config.reconnect_grace)
         if not self.members:
             self.presence.awaited_until = None  # it is over
+            self._finished = not failed
 
     def disconnect(self, worker: str, incarnation: str, now: float) -> None:
         """Note that a worker's connection broke; unless it calls within `reconnect_grace`, it is dead."""
@@ -412,7 +422,8 @@ class Job:
         """
         outbox, failure = self.outbox, self.attempts.failure
         if failure or self.ended:
-            outbox.effects.over = Over(failure or "all members have gone", failure is not None)
+            ending = FINISHED if self._finished else GONE
+            outbox.effects.over = Over(failure or ending, failure is not None)
             outbox.effects.learned |= bool(self.members)  # else it is kept already
         if outbox.changed:
             outbox.changed = False

@@ -41,7 +41,15 @@ class PolicyOptions:
         ValueError: A value is not allowed.
     """
 
-    predictor: Annotated[str, Setting("", choices=PREDICTORS)] = "ema"
+    predictor: Annotated[
+        str,
+        Setting(
+            "How the policy proportional predicts speeds: the last one stays (memoryless), a moving average "
+            "(ema), models that are fitted while the job runs (arima, simple_rnn, lstm, narx, arx), or a "
+            "blend (auto).",
+            choices=PREDICTORS,
+        ),
+    ] = "ema"
     tolerance: Tolerance = 0.0
     learning: PredictorOptions = field(default_factory=PredictorOptions)
     models: Models = field(default_factory=dict)

@@ -66,7 +66,8 @@ def _definition(root: Path, module: str, name: str) -> _Definition:
         LookupError: Nowhere.
     """
     tree = _tree(root, module)
-    for node in tree.body:
+    guarded = [node for block in tree.body if isinstance(block, ast.With) for node in block.body]
+    for node in (*tree.body, *guarded):
         if isinstance(node, _Definition) and node.name == name:
             return node
         if isinstance(node, ast.ImportFrom):

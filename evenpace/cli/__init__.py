@@ -7,47 +7,45 @@ from typing import Any
 
 import click
 
-from evenpace.cli.bench import bench
-from evenpace.cli.bench_hostile import bench_hostile
-from evenpace.cli.bench_load import bench_load
-from evenpace.cli.chaos import chaos
 from evenpace.cli.dashboard import dashboard
 from evenpace.cli.demo import demo
 from evenpace.cli.doctor import doctor
-from evenpace.cli.experiment import experiment
 from evenpace.cli.health import health
 from evenpace.cli.job import job
+from evenpace.cli.lab import lab
 from evenpace.cli.logs import log_options
-from evenpace.cli.mapping import mapping
 from evenpace.cli.metrics import metrics
 from evenpace.cli.overview import status, top
-from evenpace.cli.paper_figures import paper_figures
 from evenpace.cli.partitions import partitions
 from evenpace.cli.plan import plan
-from evenpace.cli.planted import planted
 from evenpace.cli.profile import profile
 from evenpace.cli.report import report
+from evenpace.cli.run import run
+from evenpace.cli.sections import SectionedGroup
 from evenpace.cli.security import certs, token
 from evenpace.cli.services import manager, ps, worker
-from evenpace.cli.simulate import simulate
 from evenpace.cli.submit import attach, submit
-from evenpace.cli.trace import trace
-from evenpace.cli.unequal_figures import fig6, fig7, fig8
 from idl.errors import EvenpaceError
 from idl.version import __version__
 
 _EXTRAS = {
-    **dict.fromkeys(("manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
+    **dict.fromkeys(("run", "manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
     **dict.fromkeys(("status", "top", "dashboard", "report"), "pages"),
     **dict.fromkeys(("submit", "attach"), "ray"),
-    **dict.fromkeys(("demo", "profile", "plan", "bench", "trace", "experiment", "simulate"), "lab"),
-    **dict.fromkeys(("chaos", "planted"), "lab"),
+    **dict.fromkeys(("demo", "profile", "plan", "lab", *lab.commands), "lab"),
 }
 """Extra of pyproject.toml that a command needs beyond a worker's installation, by the command's name."""
 
 
-class _Group(click.Group):
-    """Command group that turns our own errors into one clear line and status 1."""
+class _Group(SectionedGroup):
+    """Command group that turns our own errors into one clear line and status 1.
+
+    Commands of the lab are known by their own names as well, which they had before there was `evenpace lab`.
+    """
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, by its name or one that it had before."""
+        return super().get_command(ctx, cmd_name) or lab.get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and print one line about an error of ours."""
@@ -74,8 +72,8 @@ class _Group(click.Group):
 def cli(debug: bool) -> None:
     """Keep every worker of a distributed training job at an even pace.
 
-    Start with `evenpace demo`. A cluster of your own is one `manager`, one or more `ps`, and a `worker`
-    on each machine.
+    Start with `evenpace demo`, then `evenpace run` with a script of your own. On several machines, a cluster
+    is one `manager`, one or more `ps`, and a `worker` on each machine.
     """
     # SIGTERM must do as Ctrl-C does: stop what was started, then end.
     # Both are set: a process that a shell started in the background ignores SIGINT.
@@ -87,20 +85,12 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-_COMMANDS = (
-    *(demo, manager, ps, partitions, worker),
-    *(submit, attach),
-    *(profile, plan),
-    *(job, status, top, dashboard, report, doctor, health, metrics),
-    *(certs, token),
-    *(bench, trace, experiment, simulate, chaos, planted),
-)
-for _command in _COMMANDS:
-    cli.add_command(_command)
-for _command in (bench_load, bench_hostile):
-    bench.add_command(_command)
-for _command in (fig6, fig7, fig8, paper_figures, mapping):
-    experiment.add_command(_command)
+cli.add_section("Train", demo, run, submit, attach)
+cli.add_section("Watch and change jobs", status, top, dashboard, report, job)
+cli.add_section("The parts of a cluster", manager, ps, worker, partitions)
+cli.add_section("Check, secure and monitor a cluster", doctor, health, metrics, certs, token)
+cli.add_section("Plan a job before it runs", profile, plan)
+cli.add_section("Measure and reproduce", lab)
 
 
 def main() -> None:

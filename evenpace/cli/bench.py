@@ -29,7 +29,7 @@ def bench() -> None:
 
 
 @bench.command("rpc")
-@example("evenpace bench rpc --workers 1000 --rounds 100 --json rpc.json")
+@example("evenpace lab bench rpc --workers 1000 --rounds 100 --json rpc.json")
 @click.option(
     "--workers", type=click.IntRange(1, 5000), default=1000, show_default=True, help="Each with a connection."
 )
@@ -50,7 +50,7 @@ def bench_rpc(workers: int, rounds: int, tls: bool, json_path: Path | None) -> N
 
 
 @bench.command("ps")
-@example("evenpace bench ps --mib 100 --json ps.json")
+@example("evenpace lab bench ps --mib 100 --json ps.json")
 @configured(ShardsConfig, "config")
 @click.option("--tls", is_flag=True, help="Measure with TLS, too.")
 @click.option(
@@ -83,7 +83,7 @@ def bench_ps(config: ShardsConfig, tls: bool, shards: str | None, json_path: Pat
 
 
 @bench.command("recovery")
-@example("evenpace bench recovery --repeats 3 --json recovery.json")
+@example("evenpace lab bench recovery --repeats 3 --json recovery.json")
 @click.option(
     "--with",
     "exchange",
@@ -126,7 +126,7 @@ def bench_recovery(
 
 
 @bench.command("sizes")
-@example("evenpace bench sizes --repeats 5 --json sizes.json")
+@example("evenpace lab bench sizes --repeats 5 --json sizes.json")
 @configured(SizesConfig, "config")
 @json_path
 def bench_sizes(config: SizesConfig, json_path: Path | None) -> None:
@@ -142,7 +142,7 @@ def bench_sizes(config: SizesConfig, json_path: Path | None) -> None:
 
 
 @bench.command("sizers")
-@example("evenpace bench sizers --workers 1000 --json sizers.json")
+@example("evenpace lab bench sizers --workers 1000 --json sizers.json")
 @click.option("--workers", type=click.IntRange(1, 5000), default=1000, show_default=True, help="Of the job.")
 @click.option(
     "--iterations",
@@ -160,7 +160,7 @@ def bench_sizers(workers: int, iterations: int, json_path: Path | None) -> None:
 
 
 @bench.command("nodes")
-@example("evenpace bench nodes --repeats 3 --silence 3 --json nodes.json")
+@example("evenpace lab bench nodes --repeats 3 --silence 3 --json nodes.json")
 @configured(NodesConfig, "config")
 @json_path
 def bench_nodes(config: NodesConfig, json_path: Path | None) -> None:
@@ -178,7 +178,7 @@ def bench_nodes(config: NodesConfig, json_path: Path | None) -> None:
 
 
 @bench.command("spot")
-@example("evenpace bench spot --trace p3-events.csv --nodes 4 --minutes 10 --json spot.json")
+@example("evenpace lab bench spot --trace p3-events.csv --nodes 4 --minutes 10 --json spot.json")
 @configured(SpotConfig, "config")
 @json_path
 @click.option(
@@ -200,7 +200,7 @@ def bench_spot(config: SpotConfig, json_path: Path | None, plot_path: Path | Non
 
 
 @bench.command("predictors")
-@example("evenpace bench predictors --trace trace.csv --json predictors.json")
+@example("evenpace lab bench predictors --trace trace.csv --json predictors.json")
 @click.option(
     "--trace",
     "trace_path",
@@ -262,7 +262,7 @@ def bench_predictors(
 
 
 @bench.command("micro-batches")
-@example("evenpace bench micro-batches --iterations 30 --json micro-batches.json")
+@example("evenpace lab bench micro-batches --iterations 30 --json micro-batches.json")
 @configured(MicroBatchesConfig, "config")
 @json_path
 def bench_micro_batches(config: MicroBatchesConfig, json_path: Path | None) -> None:
@@ -278,7 +278,7 @@ def bench_micro_batches(config: MicroBatchesConfig, json_path: Path | None) -> N
 
 
 @bench.command("train")
-@example("evenpace bench train --against ddp --shares 0.8,0.4,0.2,0.1 --json train.json")
+@example("evenpace lab bench train --against ddp --shares 0.8,0.4,0.2,0.1 --json train.json")
 @click.option(
     "--against",
     type=click.Choice(("ddp",)),
@@ -300,7 +300,7 @@ def bench_train(against: str, config: TrainConfig, json_path: Path | None) -> No
 
 
 @bench.command("balance")
-@example("evenpace bench balance --curves step_times.csv --seeds 10 --json balance.json")
+@example("evenpace lab bench balance --curves step_times.csv --seeds 10 --json balance.json")
 @configured(BalanceConfig, "config")
 @click.option(
     "--change",
@@ -329,7 +329,7 @@ def bench_balance(
 
 
 @bench.command("solver")
-@example("evenpace bench solver --devices 64 --micro-batches 2592")
+@example("evenpace lab bench solver --devices 64 --micro-batches 2592")
 @click.option("--devices", type=click.IntRange(1), default=64, show_default=True, help="All different.")
 @click.option(
     "--micro-batches", type=click.IntRange(1), default=2592, show_default=True, help="Of the whole batch."
@@ -345,7 +345,7 @@ def bench_solver(devices: int, micro_batches: int, repeats: int, json_path: Path
 
 
 @bench.command("noise")
-@example("evenpace bench noise --json noise-cost.json")
+@example("evenpace lab bench noise --json noise-cost.json")
 @click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="Of each figure.")
 @click.option("--adam", is_flag=True, help="Precondition the gradients, as with Adam.")
 @json_path

@@ -10,7 +10,7 @@ from evenpace.lab.attacks.config import HostileConfig
 
 
 @click.command("hostile")
-@example("evenpace bench hostile --minutes 10 --inputs 1000000 --seed 1 --json hostile.json")
+@example("evenpace lab bench hostile --minutes 10 --inputs 1000000 --seed 1 --json hostile.json")
 @in_minutes("At most.")
 @configured(HostileConfig, "config", seconds=None)
 @json_path

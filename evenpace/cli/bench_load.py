@@ -12,7 +12,7 @@ from evenpace.lab.bench.config import LoadConfig
 
 
 @click.command("load")
-@example("evenpace bench load --jobs 10 --workers 100 --minutes 10 --json load.json")
+@example("evenpace lab bench load --jobs 10 --workers 100 --minutes 10 --json load.json")
 @in_minutes()
 @configured(LoadConfig, "config", without=("generators",), seconds=None)
 @option(LoadConfig, "generators", None)

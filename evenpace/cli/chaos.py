@@ -11,7 +11,7 @@ from evenpace.lab.chaos.config import ChaosConfig
 
 
 @click.command()
-@example("evenpace chaos --minutes 2 --seed 1 --json chaos.json")
+@example("evenpace lab chaos --minutes 2 --seed 1 --json chaos.json")
 @configured(ChaosConfig, "settings")
 @json_path
 @click.pass_context

@@ -53,7 +53,7 @@ def experiment() -> None:
 
 
 @experiment.command()
-@example("evenpace experiment contention --schemes bsp,lb-bsp:ema,lb-bsp:auto --iterations 300")
+@example("evenpace lab experiment contention --schemes bsp,lb-bsp:ema,lb-bsp:auto --iterations 300")
 @click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="cifarnet", show_default=True)
 @click.option(
     "--schemes",
@@ -81,7 +81,7 @@ def contention(workload: str, schemes: str, options: ContendedOptions, arguments
 
 
 @experiment.command()
-@example("evenpace experiment table3 --iterations 600 --first-fit 200")
+@example("evenpace lab experiment table3 --iterations 600 --first-fit 200")
 @click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="resnet32", show_default=True)
 @_contended("table3")
 def table3(workload: str, options: ContendedOptions, arguments: tuple[str, ...]) -> None:
@@ -97,7 +97,7 @@ def table3(workload: str, options: ContendedOptions, arguments: tuple[str, ...])
 
 
 @experiment.command()
-@example("evenpace experiment fig9 --workloads svm,resnet32")
+@example("evenpace lab experiment fig9 --workloads svm,resnet32")
 @click.option("--workloads", default="svm,resnet32", show_default=True, metavar="NAME,...")
 @_contended("fig9")
 def fig9(workloads: str, options: ContendedOptions, arguments: tuple[str, ...]) -> None:
@@ -115,7 +115,7 @@ def fig9(workloads: str, options: ContendedOptions, arguments: tuple[str, ...]) 
 
 
 @experiment.command()
-@example("evenpace experiment fig10 --workload resnet32")
+@example("evenpace lab experiment fig10 --workload resnet32")
 @click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="resnet32", show_default=True)
 @_contended("fig10")
 def fig10(workload: str, options: ContendedOptions, arguments: tuple[str, ...]) -> None:
@@ -132,7 +132,7 @@ def fig10(workload: str, options: ContendedOptions, arguments: tuple[str, ...]) 
 
 
 @experiment.command()
-@example("evenpace experiment fig11 --workers 32,64,96 --predictor auto")
+@example("evenpace lab experiment fig11 --workers 32,64,96 --predictor auto")
 @click.option("--workers", default="32,64,96", show_default=True, metavar="COUNT,...")
 @click.option("--iterations", type=click.IntRange(20), default=600, show_default=True)
 @option(PolicyOptions, "predictor", "auto")
@@ -151,7 +151,7 @@ def fig11(
 
 
 @experiment.command()
-@example("evenpace experiment virtualflow --curves throughput.csv")
+@example("evenpace lab experiment virtualflow --curves throughput.csv")
 @click.option(
     "--curves",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -170,7 +170,7 @@ def virtualflow(curves: Path | None, json_path: Path | None) -> None:
 
 
 @experiment.command()
-@example("evenpace experiment noise --batches 8,16,32,200 --draws 40000")
+@example("evenpace lab experiment noise --batches 8,16,32,200 --draws 40000")
 @configured(NoiseConfig, "config")
 @configured(NoiseTrainingConfig, "training")
 @plot_path("Draw a training, a PNG file.")
@@ -192,7 +192,7 @@ def noise(
 
 
 @experiment.command("batch-sizes")
-@example("evenpace experiment batch-sizes --data mlperf.csv --plot batch-sizes.png")
+@example("evenpace lab experiment batch-sizes --data mlperf.csv --plot batch-sizes.png")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -215,7 +215,7 @@ def batch_sizes(data: Path, json_path: Path | None, plot_path: Path | None) -> N
 
 
 @experiment.command("forecast")
-@example("evenpace experiment forecast --data traces --horizons 1,5,10")
+@example("evenpace lab experiment forecast --data traces --horizons 1,5,10")
 @configured(ForecastConfig, "config")
 @plot_path("Draw the errors, a PNG file.")
 @json_path
@@ -234,7 +234,7 @@ def forecast(config: ForecastConfig, json_path: Path | None, plot_path: Path | N
 
 
 @experiment.command()
-@example("evenpace experiment sizers --seeds 1,2,3 --plot sizers.png")
+@example("evenpace lab experiment sizers --seeds 1,2,3 --plot sizers.png")
 @configured(SizersConfig, "config")
 @plot_path("Draw losses and sizes against the time, a PNG file.")
 @json_path
@@ -252,7 +252,7 @@ def sizers(config: SizersConfig, json_path: Path | None, plot_path: Path | None)
 
 
 @experiment.command()
-@example("evenpace experiment elasticity --traces pollux --seeds 1,2,3,4,5")
+@example("evenpace lab experiment elasticity --traces pollux --seeds 1,2,3,4,5")
 @configured(ElasticityConfig, "config")
 @json_path
 def elasticity(config: ElasticityConfig, json_path: Path | None) -> None:
@@ -269,7 +269,7 @@ def elasticity(config: ElasticityConfig, json_path: Path | None) -> None:
 
 
 @experiment.command()
-@example("evenpace experiment autoscaling --traces pollux --plot autoscaling.png")
+@example("evenpace lab experiment autoscaling --traces pollux --plot autoscaling.png")
 @configured(AutoscalingConfig, "config")
 @plot_path("Draw nodes and efficiency against the time, a PNG file.")
 @json_path
@@ -287,7 +287,7 @@ def autoscaling(config: AutoscalingConfig, json_path: Path | None, plot_path: Pa
 
 
 @experiment.command("epoch-scaling")
-@example("evenpace experiment epoch-scaling --traces pollux")
+@example("evenpace lab experiment epoch-scaling --traces pollux")
 @configured(EpochScalingConfig, "config")
 @json_path
 def epoch_scaling(config: EpochScalingConfig, json_path: Path | None) -> None:

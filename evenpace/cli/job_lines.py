@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from evenpace.cli.prefixed import prefixed
 from evenpace.overview.phrases import samples
 from evenpace.ray.job_page import JobPage
 from scheduler.ray.controller import News
 
 _REPEAT_SECONDS = 30.0  # between lines of progress that say nothing else, where the output is no terminal
 _CHANGE_SECONDS = 2.0  # between lines of progress that say something new
-_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
 class JobLines:
@@ -62,7 +62,7 @@ class JobLines:
             self.note(begun)
         for name, line in news.lines:
             to = self._console if name == "job" else self._out
-            to.print(Text.assemble((f"{name} | ", _colour(name)), line))
+            to.print(prefixed(name, line, "bold" if name == "job" else ""))
         text = progress(news)
         if self._live is not None:
             self._live.update(Text(text, "bold"), refresh=True)
@@ -107,7 +107,3 @@ def _kind(news: News) -> str:
 def _has_ended(news: News) -> bool:
     """Return whether the training is over: its workers end then, one after the other, which says nothing."""
     return news.progress is not None and news.progress.state == "ended"
-
-
-def _colour(name: str) -> str:
-    return "bold" if name == "job" else _COLOURS[sum(name.encode()) % len(_COLOURS)]

@@ -11,7 +11,7 @@ _WORKLOADS = ("resnet32", "transformer", "digits")
 
 
 @click.command("mapping")
-@example("evenpace experiment mapping --workloads resnet32 --data resnet32=cifar10:DIR --mappings 1,4,churn")
+@example("evenpace lab experiment mapping --workloads resnet32 --data resnet32=cifar10:DIR --mappings 1,4")
 @click.option("--workloads", default="resnet32,transformer", show_default=True, metavar="NAME,...")
 @configured(MappingConfig, "config", out="runs/mapping")
 @click.option(

@@ -49,7 +49,7 @@ def status(job: str | None, manager: Where, as_json: bool, credentials: Credenti
     from batchsize_manager.client import ManagerClient
 
     with ManagerClient(manager, credentials, _TIMEOUT) as client:
-        feed = _look(client, job, manager)
+        feed = look(client, job, manager)
     if as_json:
         click.echo(json.dumps(_for_json(feed, str(manager)), indent=1, allow_nan=False))
         return
@@ -82,7 +82,7 @@ def top(
 
     with ManagerClient(manager, credentials, _TIMEOUT) as client:
         if once or not sys.stdout.isatty() or _console().is_dumb_terminal:
-            feed = _look(client, job, manager)
+            feed = look(client, job, manager)
             if not once:
                 click.echo("The output is no terminal that can be drawn on: shown once.", err=True)
             _show(feed, job)
@@ -90,7 +90,7 @@ def top(
             watch(_console(), client, job, str(manager), interval)
 
 
-def _look(client: "ManagerClient", job: str | None, manager: Where) -> "Feed":
+def look(client: "ManagerClient", job: str | None, manager: Where) -> "Feed":
     """Return the jobs as they are, with their past as far as it can be read in `_CATCHING_UP` seconds."""
     from evenpace.overview.feed import Feed
 

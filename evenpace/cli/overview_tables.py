@@ -16,7 +16,13 @@ from evenpace.overview.feed import FollowedJob
 from evenpace.overview.figures import JobFigures
 from idl.records import Shown as ShownColumn
 
-_STATES = {"running": "green", "failed": "bold red", "recovering": "yellow", "paused": "yellow"}
+_STATES = {
+    "running": "green",
+    "ended well": "green",
+    "failed": "bold red",
+    "recovering": "yellow",
+    "paused": "yellow",
+}
 _VERDICTS = {"chronic": "red", "passing": "yellow", "leader": "green", "even": "dim"}
 _BARS = "▁▂▃▄▅▆▇█"
 _EVENTS = 10  # last events that `details` shows
@@ -75,7 +81,7 @@ def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> 
         lines.append(
             {
                 "job": Text(plain(summary.job), style="bold"),
-                "state": state(summary.state),
+                "state": state(phrases.job_state(summary.state, summary.reason)),
                 "iteration": Text(f"{summary.iteration:,}"),
                 "epoch": Text(_number(figures.epoch, "{:,}")),
                 "members": Text(f"{summary.members} of {summary.workers}"),
@@ -110,15 +116,16 @@ def details(job: Shown, width: int) -> RenderableType:
 def head(job: Shown) -> list[Text]:
     """Draw a job's state, sums, gradient noise, changes of its group, and batch size, in a line each."""
     summary, figures, micro_batch = job.summary, job.figures, job.summary.spec.micro_batch
-    first = Text.assemble((plain(summary.job), "bold"), "  ", state(summary.state))
-    if summary.reason:
+    ending = phrases.job_state(summary.state, summary.reason)
+    first = Text.assemble((plain(summary.job), "bold"), "  ", state(ending))
+    if summary.reason and ending == summary.state:
         first.append(f" ({plain(summary.reason)})")
     first.append(f"  {figures.headline}")
     if job.behind:
         first.append(f"  (without {job.behind:,} iterations, which are still to be read)", style="yellow")
     pieces = [
         f"iteration {summary.iteration:,}" + ("" if figures.epoch is None else f", epoch {figures.epoch:,}"),
-        phrases.members(summary.members, summary.workers),
+        phrases.members(summary.members, summary.workers, over=summary.state in ("ended", "failed")),
         f"batches of {summary.batch_size:,}"
         + ("" if micro_batch is None else f" in micro-batches of {micro_batch:,}"),
         _policy(summary),

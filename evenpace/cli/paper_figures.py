@@ -67,7 +67,7 @@ PARTS = {
 
 
 @click.command("paper")
-@example("evenpace experiment paper --full --only fig6,fig8")
+@example("evenpace lab experiment paper --full --only fig6,fig8")
 @click.option("--full", is_flag=True, help="As long as docs/figures.md has them: an hour or more.")
 @click.option(
     "--only",

@@ -16,7 +16,9 @@ from rpc.server import Security
 @example(
     "evenpace partitions --listen 0.0.0.0:4500 --tls secrets/partitions --token-key tokens.key --workers 5"
 )
-@click.option("--listen", type=ADDRESS, default="127.0.0.1:4500", show_default=True)
+@click.option(
+    "--listen", type=ADDRESS, default="127.0.0.1:4500", show_default=True, help="Where workers find it."
+)
 @configured(PartitionsConfig, "config")
 @configured(Observing, "observing", without=("traces", "trace_every", "metrics_workers"))
 @as_server

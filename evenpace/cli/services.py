@@ -12,6 +12,7 @@ from batchsize_manager.config import ManagerConfig
 from evenpace.cli.logs import always_log
 from evenpace.cli.options import example, user_mistakes
 from evenpace.cli.peers import MANAGER, announce, as_client, as_server, with_parent
+from evenpace.cli.sections import ServiceCommand
 from evenpace.cli.settings import ADDRESS, configured, option
 from evenpace.dashboard.config import PageConfig
 from evenpace.observing import Observing
@@ -37,9 +38,9 @@ def _paper_staleness(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command()
+@click.command(cls=ServiceCommand)
 @example("evenpace manager --listen 0.0.0.0:4300 --tls secrets/manager --token-key tokens.key --workers 4")
-@click.option("--listen", type=ADDRESS, default=MANAGER, show_default=True)
+@click.option("--listen", type=ADDRESS, default=MANAGER, show_default=True, help="Where workers find it.")
 @_paper_staleness
 @configured(ManagerConfig, "config")
 @click.option(
@@ -114,9 +115,11 @@ def manager(
             page.stop()
 
 
-@click.command()
+@click.command(cls=ServiceCommand)
 @example("evenpace ps --listen 0.0.0.0:4400 --tls secrets/ps --token-key tokens.key")
-@click.option("--listen", type=ADDRESS, default="127.0.0.1:4400", show_default=True)
+@click.option(
+    "--listen", type=ADDRESS, default="127.0.0.1:4400", show_default=True, help="Where workers find it."
+)
 @configured(ParameterServerConfig, "config")
 @click.option(
     "--threads", type=click.IntRange(1), default=1, show_default=True, help="For the optimiser's steps."
@@ -148,13 +151,20 @@ def ps(
     serve(service, listen, limits, security, announce, observing.shard(service))
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(cls=ServiceCommand, context_settings={"allow_interspersed_args": False})
 @example("evenpace worker --manager 10.0.0.1:4300 --ps 10.0.0.1:4400 train.py --epochs 10")
-@configured(SessionConfig, "config", maximum=None)
+@configured(SessionConfig, "config", manager=MANAGER, maximum=None)
 @click.option(
     "--cpu-share", type=click.FloatRange(0, min_open=True), default=None, help="Use so many cores at most."
 )
-@click.option("--limit-kind", type=click.Choice(get_args(LimitKind)), default="auto", show_default=True)
+@click.option(
+    "--limit-kind",
+    type=click.Choice(get_args(LimitKind)),
+    default="auto",
+    show_default=True,
+    help="How --cpu-share is kept to: by a control group, by stopping and continuing the process, or by what "
+    "works here.",
+)
 @click.option("--cpu", type=click.IntRange(0), default=None, help="Stay on this CPU.")
 @click.option("--limit-name", default=None, hidden=True)
 @configured(Observing, "observing", without=("metrics_workers",))
@@ -196,4 +206,8 @@ def worker(
             limit_when_ready(session, cpu_share, limit_name or config.worker, limit_kind)
         if not config.shards:
             be_a_group_of_one()
-    run_script(script, arguments)
+    try:
+        run_script(script, arguments)
+    except BaseException as error:
+        session.failed = not isinstance(error, SystemExit) or bool(error.code)
+        raise

@@ -10,7 +10,9 @@ from evenpace.lab.simulations.config import SimulationConfig
 
 
 @click.command()
-@example("evenpace simulate --workload workloads --policy tiresias --traces pollux --page simulations.html")
+@example(
+    "evenpace lab simulate --workload workloads --policy tiresias --traces pollux --page simulations.html"
+)
 @configured(SimulationConfig, "config")
 @json_path
 @click.option(

@@ -1,17 +1,16 @@
 """`evenpace submit` and `evenpace attach`: jobs on a Ray cluster, followed on the terminal."""
 
 import contextlib
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from evenpace.cli.options import F, example, user_mistakes
+from evenpace.cli.options import example, user_mistakes
+from evenpace.cli.passed_on import check_command, passed_on, with_exchange
 from evenpace.cli.peers import RAY_ADDRESS
-from evenpace.cli.services import manager, ps, worker
 from evenpace.cli.settings import ADDRESS, configured
 from idl.errors import EvenpaceError, InvalidRequestError, UnavailableError
 from rpc.address import Address
@@ -20,24 +19,6 @@ from scheduler.ray.submission import Submission, name_now
 if TYPE_CHECKING:
     from evenpace.ray.job_page import JobPage
     from scheduler.ray.cluster import JobHandle
-
-
-def _words(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    """Split options as a shell does."""
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r}: {error}") from error
-
-
-def _passed_on(command: str) -> Callable[[F], F]:
-    return click.option(
-        f"--{command}-options",
-        default="",
-        callback=_words,
-        metavar="OPTIONS",
-        help=f"More options of `evenpace {command}`, in quotes.",
-    )
 
 
 _HTTP = click.option(
@@ -51,13 +32,8 @@ _HTTP = click.option(
 @click.command(context_settings={"allow_interspersed_args": False})
 @example("evenpace submit --workers 4 --shards 2 --address 10.0.0.1:6379 train.py --epochs 10")
 @configured(Submission, "submission", without=("shards",))
-@click.option(
-    "--shards", type=click.IntRange(1), default=None, help="Shards of the parameter server.  [default: 1]"
-)
-@click.option("--all-reduce", is_flag=True, help="No parameter server: workers reduce gradients themselves.")
-@_passed_on("manager")
-@_passed_on("ps")
-@_passed_on("worker")
+@with_exchange
+@passed_on
 @click.option(
     "--resource",
     "resources",
@@ -90,8 +66,7 @@ _HTTP = click.option(
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def submit(
     submission: Submission,
-    shards: int | None,
-    all_reduce: bool,
+    shards: int,
     manager_options: tuple[str, ...],
     ps_options: tuple[str, ...],
     worker_options: tuple[str, ...],
@@ -112,8 +87,6 @@ def submit(
     """
     from scheduler.ray import cluster
 
-    if all_reduce and shards is not None:
-        raise click.UsageError("give --shards or --all-reduce, not both")
     if detach and address is None:
         raise click.UsageError("--detach needs --address: a cluster of its own ends with this command")
     if detach and http is not None:
@@ -129,7 +102,7 @@ def submit(
             name=submission.name or name_now(script.stem),
             script=script if working_dir is not None else script.resolve(),
             arguments=arguments,
-            shards=0 if all_reduce else shards or 1,
+            shards=shards,
             storage=submission.storage.expanduser().absolute(),
             manager_options=manager_options,
             shard_options=ps_options,
@@ -257,11 +230,6 @@ def _check_options(job: Submission) -> None:
     from scheduler.ray.process_actor import LISTEN
     from scheduler.ray.secrets import JobSecrets
 
-    commands = {"manager": manager, "ps": ps, "worker": worker}
     for name in (*job.services[:2], job.worker(0)):
-        kind, *words = (
-            word.replace(LISTEN, "127.0.0.1:0") for word in task(name, job, JobSecrets({}, {})).command
-        )
-        context = commands[kind].make_context(f"evenpace {kind}", words, help_option_names=[])
-        if kind == "worker" and context.params["script"] != Path(words[-1 - len(job.arguments)]):
-            raise click.UsageError(f"--worker-options: {str(context.params['script'])!r} is no option")
+        command = task(name, job, JobSecrets({}, {})).command
+        check_command([word.replace(LISTEN, "127.0.0.1:0") for word in command], job.arguments)

@@ -59,7 +59,7 @@ def _made(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @trace.command("usage")
-@example("evenpace trace usage vm_usage.csv.gz --workers 8 --out trace.csv")
+@example("evenpace lab trace usage vm_usage.csv.gz --workers 8 --out trace.csv")
 @click.argument("usage_path", metavar="FILE", type=click.Path(path_type=Path))
 @_out
 @click.option("--workers", type=int, default=None, help="[default: all that --vms is enough for, or 4]")
@@ -99,7 +99,7 @@ def trace_usage(
 
 
 @trace.command("contention")
-@example("evenpace trace contention --workers 4 --out trace.csv")
+@example("evenpace lab trace contention --workers 4 --out trace.csv")
 @_out
 @click.option("--workers", type=int, default=4, show_default=True)
 @click.option(
@@ -142,7 +142,7 @@ def trace_contention(
 
 
 @trace.command("live")
-@example("evenpace trace live --manager 10.0.0.1:4300 --out trace.csv")
+@example("evenpace lab trace live --manager 10.0.0.1:4300 --out trace.csv")
 @option(SessionConfig, "manager")
 @option(SessionConfig, "job")
 @_out

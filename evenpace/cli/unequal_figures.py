@@ -82,8 +82,8 @@ _plot_option = click.option(
 
 @click.command()
 @example(
-    "evenpace experiment fig6 --workloads digits,cifarnet --policy leader_straggler --policy proportional\n"
-    "  evenpace experiment fig6 --workloads cifarnet --data cifarnet=cifar10:DIR --target cifarnet=0.45"
+    "evenpace lab experiment fig6 --workloads digits,cifarnet --policy learned --policy proportional\n"
+    "  evenpace lab experiment fig6 --workloads cifarnet --data cifarnet=cifar10:DIR --target cifarnet=0.45"
 )
 @_comparison_options("fig6", "digits,cifarnet,resnet32")
 def fig6(config: CoordinationConfig, plot: Path | None, json_path: Path | None, **options: Any) -> None:
@@ -110,8 +110,8 @@ def fig6(config: CoordinationConfig, plot: Path | None, json_path: Path | None, 
 
 @click.command()
 @example(
-    "evenpace experiment fig7 --workloads cifarnet --data cifar10:DIR --iterations 300\n"
-    "  evenpace experiment fig7 --report runs/fig6/fig6.json"
+    "evenpace lab experiment fig7 --workloads cifarnet --data cifar10:DIR --iterations 300\n"
+    "  evenpace lab experiment fig7 --report runs/fig6/fig6.json"
 )
 @_comparison_options("fig7", "cifarnet,resnet32")
 @click.option(
@@ -154,7 +154,7 @@ def fig7(
 
 
 @click.command()
-@example("evenpace experiment fig8 --policy proportional --cut-worker 2 --cut-at 100 --cut-to 200")
+@example("evenpace lab experiment fig8 --policy proportional --cut-worker 2 --cut-at 100 --cut-to 200")
 @click.option("--workload", type=click.Choice(list(BATCH_SIZES)), default="digits", show_default=True)
 @configured(MigrationConfig, "config", without=("iteration",), out=Path("runs/fig8"))
 @option(BandwidthCut, "iteration", None)

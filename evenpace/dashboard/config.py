@@ -32,7 +32,7 @@ class PageConfig:
     """
 
     manager: Annotated[Where, Setting("The BatchSizeManager.")]
-    http: Annotated[Address, Setting("")] = _HTTP
+    http: Annotated[Address, Setting("Where the page is; port 0 takes a free one.")] = _HTTP
     credentials: Credentials = field(default_factory=Credentials)
     names: Annotated[
         tuple[str, ...],

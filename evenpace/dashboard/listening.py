@@ -3,6 +3,7 @@
 import errno
 import socket
 
+from evenpace.dashboard.config import check_http
 from idl.errors import AddressInUseError, ConnectionLostError
 from rpc.address import Address
 
@@ -34,3 +35,15 @@ def listen(address: Address) -> socket.socket:
 def address_of(listener: socket.socket) -> Address:
     """Return the address of a listening socket."""
     return Address(*listener.getsockname()[:2])
+
+
+def free_page_address(http: Address) -> Address:
+    """Return the address of a page without TLS, with a free port instead of 0.
+
+    Raises:
+        InvalidRequestError: Other machines could reach the address.
+        AddressInUseError, ConnectionLostError: The address cannot be used.
+    """
+    check_http(http, None, insecure=False)
+    with listen(http) as listener:
+        return address_of(listener)

@@ -22,10 +22,13 @@ def job_line(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
         "job": summary.job,
         "run": summary.run,
         "state": summary.state,
+        "state_text": phrases.job_state(summary.state, summary.reason),
         "reason": summary.reason,
         "members": summary.members,
         "workers": summary.workers,
-        "members_text": phrases.members(summary.members, summary.workers),
+        "members_text": phrases.members(
+            summary.members, summary.workers, over=summary.state in ("ended", "failed")
+        ),
         "iteration": summary.iteration,
         "headline": figures.headline,
         "speedup": figures.speedup,
@@ -63,6 +66,7 @@ def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
             "micro_batch": spec.micro_batch,
             "seed": spec.seed,
             "figures": numbers,
+            "saved_text": phrases.saved(figures.saved_seconds),
             # All workers, in order; None where they are too many to be drawn one by one.
             "names": sorted(names) if len(names) <= _FEW else None,
             "straggler": _straggler(figures),

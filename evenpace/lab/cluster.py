@@ -21,7 +21,7 @@ from typing import Self
 from evenpace.lab.proxy import Proxy
 from rpc.address import Address
 from rpc.credentials import Credentials
-from rpc.processes import Process, command_line
+from rpc.processes import Process, command_line, end_all
 from worker.resources.cpu_limits import LimitKind, remove_leftovers
 
 LOOPBACK = "127.0.0.1"
@@ -72,6 +72,7 @@ class LocalCluster:
         token_key: File of the services' keys, if they are to ask for tokens.
         manager_options: More options of `evenpace manager`.
         shard_options: More options of `evenpace ps`, by the shard's name.
+        worker_options: More options of `evenpace worker`, for all workers.
         surroundings: Surroundings of each process, by its name.
         ports: Ports on which the services listen, the manager first; none for free ones. With them, an
             address is known before its service listens, and stays the same when the service starts again.
@@ -97,6 +98,7 @@ class LocalCluster:
         token_key: Path | None = None,
         manager_options: Sequence[str] = (),
         shard_options: Callable[[str], Sequence[str]] = lambda name: (),
+        worker_options: Sequence[str] = (),
         surroundings: Callable[[str], Surroundings] = lambda name: Surroundings(),
         ports: Sequence[int] = (),
         proxy: Proxy | None = None,
@@ -115,6 +117,7 @@ class LocalCluster:
         options = [word for name, value in named.items() for word in (f"--{name}", str(value))]
         self._manager_options = ["--workers", str(workers), *options, *manager_options]
         self._shard_options = shard_options
+        self._worker_options = worker_options
         self._surroundings = surroundings
         self._ports = dict(zip([MANAGER, *self.shards], ports, strict=False))
         self._proxy = proxy
@@ -195,6 +198,7 @@ class LocalCluster:
         line = ["--manager", reached[MANAGER], "--name", name, *self._security(for_worker=True)]
         for shard in self.shards:
             line += ["--ps", reached[shard]]
+        line += self._worker_options
         for option, value in (options or {}).items():
             line += [option, value]
         line.append(str(script))
@@ -241,15 +245,28 @@ class LocalCluster:
         Raises:
             ProcessFailedError: Another process failed, or a service ended.
         """
-        running = False
-        for process in self.processes:
-            if process.name in gone:
-                continue
-            if process.running:
-                running = running or process.role == "worker"
-            elif process.role != "worker" or (process.popen is not None and process.popen.returncode):
-                raise process.failure()
+        # What fails after this line is seen by the next call.
+        running = any(
+            process.running
+            for process in self.processes
+            if process.role == "worker" and process.name not in gone
+        )
+        if (failed := self.failed(gone)) is not None:
+            raise failed.failure()
         return running
+
+    def failed(self, gone: Collection[str] = ()) -> Process | None:
+        """Return a worker that has failed, or a service that has ended; None without any.
+
+        Args:
+            gone: Names of workers that may have ended in any way.
+        """
+        for process in self.processes:
+            if process.name in gone or process.running:
+                continue
+            if process.role != "worker" or (process.popen is not None and process.popen.returncode):
+                return process
+        return None
 
     def wait(self) -> None:
         """Wait until all workers have ended well.
@@ -262,11 +279,12 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End all processes, by SIGTERM first; workers before services, so that they can leave the job."""
-        for roles in (("worker",), ("manager", "shard")):
-            for process in self.processes:
-                if process.role in roles:
-                    process.end()
-        remove_leftovers(self._id)
+        workers = [process for process in self.processes if process.role == "worker"]
+        try:
+            end_all(workers)
+        finally:
+            end_all([process for process in self.processes if process not in workers])
+            remove_leftovers(self._id)
 
     def _way(self, worker: str, service: str) -> Address:
         """Return where a worker reaches a service."""

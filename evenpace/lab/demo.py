@@ -15,8 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from batchsize_manager.client import ManagerClient
-from evenpace.dashboard.config import check_http
-from evenpace.dashboard.listening import address_of, listen
+from evenpace.dashboard.listening import free_page_address
 from evenpace.lab.demo_config import DemoConfig
 from evenpace.lab.experiments import analysis, mapping
 from evenpace.lab.experiments.comparison import Evaluator
@@ -59,7 +58,7 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
     console = Console()
     if config.http is not None:
         # Each run has a manager, and so a page, of its own; a browser that stays open follows both.
-        config = replace(config, http=_page_address(config.http))
+        config = replace(config, http=free_page_address(config.http))
         console.print(f"Live page, while the demo runs: http://{config.http}/", soft_wrap=True)
     os.nice(10)  # watching must not slow down what is watched
     training = Training("digits", ("--data", config.data, "--seed", str(config.seed)))
@@ -151,18 +150,6 @@ def run_mapping_demo(config: DemoConfig, json_path: Path | None = None) -> dict[
     return figures
 
 
-def _page_address(http: Address) -> Address:
-    """Return the address of the live page, with a free port instead of 0.
-
-    Raises:
-        InvalidRequestError: Other machines could reach the address.
-        AddressInUseError, ConnectionLostError: The address cannot be used.
-    """
-    check_http(http, None, insecure=False)
-    with listen(http) as listener:
-        return address_of(listener)
-
-
 def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoRuns:
     """Return the report's values: the reports of both runs, and the demo's own figures."""
     curves = {
@@ -213,7 +200,7 @@ def _train(
 def _table(config: DemoConfig, recent: Sequence[IterationRecord]) -> Table:
     """Make a table of the workers over the last iterations."""
     table = Table(box=None, pad_edge=False)
-    for column in ("worker", "share", "batch size", "iteration ms", "waiting", "samples/s"):
+    for column in ("worker", "share", "batch size", "processing ms", "waiting", "samples/s"):
         table.add_column(column, justify="left" if column == "worker" else "right")
     iterations = [record.parts for record in recent]
     latest = iterations[-1]

@@ -35,7 +35,9 @@ class DemoConfig:
     epochs: Annotated[int | None, Setting("Passes over the data.  [default: by data set]", least=1)] = None
     batch_size: Annotated[int | None, Setting("Over all workers.  [default: by data set]", least=1)] = None
     policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = ManagerConfig.policy
-    predictor: Annotated[str, Setting("", choices=PREDICTORS)] = PolicyOptions.predictor
+    predictor: Annotated[str, Setting("Of the policy proportional.", choices=PREDICTORS)] = (
+        PolicyOptions.predictor
+    )
     tolerance: Tolerance = TOLERANCE
     shards: Shards = 1
     seed: Seed = 1

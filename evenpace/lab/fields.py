@@ -53,10 +53,10 @@ Shares = Annotated[
 ]
 """Cores that each worker may use."""
 
-ImageData = Annotated[str, Setting("", metavar="digits|mnist:DIR|cifar10:DIR")]
+ImageData = Annotated[str, Setting("The images to train on.", metavar="digits|mnist:DIR|cifar10:DIR")]
 """A set of images, as `evenpace.lab.data.load` takes it."""
 
-Limit = Annotated[LimitKind, Setting("")]
+Limit = Annotated[LimitKind, Setting("How CPU shares are kept to; see `evenpace worker`.")]
 """How CPU shares are kept to; see `worker.resources.cpu_limits.limit_cpu`."""
 
 Folder = Annotated[Path, Setting("Folder for figures, plots and logs.")]
@@ -68,5 +68,5 @@ Shards = Annotated[int, Setting("Parameter-server processes.", name="ps-shards",
 Repeats = Annotated[int, Setting("Medians are over these.", least=1)]
 """Repetitions of a measurement."""
 
-Seed = Annotated[int, Setting("", least=0)]
+Seed = Annotated[int, Setting("Seed of the first parameters and of the samples' order.", least=0)]
 """Seed of a model's first parameters and of the samples' order."""

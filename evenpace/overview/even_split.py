@@ -39,15 +39,23 @@ def with_even_shares(sizes: Array, times: Array, curves: Curves) -> Array:
         sample.
     """
     busy = (sizes > 0) & (times > 0)
-    return np.where(busy, _with_shares(_even_shares(sizes), sizes, times, curves, busy), np.nan)
+    return np.where(busy, _with_shares(even_shares(sizes), sizes, times, curves, busy), np.nan)
 
 
 def even_durations(durations: Array, sizes: Array, times: Array, cases: Sequence[Curves]) -> Array:
-    """Return the durations that iterations would have had with even shares.
+    """Return the durations that iterations would have had with even shares, as `durations_with` does."""
+    return durations_with([even_shares(sizes)] * len(cases), durations, sizes, times, cases)
+
+
+def durations_with(
+    shares: Sequence[Array], durations: Array, sizes: Array, times: Array, cases: Sequence[Curves]
+) -> Array:
+    """Return the durations that iterations would have had with other shares.
 
     A worker without a sample in an iteration is taken to be as fast as when it last had any.
 
     Args:
+        shares: Shares in samples, (iterations, workers) or (iterations, 1), for each of `cases`.
         durations: Measured durations in seconds, (iterations,).
         sizes: Batch sizes in samples, (iterations, workers); NaN where a worker took no part.
         times: Batch processing times in seconds, likewise.
@@ -56,7 +64,6 @@ def even_durations(durations: Array, sizes: Array, times: Array, cases: Sequence
     Returns:
         Seconds, (cases, iterations): the measured duration where shares were even, NaN where it is not known.
     """
-    shares = _even_shares(sizes)
     slowest = np.nan_to_num(times).max(axis=1, initial=0.0)
     busy = (sizes > 0) & (times > 0)
     idle = ~busy & ~np.isnan(sizes)
@@ -67,7 +74,10 @@ def even_durations(durations: Array, sizes: Array, times: Array, cases: Sequence
             np.where(idle, np.take_along_axis(each, last, axis=0), each) for each in (sizes, times, busy)
         )
     longest = np.array(
-        [_with_shares(shares, sizes, times, case, busy).max(axis=1, initial=0.0) for case in cases]
+        [
+            _with_shares(share, sizes, times, case, busy).max(axis=1, initial=0.0)
+            for share, case in zip(shares, cases, strict=True)
+        ]
     )
     known = (durations > 0) & (slowest > 0) & (longest > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -77,13 +87,14 @@ def even_durations(durations: Array, sizes: Array, times: Array, cases: Sequence
 
 
 def _with_shares(shares: Array, sizes: Array, times: Array, curves: Curves, busy: NDArray[np.bool_]) -> Array:
-    """Return the times with `shares`, (..., 1), instead of `sizes`, (..., workers); 0 where not `busy`."""
-    # An even share keeps its measured time exactly, whatever the curve.
+    """Return the times with `shares` instead of `sizes`, (..., workers); 0 where not `busy`, or no share."""
+    # A share that hardly differs keeps its measured time exactly, whatever the curve.
     sizes = np.where(busy & (np.abs(sizes - shares) >= _ROUNDING), sizes, shares)
-    return np.asarray(np.where(busy, times, 0.0) * (curves.fitted(shares) / curves.fitted(sizes)))
+    taken = np.where(busy & (shares > 0), times, 0.0)
+    return np.asarray(taken * (curves.fitted(shares) / curves.fitted(sizes)))
 
 
-def _even_shares(sizes: Array) -> Array:
+def even_shares(sizes: Array) -> Array:
     """Return each iteration's even share in samples, (..., 1); 0 where no worker took part."""
     there = ~np.isnan(sizes)
     workers = np.maximum(there.sum(axis=-1, keepdims=True), 1)

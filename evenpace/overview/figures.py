@@ -169,8 +169,12 @@ class JobFigures:
         efficiency: Statistical efficiency of the last iterations' samples, the mean by the noise scale that
             is known now, relative to batches of the script's size; None where the scale is not known.
         goodput: Samples per second over the last iterations times `efficiency`, likewise.
-        headline: "1.9x faster than even; 41 min saved so far", "at least ..." where only a bound is known,
-            or the reason why nothing can be said yet.
+        balanced_speedup: Speed that balancing would bring relative to the present one, where the last
+            iterations were split evenly; None elsewhere.
+        balanced_least: The lowest estimate, with the time curves of `speedup_least` or `speedup_most`.
+        balanced_most: The highest estimate, likewise.
+        headline: "1.9x faster than even; 41 min saved", "at least ..." where only a bound is known, "split
+            evenly; balanced would be 2.1x as fast", or the reason why nothing can be said yet.
         workers: Workers of the last iterations, the slowest per sample first.
         verdicts: Number of workers by `WorkerFigures.verdict`.
     """
@@ -204,6 +208,9 @@ class JobFigures:
     noise_text: str
     efficiency: float | None
     goodput: float | None
+    balanced_speedup: float | None
+    balanced_least: float | None
+    balanced_most: float | None
     headline: str
     workers: list[WorkerFigures]
     verdicts: dict[str, int]

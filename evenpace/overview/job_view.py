@@ -18,7 +18,6 @@ from idl.records import IterationRecord
 
 _RECENT = 100  # iterations that figures of the last iterations are computed from
 _UNLIKELY = 0.05  # probability of slopes flatter than in the flattest case, or steeper than in the steepest
-_AT_ONCE = 100_000  # values, iterations × columns, that are estimated again for each look at the figures
 
 
 class JobView:
@@ -41,8 +40,9 @@ class JobView:
         self._rows = ThinnedRows()
         self._noise = NoiseEstimate()
         self._noise_scale = np.nan  # by the estimate, where it is known
-        self._curves = self._seen.curves()  # as of the last fit
+        self._cases = self._fit()
         self._unrevised = 0  # iterations added since the last fit
+        self._unsettled = 0  # iterations added since the last fit that is due, whether anybody looks or not
 
     @property
     def last(self) -> int:
@@ -78,8 +78,8 @@ class JobView:
             states: The members' states, by name; None where they are not known.
             limit: Number of workers listed, the slowest first; None for all.
         """
-        curves = self._revise()
-        recent = RecentFigures(self._recent, self._slots, curves, self._best, self._rows, _RECENT)
+        self._look()
+        recent = RecentFigures(self._recent, self._slots, self._cases, self._best, self._rows, _RECENT)
         return recent.figures(states, limit, self._noise, self._first_size)
 
     def timeline(self, points: int = 300, workers: Collection[str] = (), first: int = 0) -> Timeline:
@@ -90,7 +90,7 @@ class JobView:
             workers: Names of the workers that get a timeline of their own, as far back as they are kept.
             first: First iteration of the timeline.
         """
-        self._revise()
+        self._look()
         known: dict[str, timeline.Known] = {}
         for name in workers:
             column = self._slots.column(name)
@@ -120,25 +120,38 @@ class JobView:
             self._noise_scale = np.nan if noise.known_scale is None else noise.known_scale
         self._rows.append(iteration, self._noise_scale)
         self._unrevised += 1
-        if 2 * self._unrevised >= self._recent.most:  # before a row that is yet to be estimated is dropped
+        self._unsettled += 1
+        if self._unsettled >= self._due:
+            self._unsettled = 0
             self._revise(len(self._recent))
 
-    def _revise(self, least: int = 0) -> Curves:
+    @property
+    def _due(self) -> int:
+        """Return the number of iterations after which a fit is due: each row has one before it goes."""
+        return -(-self._recent.most // 2)
+
+    def _look(self) -> None:
+        """Estimate anew the rows that the next fit that is due will cover, if there are new iterations.
+
+        The others stay as that of the last one has them. So who looks, and when, changes no sum over all.
+        """
+        if self._unrevised:
+            self._revise(self._recent.most - self._due + self._unsettled)
+
+    def _fit(self) -> list[Curves]:
+        """Return the workers' time curves, the flattest, the likely, and the steepest; (columns,) each."""
+        curves = self._seen.curves()
+        return [curves.tilted(_UNLIKELY), curves, curves.tilted(1 - _UNLIKELY)]
+
+    def _revise(self, most: int) -> None:
         """Fit the time curves again, and estimate the last iterations' durations with an even split by them.
 
         Args:
-            least: Number of the last iterations to estimate at least.
-
-        Returns:
-            The likely time curves, (columns,).
+            most: Number of the last iterations to estimate, as far as they are kept.
         """
-        if self._unrevised:
-            least = max(least, self._unrevised, _RECENT, _AT_ONCE // max(1, self._slots.count))
-            self._unrevised = 0
-            self._curves = self._seen.curves()
-            cases = [self._curves.tilted(_UNLIKELY), self._curves, self._curves.tilted(1 - _UNLIKELY)]
-            values = self._recent.values[-least:]
-            rows = self._rows.rows[len(self._rows.rows) - len(values) :]
-            even = even_durations(rows[:, DURATION], values[:, SIZE], values[:, TIME], cases)
-            self._rows.revise(even.T)
-        return self._curves
+        self._unrevised = 0
+        self._cases = self._fit()
+        values = self._recent.values[-most:]
+        rows = self._rows.rows[len(self._rows.rows) - len(values) :]
+        even = even_durations(rows[:, DURATION], values[:, SIZE], values[:, TIME], self._cases)
+        self._rows.revise(even.T)

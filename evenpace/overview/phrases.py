@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from idl.endings import FINISHED
 from idl.exchange import FIXED_GROUP, FORMED_GROUP, PARAMETER_SERVER
 
 _SAME = 0.02  # a speed-up this close to 1 is written as "as fast as even"
 _PERCENT_BELOW = 1.2  # smaller factors read better as a percentage
 _WORTH_SAYING = 1.0  # seconds saved or lost, below which a headline leaves them out
+_WORTH_BALANCING = 1.1  # speed-up that balancing would bring, from which on a headline has it
 _CERTAIN = 1.2  # ratio of the highest to the lowest estimate, up to which a speed-up is written as one number
 
 
@@ -73,8 +75,21 @@ def speedup(factor: float) -> str:
     return f"{times(factor)}× faster than even"
 
 
-def members(there: int, wanted: int) -> str:
-    """Return the number of a job's workers in words, and how many of those that it is to have are awaited."""
+def job_state(state: str, reason: str) -> str:
+    """Return a job's state in words: as the manager names it, but "ended well" where all have finished."""
+    return "ended well" if (state, reason) == ("ended", FINISHED) else state
+
+
+def members(there: int, wanted: int, *, over: bool = False) -> str:
+    """Return the number of a job's workers in words, and how many of those that it is to have are awaited.
+
+    Args:
+        there: Workers at present.
+        wanted: Workers that the job is to have.
+        over: Whether the job is over, so that nobody is awaited.
+    """
+    if over:
+        return f"was for {wanted:,} worker{'' if wanted == 1 else 's'}"
     if there >= wanted:
         return f"{there:,} worker{'' if there == 1 else 's'}"
     return f"{there:,} of {wanted:,} workers, {wanted - there:,} awaited"
@@ -153,32 +168,48 @@ def unknown_noise(iterations: int, measured: int, scale: Estimate) -> str:
     return f"not known well {after}: {bounds} samples"
 
 
-def headline(workers: int, factors: Estimate | None, saved: Estimate) -> str:
+def headline(workers: int, factors: Estimate | None, won: Estimate, balanced: Estimate | None = None) -> str:
     """Return what balancing brings, in one line; only a bound where the estimates are far apart.
 
     Args:
         workers: Number of workers in the last iterations.
         factors: Speed-up of the last iterations; None without an iteration.
-        saved: Seconds saved over all iterations; negative: lost.
+        won: Seconds saved over all iterations; negative: lost.
+        balanced: Speed-up that balancing would bring, where the last iterations were split evenly.
     """
     if factors is None:
         return "no iteration is complete yet"
-    if workers < 2 and abs(saved.likely) < _WORTH_SAYING:
+    if workers < 2 and abs(won.likely) < _WORTH_SAYING:
         return "one worker: nothing to balance"
+    if balanced is not None and balanced.likely >= _WORTH_BALANCING:
+        return f"split evenly{_in_all(won.likely)}; balanced would be {would_be(balanced)} as fast"
     if factors.most <= _CERTAIN * factors.least:
-        return _gain(factors.likely, saved.likely)
+        return _gain(factors.likely, won.likely)
     if factors.least >= 1 + _SAME:
-        return f"at least {_gain(factors.least, max(saved.least, 0.0))}"
+        return f"at least {_gain(factors.least, max(won.least, 0.0))}"
     if factors.most <= 1 - _SAME:
-        return f"at least {_gain(factors.most, min(saved.most, 0.0))}"
+        return f"at least {_gain(factors.most, min(won.most, 0.0))}"
     return "whether faster than even is not known yet"
 
 
-def _gain(factor: float, saved: float) -> str:
-    text = speedup(factor)
-    if abs(saved) < _WORTH_SAYING:
-        return text
-    return f"{text}; {seconds(abs(saved))} {'saved' if saved > 0 else 'lost'} so far"
+def saved(total: float) -> str:
+    """Return the seconds that balancing has saved in all, or lost, in words: "41 min saved"."""
+    return f"{seconds(abs(total))} {'lost' if total < 0 else 'saved'}"
+
+
+def would_be(factor: Estimate) -> str:
+    """Return a speed-up that is expected: a factor, or the highest where the estimates are far apart."""
+    if factor.most <= _CERTAIN * factor.least:
+        return f"{times(factor.likely)}×"
+    return f"up to {times(factor.most)}×"
+
+
+def _gain(factor: float, total: float) -> str:
+    return f"{speedup(factor)}{_in_all(total)}"
+
+
+def _in_all(total: float) -> str:
+    return "" if abs(total) < _WORTH_SAYING else f"; {saved(total)}"
 
 
 def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:

@@ -1,12 +1,13 @@
 """Figures of a job's last iterations, computed for all workers at once."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from batchsize_manager.policies.curves import Curves
 from evenpace.overview import phrases
+from evenpace.overview.balanced_split import balanced_speedups
 from evenpace.overview.best import Best, rates
 from evenpace.overview.columns import AT_ONCE, CPU, NAMES, PREDICTED, SHOWN, SIZE, TIME, WAIT, Recent, Slots
 from evenpace.overview.even_split import with_even_shares
@@ -20,15 +21,31 @@ from idl.measures import goodput, prediction_error, waiting_share
 from idl.noise import statistical_efficiency
 from idl.noise_estimate import NoiseEstimate
 
+_LIKELY = 1  # of the three cases of time curves
+
 
 class RecentFigures:
     """The last `most` iterations of a job; valid until the next change of `recent`.
 
     Its own arrays are (iterations, workers), NaN where a worker took no part.
+
+    Args:
+        recent: The last iterations.
+        slots: The columns of their workers.
+        cases: The workers' time curves: the flattest, the likely, and the steepest.
+        best: The workers' best speeds.
+        whole: All iterations.
+        most: Number of iterations.
     """
 
     def __init__(
-        self, recent: Recent, slots: Slots, curves: Curves, best: Best, whole: ThinnedRows, most: int
+        self,
+        recent: Recent,
+        slots: Slots,
+        cases: Sequence[Curves],
+        best: Best,
+        whole: ThinnedRows,
+        most: int,
     ) -> None:
         values = recent.values[-most:]
         columns = np.flatnonzero(~np.isnan(values[:, SIZE]).all(axis=0))
@@ -40,7 +57,8 @@ class RecentFigures:
             values[:, quantity][:, columns] for quantity in (SIZE, TIME, WAIT, CPU, PREDICTED, AT_ONCE)
         )
         self._shown = {name: values[:, NAMES.index(name)][:, columns] for name in SHOWN}
-        curves = curves.at(columns)
+        self._cases = [case.at(columns) for case in cases]
+        curves = self._cases[_LIKELY]
         busy = (self._sizes > 0) & (self._times > 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             self._speeds = np.where(busy, self._sizes / self._times, np.nan)
@@ -74,9 +92,13 @@ class RecentFigures:
         known = seconds > 0 and bool((even_seconds > 0).all())
         speedups = _estimate(even_seconds / seconds) if known else None
         saved = _estimate(sums.saved)
+        balanced = balanced_speedups(rows[:, DURATION], self._sizes, self._times, self._cases)
+        gain = None if balanced is None else _estimate(balanced)
         waits, times = _sums(self._waits), _sums(self._times)
         efficiency = self._efficiency(noise.noise.known_scale, first_size)
-        verdicts = judge(self._per_sample, self._rates, self._best, self._cpu)
+        verdicts = judge(
+            self._per_sample, self._rates, self._best, self._cpu, waiting_share(self._waits, self._times)
+        )
         return JobFigures(
             iterations=sums.iterations,
             iteration=int(last[ITERATION]) if last is not None else None,
@@ -97,7 +119,10 @@ class RecentFigures:
             **noise_figures(noise, int(whole.rows[-2:, TOTAL].max(initial=0)), sums.iterations),
             efficiency=number(efficiency),
             goodput=number(float(goodput(samples, seconds, efficiency))),
-            headline=phrases.headline(len(self._names), speedups, saved),
+            balanced_speedup=gain.likely if gain else None,
+            balanced_least=gain.least if gain else None,
+            balanced_most=gain.most if gain else None,
+            headline=phrases.headline(len(self._names), speedups, saved, gain),
             workers=self._workers(verdicts, states, limit),
             verdicts=verdicts.counts(),
         )
@@ -183,7 +208,7 @@ class RecentFigures:
 
 def _estimate(values: Array) -> Estimate:
     """Return the estimate from three values: by the flattest, the likely, and the steepest time curves."""
-    return Estimate(float(values.min()), float(values[1]), float(values.max()))
+    return Estimate(float(values.min()), float(values[_LIKELY]), float(values.max()))
 
 
 def _sums(values: Array) -> Array:

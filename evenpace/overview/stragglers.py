@@ -20,6 +20,7 @@ _NEARLY_ALWAYS = 0.8  # share of iterations in which a chronic straggler is slow
 _ENOUGH = 10  # iterations, below which no worker is called chronic or the leader
 _BELOW_BEST = 1.4  # ratio of a passing straggler's best rate to its rate; noise of 15% alone gives 1.25
 _LASTING = 5  # iterations for which a passing straggler is slower, at least: less is a hiccup
+_WAITS = 0.1  # share of its time that a worker waits beyond the others' median: then it slows nobody
 _FASTER = 1.1  # ratio of the leader's speed to the others' median, at least
 _TAKEN = 0.1  # share of a worker's CPUs that others take, from which on the text has it
 
@@ -78,7 +79,7 @@ class Verdicts:
         return "keeps pace with the others"
 
 
-def judge(per_sample: Array, rates: Array, best: Array, cpu_usages: Array) -> Verdicts:
+def judge(per_sample: Array, rates: Array, best: Array, cpu_usages: Array, waiting: Array) -> Verdicts:
     """Judge workers by their last iterations.
 
     Args:
@@ -86,6 +87,7 @@ def judge(per_sample: Array, rates: Array, best: Array, cpu_usages: Array) -> Ve
         rates: Speeds relative to the workers' time curves, as `best.rates` returns them, likewise.
         best: Each worker's best rate over the whole job, (workers,).
         cpu_usages: Share of each worker's CPUs that others take, (iterations, workers).
+        waiting: Share of each iteration that a worker waited for others, (iterations, workers).
     """
     relative = per_sample / others_median(per_sample)
     ratios = median(relative)
@@ -100,7 +102,8 @@ def judge(per_sample: Array, rates: Array, best: Array, cpu_usages: Array) -> Ve
         fastest = int(np.nanargmin(ratios))
         if ratios[fastest] <= 1 / _FASTER and seen[fastest] >= _ENOUGH:
             kinds[fastest] = _LEADER
-    kinds[runs >= _LASTING] = _PASSING
+    waits = _over_runs(waiting - others_median(waiting), runs) > _WAITS
+    kinds[(runs >= _LASTING) & ~waits] = _PASSING
     kinds[(seen >= _ENOUGH) & (ratios >= SLOWER) & (slower >= _NEARLY_ALWAYS * seen)] = _CHRONIC
     return Verdicts(kinds, ratios, slower, seen, runs, below_best, taken)
 

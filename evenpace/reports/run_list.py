@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.storage.state_reader import StateReader
+from evenpace.overview import phrases
 from evenpace.reports.run_source import LiveRun, RunSource, StoredRun
 from idl.errors import InvalidRequestError
 
@@ -48,7 +49,8 @@ class StoredRuns:
         for run in reversed(self._reader.runs()):
             last = self._reader.last_records(run.run, 1)
             iterations = last[0].iteration + 1 - run.state.first_iteration if last else 0
-            state = "ended" if run.ended is not None else "not ended"
+            ended = run.ended is not None
+            state = phrases.job_state("ended", run.ending or "") if ended else "not ended"
             lines.append(
                 RunLine(run.run, run.job, run.begun, state, iterations, run.policy, run.ending or "")
             )
@@ -76,7 +78,15 @@ class LiveRuns:
         """Return all runs, unfinished ones first."""
         now = time.time()
         return [
-            RunLine(job.run, job.job, now - job.age, job.state, job.iteration, job.policy, job.reason)
+            RunLine(
+                job.run,
+                job.job,
+                now - job.age,
+                phrases.job_state(job.state, job.reason),
+                job.iteration,
+                job.policy,
+                job.reason,
+            )
             for job in self._client.jobs().jobs
         ]
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from evenpace.overview import phrases
 from evenpace.overview.columns import SHOWN
 from evenpace.overview.events import condensed
 from evenpace.overview.figures import JobFigures
@@ -89,7 +90,7 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
             f"samples/s; even: {numbers.quantity(figures.even_throughput)}, estimated",
         ),
         ("Speedup", f"{numbers.text(figures.speedup, '.2f')}×", "over an even split, of late"),
-        ("Time saved", numbers.span(figures.saved_seconds), "against an even split, in all"),
+        ("Time saved", phrases.seconds(figures.saved_seconds), "against an even split, in all"),
         ("Waiting", numbers.text(figures.waiting_share, ".0%"), "of the workers' time, of late"),
         (
             "Trained",

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.storage.state_reader import SavedRun, StateReader
+from evenpace.overview import phrases
 from idl.errors import EvenpaceError
 from idl.records import IterationRecord
 from idl.translation import read_spec
@@ -33,7 +34,7 @@ class RunFacts:
         sizer: Name of the sizer; None: it is not known.
         mode: Mode of synchronisation.
         attempt: Number of the last attempt.
-        state: "ended", "not ended", or as in `JobSummary`.
+        state: "not ended", or as `phrases.job_state` has it.
         begun: Time of its beginning; of a live manager, the time since which that manager has the job.
         ended: Time of its end.
         ending: Reason of its end; empty if it goes on.
@@ -108,7 +109,7 @@ class StoredRun:
             sizer=saved.state.sizer,
             mode=saved.state.mode,
             attempt=saved.state.attempt,
-            state="ended" if self._ended else "not ended",
+            state=phrases.job_state("ended", saved.ending or "") if self._ended else "not ended",
             begun=saved.begun,
             ended=saved.ended,
             ending=saved.ending or "",
@@ -164,7 +165,7 @@ class LiveRun:
             sizer=summary.sizer,
             mode=summary.mode,
             attempt=summary.attempt,
-            state=summary.state,
+            state=phrases.job_state(summary.state, summary.reason),
             begun=time.time() - summary.age,
             ended=None,
             ending=summary.reason,

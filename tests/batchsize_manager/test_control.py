@@ -563,7 +563,9 @@ def test_jobs_that_are_over_or_unknown_cannot_be_changed():
         with pytest.raises(InvalidRequestError, match="there is no job 'nothing'"):
             client.pause("nothing")
         MemberWorker(address, "over").close()
-        with pytest.raises(InvalidRequestError, match="cannot be changed any more: all members have gone"):
+        with pytest.raises(
+            InvalidRequestError, match="cannot be changed any more: all workers have finished"
+        ):
             client.pause("over")
 
 

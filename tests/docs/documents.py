@@ -7,7 +7,7 @@ A comment `<!-- run: ... -->` before a block holds directives, separated by semi
 - `until TEXT`: with `background`, waited for until this is printed;
 - `terminals`: each line in a terminal of its own, as `background` where it starts a service; the others must
   end well;
-- `stop`: before it, everything that goes on is stopped;
+- `ctrl-c`: before it, Ctrl-C is pressed in each terminal where a command goes on; none may go on then;
 - `expect N`: ends with this status;
 - `on ADDRESS`: typed on the machine with this address;
 - `file NAME`: not run, but written to this file, for the blocks that follow;
@@ -44,7 +44,7 @@ DIRECTIVES = {
     "background",
     "until",
     "terminals",
-    "stop",
+    "ctrl-c",
     "expect",
     "on",
     "file",

@@ -110,6 +110,22 @@ class Terminal:
     def _told(self, status: Path) -> str:
         return f"{status.with_suffix('.sh').read_text()}\n{self.printed()[-4000:]}"
 
+    def press_ctrl_c(self, seconds: float = 60) -> None:
+        """End the command in the foreground, if there is one, as Ctrl-C does.
+
+        Raises:
+            AssertionError: Something goes on, such as a command in the background, which is not reached.
+        """
+        if not self._processes():
+            return
+        # The shell waits for its last command; each command has a process group of its own.
+        foreground = max(psutil.Process(self._bash.pid).children(), key=_began)
+        os.killpg(foreground.pid, signal.SIGINT)
+        deadline = time.monotonic() + seconds
+        while left := self._processes():
+            assert time.monotonic() < deadline, f"after Ctrl-C these go on: {_commands(left)}"
+            time.sleep(0.05)
+
     def close(self, seconds: float = 60) -> list[str]:
         """Stop everything that was started here, as Ctrl-C does; what had to be killed after that."""
         deadline = time.monotonic() + seconds
@@ -119,10 +135,8 @@ class Terminal:
             _signal(process, signal.SIGINT)
         while (left := self._processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        names = []
+        names = _commands(left)
         for process in left:
-            with contextlib.suppress(psutil.Error):
-                names.append(" ".join(process.cmdline()))
             _signal(process, signal.SIGKILL)
         self._bash.kill()
         self._bash.wait()
@@ -147,6 +161,20 @@ class Terminal:
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
     with contextlib.suppress(psutil.Error):
         process.send_signal(number)
+
+
+def _began(process: psutil.Process) -> tuple[float, int]:
+    """When it began, in hundredths of a second, and its id, which is higher the later within one."""
+    return process.create_time(), process.pid
+
+
+def _commands(processes: Sequence[psutil.Process]) -> list[str]:
+    """The command lines of those that have not ended."""
+    lines = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            lines.append(" ".join(process.cmdline()))
+    return lines
 
 
 def without_styles(text: str) -> str:

@@ -54,7 +54,7 @@ def test_commands_parse(words):
             1
         ]  # what follows the group's own options
         name = arguments.pop(0)
-        command = command.commands[name]
+        command = command.get_command(group, name)
     context = command.make_context(name, arguments)
     if name == "worker":  # an option that it did not know would be taken for the script
         assert context.params["script"].suffix == ".py"

@@ -1,9 +1,12 @@
 """Every command and every piece of Python in the documents does what it says."""
 
+import os
+
 import pytest
 
 from tests.docs.documents import DOCUMENTS, ROOT, blocks
 from tests.docs.loopback import own_network
+from tests.docs.terminal import Terminal
 from tests.docs.walkthrough import Page, not_printed
 
 RUNNABLE = [path for path in DOCUMENTS if any(block.runs for block in blocks(path))]
@@ -22,6 +25,19 @@ def test_the_document_can_be_followed(path, tmp_path):
     """All blocks of a document run, in order, as they stand there."""
     with own_network() as through:
         Page(blocks(path), tmp_path, through).run()
+
+
+def test_ctrl_c_ends_the_command_in_the_foreground_alone(tmp_path, wait_until):
+    """What goes on in the background is an error of the page, which did not have the reader end it."""
+    terminal = Terminal(tmp_path, "one", os.environ)
+    try:
+        status = terminal.start("sleep 100 &\nsleep 200")
+        wait_until(lambda: len(terminal._processes()) == 2, "both commands")
+        with pytest.raises(AssertionError, match=r"after Ctrl-C these go on: \['sleep 100'\]"):
+            terminal.press_ctrl_c(seconds=0.5)
+        assert not status.exists()
+    finally:
+        terminal.close()
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,6 @@ class Page:
                 terminal.close()
             raise
         self._stop()
-        self._main.close()
 
     def _take(self, block: Block) -> None:
         if block.language == "python" and block.runs:
@@ -81,8 +80,9 @@ class Page:
 
     def _run_commands(self, block: Block) -> None:
         script = self._substituted(block)
-        if "stop" in block.directives:
-            self._stop()
+        if "ctrl-c" in block.directives:
+            for terminal in reversed(self._terminals):
+                terminal.press_ctrl_c()
         if "background" in block.directives:
             self._run_in_background([script], block.directives.get("until"))
         elif "terminals" in block.directives:
@@ -111,10 +111,9 @@ class Page:
             terminal.wait_for_end(status, SECONDS)
 
     def _stop(self) -> None:
-        """Stop everything, as by Ctrl-C in each terminal: the last that was started first."""
+        """Stop everything at the page's end, as Ctrl-C does: the last that was started first."""
         killed = [name for terminal in reversed(self._terminals) for name in terminal.close()]
         assert not killed, f"did not stop by Ctrl-C: {killed}"
-        self._main = self._terminal()
 
     def _run_program(self) -> None:
         """Run the Python blocks so far as one program, whose line numbers are the document's."""

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -12,12 +13,12 @@ from evenpace.cli import cli
 from tests import EXAMPLES, ROOT
 
 COMMANDS = [
-    *("manager", "ps", "worker", "submit", "attach", "health", "demo", "metrics"),
-    *("bench rpc", "bench ps", "bench recovery", "bench nodes", "bench spot", "bench predictors"),
+    *("run", "manager", "ps", "worker", "submit", "attach", "health", "demo", "metrics"),
+    *(f"lab bench {name}" for name in ("rpc", "ps", "recovery", "nodes", "spot", "predictors")),
     *("certs init", "certs issue", "certs show", "token new-key", "token issue"),
-    *("trace live", "trace usage", "trace contention"),
+    *("lab trace live", "lab trace usage", "lab trace contention"),
     *("job drain", "job resize"),
-    *(f"experiment {name}" for name in ("contention", "table3", "fig9", "fig10", "fig11")),
+    *(f"lab experiment {name}" for name in ("contention", "table3", "fig9", "fig10", "fig11")),
 ]
 
 
@@ -88,6 +89,40 @@ def test_the_help_names_all_commands():
     """`evenpace --help` lists what there is."""
     output = CliRunner().invoke(cli, ["--help"]).output
     assert all(command.split()[0] in output for command in COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["bench", "experiment", "simulate", "trace", "chaos", "planted"])
+def test_commands_of_the_lab_have_their_earlier_names(name):
+    """`evenpace bench` does what `evenpace lab bench` does, and the help no longer lists it."""
+    earlier, now = (CliRunner().invoke(cli, [*words, name, "--help"]) for words in ([], ["lab"]))
+    assert (earlier.exit_code, now.exit_code) == (0, 0)
+    assert earlier.output == now.output.replace("lab ", "", 1)
+    assert not re.search(rf"^  {name} ", CliRunner().invoke(cli, ["--help"]).output, re.M)
+
+
+def options_of(command):
+    """The options that the help of a command shows."""
+    return [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+
+
+@pytest.mark.parametrize("name", ["manager", "ps", "worker"])
+def test_each_option_of_a_service_is_in_a_section(name):
+    """The last section, which is for what no other has, has nothing but the help."""
+    output = CliRunner().invoke(cli, [name, "--help"]).output
+    head, _, rest = output.partition("\nOptions:\n")
+    assert re.findall(r"--[a-z-]+", rest) == ["--help"]
+    for option in options_of(cli.commands[name]):
+        assert len(re.findall(rf"^  {option.opts[0]}\b(?!-)", head, re.M)) == 1, option.opts
+
+
+def test_each_option_has_a_help_text():
+    """Of every command that users have; in the lab, some names say all."""
+    commands, without = [cli], set()
+    while commands:
+        command = commands.pop()
+        commands += [one for name, one in getattr(command, "commands", {}).items() if name != "lab"]
+        without |= {f"{command.name} {one.opts[0]}" for one in options_of(command) if not one.help}
+    assert not without
 
 
 @pytest.mark.parametrize("name", ["worker.py", "ps.py", "rpc/__init__.py"])

@@ -36,6 +36,16 @@ def test_a_framework_needs_its_extra_alone(framework):
 
 
 @pytest.mark.parametrize(
+    ("framework", "extra"), [("torch", "torch"), ("keras", "tensorflow"), ("jax", "jax")]
+)
+def test_a_framework_says_what_to_install(framework, extra):
+    """Its adapter names the extra where the framework is missing."""
+    run = run_light("", f"evenpace.{framework}")
+    assert run.returncode == 1
+    assert f": pip install 'evenpace[{extra}]'" in run.stderr
+
+
+@pytest.mark.parametrize(
     ("command", "extra"),
     [("manager", "manager"), ("ps", "manager"), ("metrics", "manager"), ("top", "pages"), ("demo", "lab")],
 )

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 import torch.utils.data as torch_data
+from torch.utils.data._utils.pin_memory import pin_memory as pin_memory_of
 
 from idl.errors import InvalidRequestError
 from worker.data import loader
@@ -44,6 +46,20 @@ class Loader(loader.Loader):
         return SlicedBatch(part, self._load, self.accumulation)
 
 
+class _Pinned:
+    """Function that makes batches, and copies them into page-locked memory.
+
+    Args:
+        collate: Makes a batch from a list of samples.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return pin_memory_of(self._collate(samples))  # type: ignore[no-untyped-call]
+
+
 class DataLoader(Loader):
     """A replacement of `torch.utils.data.DataLoader` for the training data.
 
@@ -58,6 +74,8 @@ class DataLoader(Loader):
             such as `{0: 64, 30: 256}`.
         shuffle: Whether each epoch has a permutation of its own.
         seed: Seed of the permutations.
+        generator: Its initial seed is that of the permutations, in place of `seed`, and the same on all
+            workers; with `num_workers` it seeds the loading processes, as in `torch.utils.data.DataLoader`.
         drop_last: Whether an epoch's last, smaller batch is left out.
         micro_batch: Samples of a micro-batch. With it, what it yields is gone through by
             `evenpace.torch.micro_batches`, and the parameters do not depend on the number of workers and
@@ -65,6 +83,9 @@ class DataLoader(Loader):
             part of a batch is one batch of samples.
         num_workers: Processes that load samples ahead of time; 0 loads them in this process when needed.
         prefetch_factor: Batches that each of them loads ahead.
+        persistent_workers: Whether they go on from epoch to epoch.
+        pin_memory: Whether batches are in page-locked memory, for faster copies to a GPU; without one it has
+            no effect.
         collate_fn: Makes a batch from a list of samples.
         worker_init_fn: Called with the process's number in each loading process.
         session: The session with the services; by default this process's.
@@ -81,10 +102,13 @@ class DataLoader(Loader):
         session: Session | None = None,
         shuffle: bool = False,
         seed: int = 0,
+        generator: torch.Generator | None = None,
         drop_last: bool = False,
         micro_batch: int | None = None,
         num_workers: int = 0,
         prefetch_factor: int = 2,
+        persistent_workers: bool = True,
+        pin_memory: bool = False,
         collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
         worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
@@ -96,8 +120,22 @@ class DataLoader(Loader):
             raise InvalidRequestError(
                 f"num_workers {num_workers}, prefetch_factor {prefetch_factor}: must be at least 0 and 1"
             )
+        if generator is not None:
+            if seed:
+                raise InvalidRequestError(f"seed {seed}: give a seed or a generator, not both")
+            seed = generator.initial_seed()
+        if pin_memory and torch.cuda.is_available():
+            collate_fn = _Pinned(collate_fn)
         super().__init__(
-            PrefetchingSource(dataset, collate_fn, num_workers, prefetch_factor, worker_init_fn)
+            PrefetchingSource(
+                dataset,
+                collate_fn,
+                num_workers,
+                prefetch_factor,
+                worker_init_fn,
+                generator=generator,
+                persistent_workers=persistent_workers,
+            )
             if num_workers
             else Source(dataset, len(dataset), partial(load, dataset), collate_fn),
             batch_size,

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.utils.data as torch_data
 
 from idl.plan import Assignment
@@ -31,6 +32,8 @@ class PrefetchingSource(Source):
         num_workers: Loading processes, at least 1.
         prefetch_factor: Batches that each of them loads ahead.
         worker_init_fn: Called with the process's number in each of them.
+        generator: Generator of their seeds; None for torch's own.
+        persistent_workers: Whether they go on from epoch to epoch.
     """
 
     def __init__(
@@ -40,6 +43,9 @@ class PrefetchingSource(Source):
         num_workers: int,
         prefetch_factor: int,
         worker_init_fn: Callable[[int], None] | None,
+        *,
+        generator: torch.Generator | None = None,
+        persistent_workers: bool = True,
     ) -> None:
         super().__init__(dataset, len(dataset), functools.partial(load, dataset), collate)
         self._guesses = _Guesses()
@@ -54,7 +60,8 @@ class PrefetchingSource(Source):
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             worker_init_fn=functools.partial(_begin_loading, os.getpid(), worker_init_fn),
-            persistent_workers=True,
+            generator=generator,
+            persistent_workers=persistent_workers,
         )
 
     def begin(self, slices: Slices) -> None:

@@ -12,14 +12,14 @@ export function Job({ job, page, stale }) {
   const figures = job.figures;
   return html`<article class=${stale ? "stale" : ""} aria-labelledby="job-name">
     <section class="hero">
-      <div class="title"><h1 id="job-name">${job.job}</h1> <${State} state=${job.state} /></div>
+      <div class="title"><h1 id="job-name">${job.job}</h1> <${State} state=${job.state} text=${job.state_text} /></div>
       <p class="headline">${job.headline}</p>
       ${job.reason && html`<p class="reason">${job.reason}</p>`}
       <dl class="figures">
         <${Figure} name="Throughput" value=${number(figures.throughput)} unit="samples/s"
           note=${figures.even_throughput != null && `even split: ${number(figures.even_throughput)}`} />
-        <${Figure} name="Against even" value=${times(figures.speedup)} note=${`${seconds(figures.saved_seconds)} saved in all`} />
-        <${Figure} name="Iteration" value=${seconds(figures.iteration_time)} note=${`number ${figures.iteration ?? "–"}, epoch ${figures.epoch ?? "–"}`} />
+        <${Figure} name="Against even" value=${times(figures.speedup)} note=${`${job.saved_text} in all`} />
+        <${Figure} name="Iteration" value=${seconds(figures.iteration_time)} note=${`${number(job.iteration)} complete, epoch ${figures.epoch ?? "–"}`} />
         <${Figure} name="Waiting" value=${percent(figures.waiting_share)} note="of the workers' time" />
         <${Figure} name="Prediction error" value=${percent(figures.prediction_error)} note="of speeds, RMS" />
         <${Figure} name="Gradient noise" value=${number(figures.noise_known ? figures.noise_scale : null)}
@@ -56,9 +56,9 @@ function Figure({ name, value, unit, note }) {
   </div>`;
 }
 
-function members({ member_states: states, members: there, workers }) {
+function members({ state, member_states: states, members: there, workers }) {
   const words = Object.entries(states).map(([state, count]) => `${count} ${state}`);
-  if (there < workers) words.push(`${workers - there} awaited`);
+  if (there < workers && state !== "ended" && state !== "failed") words.push(`${workers - there} awaited`);
   return words.join(", ") || "none";
 }
 

@@ -17,7 +17,7 @@ export function Jobs({ jobs, name, small }) {
       ${jobs.map(
         (job) => html`<li key=${job.job}>
           <a href=${`#/job/${encodeURIComponent(job.job)}`} aria-current=${job.job === name ? "page" : undefined}>
-            <span class="name">${job.job}</span> <${State} state=${job.state} />
+            <span class="name">${job.job}</span> <${State} state=${job.state} text=${job.state_text} />
             ${!small &&
             html`<span class="line">${job.headline}</span>
               <span class="line muted">${job.members_text} · iteration ${job.iteration}</span>`}

@@ -4,8 +4,8 @@ import { percent, seconds } from "./format.js";
 
 const STATES = { running: "●", paused: "❚❚", gathering: "○", recovering: "↻", failed: "✕", ended: "■" };
 
-export function State({ state }) {
-  return html`<span class="badge state-${state}"><span aria-hidden="true">${STATES[state] ?? "·"}</span> ${state}</span>`;
+export function State({ state, text }) {
+  return html`<span class="badge state-${state}"><span aria-hidden="true">${STATES[state] ?? "·"}</span> ${text}</span>`;
 }
 
 const VERDICTS = { chronic: "▲", passing: "◆", leader: "★", even: "●" };

@@ -259,7 +259,7 @@ class LoadConfig:
         InvalidRequestError: A value is not allowed.
     """
 
-    jobs: Annotated[int, Setting("", least=1)] = 10
+    jobs: Annotated[int, Setting("Jobs at once.", least=1)] = 10
     workers: Annotated[int, Setting("Of each job.", least=1)] = 100
     seconds: Annotated[float, Setting("In place of minutes.", least=1, below=inf)] = 60.0
     compute: Annotated[

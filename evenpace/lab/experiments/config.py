@@ -153,9 +153,10 @@ class MappingConfig:
 
     out: Folder
     mappings: Annotated[
-        tuple[str, ...], Setting("", metavar="NAME,...", choices=MAPPINGS, read=parse_names)
+        tuple[str, ...],
+        Setting("Mappings to train under.", metavar="NAME,...", choices=MAPPINGS, read=parse_names),
     ] = tuple(MAPPINGS)
-    iterations: Annotated[int, Setting("", least=1)] = 20
+    iterations: Annotated[int, Setting("Of each training.", least=1)] = 20
     batch_size: Annotated[int, Setting("Over all workers.", least=1)] = 48
     micro_batch: Annotated[int, Setting("Samples of a micro-batch.", least=1)] = 4
     dtype: Annotated[
@@ -185,10 +186,10 @@ class MigrationConfig:
         InvalidRequestError: A value is not allowed.
     """
 
-    policy: Annotated[str, Setting("", choices=POLICIES)] = "leader_straggler"
+    policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = "leader_straggler"
     # Computing takes long enough for the default cut to be bearable.
     shares: UnequalShares = (0.24, 0.16, 0.1, 0.06)
-    iterations: Annotated[int, Setting("", least=20)] = 300
+    iterations: Annotated[int, Setting("Of each training.", least=20)] = 300
     batch_size: Annotated[int, Setting("Over all workers.", least=1)] = 256
     cut: BandwidthCut = field(default_factory=BandwidthCut)
     limit_kind: Limit = "auto"

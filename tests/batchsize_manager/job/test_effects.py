@@ -6,6 +6,7 @@ from batchsize_manager.job.effects import Over
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import make_job_policy
 from idl.bounds import Bounds
+from idl.endings import FINISHED, GONE
 from idl.errors import InvalidRequestError
 from idl.exchange import FIXED_GROUP
 from idl.synchronisation import Synchronisation
@@ -115,6 +116,16 @@ def test_the_last_member_that_goes_leaves_what_was_learned():
     driver.tick_at(driver.now + 61.0)
     effects = driver.job.take_effects()
     assert (effects.learned, effects.over) == (False, Over("all members have gone", failed=False))
+
+
+@pytest.mark.parametrize(("failed", "why"), [(False, FINISHED), (True, GONE)])
+def test_a_job_whose_last_worker_has_finished_has_ended_well(failed, why):
+    """How those ended that left before does not matter: the others have done their part."""
+    driver = Driver("a", "b", total=16)
+    driver.job.leave("a", "a", driver.now, failed=not failed)
+    assert driver.job.take_effects().over is None
+    driver.job.leave("b", "b", driver.now, failed=failed)
+    assert driver.job.take_effects().over == Over(why, failed=False)
 
 
 def test_a_job_that_cannot_go_on_is_over_with_what_it_has_learned():

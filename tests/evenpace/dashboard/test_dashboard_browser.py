@@ -99,7 +99,7 @@ def _iteration(tab):
         .locator(".note")
         .inner_text()
     )
-    return int(re.search(r"number (\d+)", text)[1])
+    return int(re.search(r"([\d,]+) complete", text)[1].replace(",", ""))
 
 
 def test_the_page_shows_a_run_and_follows_it(page, opened, wait_until):

@@ -1,5 +1,8 @@
 """Times with an even split: estimated from a balanced job, against those of the even split when played."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -100,7 +103,43 @@ def test_of_an_even_split_nothing_is_saved():
     figures = view.figures()
     assert (figures.speedup, figures.saved_seconds) == (1.0, 0.0)
     assert figures.even_throughput == figures.throughput
-    assert figures.headline == "as fast as even"
+    assert figures.headline.startswith("split evenly; balanced would be up to 1.")
+
+
+@pytest.mark.parametrize("fixed", [0, 16, 64])
+def test_what_balancing_would_win_is_told_of_an_even_split(fixed):
+    """Right to a tenth once other batch sizes were seen; between its bounds before, when only one was."""
+    slopes = [0.010, 0.008, 0.030, 0.012]
+    even, balanced = played("even", slopes, fixed, 0.02), played("learned", slopes, fixed, 0.02)
+    truth = seconds(even[-100:]) / seconds(balanced[-100:])
+    assert truth > 1.2
+    alone = JobView()
+    alone.add(even)
+    figures = alone.figures()
+    assert figures.balanced_least * 0.98 < truth < figures.balanced_most * 1.02
+    assert "split evenly; balanced would be up to 2." in figures.headline
+    after = JobView()
+    after.add(balanced)
+    assert after.figures().balanced_speedup is None
+    after.add(replace(one, iteration=len(balanced) + number) for number, one in enumerate(even))
+    figures = after.figures()
+    assert figures.balanced_speedup == pytest.approx(truth, rel=0.1)
+    assert figures.balanced_least * 0.98 < truth < figures.balanced_most * 1.02
+    assert re.search(
+        r"split evenly; \d+ min saved; balanced would be (up to )?2\.\d× as fast", figures.headline
+    )
+
+
+def test_equal_workers_have_nothing_to_win():
+    """Neither for their noise is a gain promised, nor to a worker alone."""
+    figures = []
+    for slopes in ([0.01] * 4, [0.01]):
+        view = JobView()
+        view.add(played("even", slopes, 5, 0.1))
+        figures.append(view.figures())
+    assert [one.headline for one in figures] == ["as fast as even", "one worker: nothing to balance"]
+    assert figures[0].balanced_speedup == pytest.approx(1.0, abs=0.05)
+    assert figures[1].balanced_speedup is None
 
 
 def test_a_bad_split_is_called_slower():
@@ -110,7 +149,7 @@ def test_a_bad_split_is_called_slower():
     view.add(iteration(k, *splits[k >= 10]) for k in range(110))
     figures = view.figures()
     assert figures.speedup == pytest.approx(1.004 / 1.804, rel=0.03)
-    assert figures.headline.endswith("lost so far")
+    assert figures.headline.endswith("lost")
     assert "slower than even" in figures.headline
 
 

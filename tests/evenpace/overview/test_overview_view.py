@@ -8,12 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchsize_manager.policies.learned import Learned
 from evenpace.lab.traces import read_usage, response
 from evenpace.overview import phrases
 from evenpace.overview.job_view import JobView
 from evenpace.overview.statistics import others_median, quantile
 from tests import SHARED_DATA
-from tests.evenpace.overview.played import OVERHEAD, iteration
+from tests.evenpace.overview.played import OVERHEAD, iteration, play
+
+TIMES = 0.001 * np.exp(0.1 * np.random.default_rng(7).standard_normal((5500, 4)))
+"""Seconds per sample of the slowest of four workers, with noise, (iterations, workers)."""
 
 MACHINES = SHARED_DATA / "google-vm-usage" / "vm_usage.csv.gz"
 
@@ -113,6 +117,21 @@ def test_the_fastest_leads():
     assert one.verdict_text == "the fastest: 2.0 times as fast as the others' median"
 
 
+def test_who_waits_for_others_is_no_straggler():
+    """Not if it is slower than at its best, as the fastest may be; one that is waited for is."""
+
+    def slower(worker, number):
+        return 1.6 if worker == 0 and number >= 60 else 1.0
+
+    waiting = by_name(viewed(noisy([0.002, 0.01, 0.012], 100, noise=0.02, factor=slower)).figures())[
+        "worker-0"
+    ]
+    assert waiting.waiting_share > 0.5
+    assert waiting.verdict == "leader"
+    awaited = viewed(noisy([0.01, 0.01, 0.01], 100, noise=0.02, factor=slower)).figures()
+    assert by_name(awaited)["worker-0"].verdict == "passing"
+
+
 def test_the_text_says_what_the_balancer_did():
     """The text of a smaller batch has the time it saves a straggler, that of a larger one its cost."""
     before = [iteration(k, [300, 60], [300 / 44, 60 / 316]) for k in range(5)]
@@ -172,6 +191,17 @@ def test_sums_and_rates_of_a_job_worked_out_by_hand():
     assert slow.seconds_per_sample.median == pytest.approx(0.2)
     assert [one.worker for one in view.figures(limit=1).workers] == ["worker-1"]
     assert view.figures(limit=0).verdicts == figures.verdicts
+
+
+def test_who_looks_and_when_changes_no_sum():
+    """A viewer who looks now and then has the same time saved as a report afterwards, to the last digit."""
+    played = play(Learned(0.0), 4, 240, 5500, lambda i, k, count: TIMES[k, i] * (8 + count) / (1 + i))
+    at_once, live = viewed(played), JobView()
+    for first in range(0, len(played), 37):
+        live.add(played[first : first + 37])
+        live.figures()
+    assert live.figures().saved_seconds == at_once.figures().saved_seconds
+    assert live.timeline().even_durations == at_once.timeline().even_durations
 
 
 def test_workers_come_and_go():

@@ -6,6 +6,7 @@ import pytest
 
 from batchsize_manager.job.regrouping import GroupChange
 from evenpace.overview import phrases
+from idl.endings import FINISHED, GONE
 from idl.exchange import FIXED_GROUP, FORMED_GROUP, PARAMETER_SERVER
 
 
@@ -55,18 +56,45 @@ def test_headlines():
     assert phrases.headline(1, one, nothing) == "one worker: nothing to balance"
     assert phrases.headline(4, one, nothing) == "as fast as even"
     faster, saved = phrases.Estimate(1.8, 1.9, 2.0), phrases.Estimate(2000.0, 41 * 60.0, 3000.0)
-    assert phrases.headline(4, faster, saved) == "1.9× faster than even; 41 min saved so far"
+    assert phrases.headline(4, faster, saved) == "1.9× faster than even; 41 min saved"
     slower, lost = phrases.Estimate(0.85, 0.9, 0.95), phrases.Estimate(-40.0, -30.0, -20.0)
-    assert phrases.headline(4, slower, lost) == "11% slower than even; 30 s lost so far"
+    assert phrases.headline(4, slower, lost) == "11% slower than even; 30 s lost"
+
+
+def test_a_headline_says_what_balancing_would_win():
+    """Of an even split: as one number, or the most that it may be; not where it would be little."""
+    one, saved = phrases.Estimate(1.0, 1.0, 1.0), phrases.Estimate(20.0, 22.0, 24.0)
+    known, wide = phrases.Estimate(2.0, 2.1, 2.2), phrases.Estimate(1.1, 1.8, 2.3)
+    say = phrases.headline
+    assert say(4, one, saved, known) == "split evenly; 22 s saved; balanced would be 2.1× as fast"
+    assert (
+        say(4, one, phrases.Estimate(0.0, 0.0, 0.0), wide)
+        == "split evenly; balanced would be up to 2.3× as fast"
+    )
+    assert say(4, one, saved, phrases.Estimate(1.0, 1.05, 1.1)) == "as fast as even; 22 s saved"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "text"),
+    [
+        ("ended", FINISHED, "ended well"),
+        ("ended", GONE, "ended"),
+        ("running", "", "running"),
+        ("failed", "a shard is lost", "failed"),
+    ],
+)
+def test_a_job_that_ended_well_is_said_to_have(state, reason, text):
+    """Other states are named as the manager names them."""
+    assert phrases.job_state(state, reason) == text
 
 
 def test_a_headline_says_no_more_than_is_known():
     """A quantity not known well is given as a bound, the one nearer to an even split."""
     saved, lost = phrases.Estimate(90.0, 600.0, 900.0), phrases.Estimate(-900.0, -600.0, -90.0)
     wide = phrases.Estimate(1.3, 1.9, 2.6)
-    assert phrases.headline(4, wide, saved) == "at least 1.3× faster than even; 2 min saved so far"
+    assert phrases.headline(4, wide, saved) == "at least 1.3× faster than even; 2 min saved"
     wide = phrases.Estimate(0.5, 0.7, 0.8)
-    assert phrases.headline(4, wide, lost) == "at least 25% slower than even; 2 min lost so far"
+    assert phrases.headline(4, wide, lost) == "at least 25% slower than even; 2 min lost"
     either = phrases.Estimate(0.8, 1.1, 1.6), phrases.Estimate(-90.0, 90.0, 900.0)
     assert phrases.headline(4, *either) == "whether faster than even is not known yet"
 
@@ -119,6 +147,11 @@ def test_a_noise_that_is_not_known_is_told_as_far_as_it_is(measured, scale, text
 def test_the_number_of_workers(there, wanted, text):
     """It says who is awaited, where anybody is; more than were wanted are no matter."""
     assert phrases.members(there, wanted) == text
+
+
+def test_of_a_job_that_is_over_nobody_is_awaited():
+    """Its workers have gone, as they should."""
+    assert phrases.members(0, 2, over=True) == "was for 2 workers"
 
 
 def test_how_gradients_meet():

@@ -352,7 +352,7 @@ def test_training_is_reported_while_it_goes_on_and_after(tmp_path, wait_until):
         page, numbers = page_of(state, name)
     assert numbers["figures"]["iterations"] == TRAINED
     assert {worker["worker"] for worker in numbers["figures"]["workers"]} == {"one", "two"}
-    assert numbers["facts"]["state"] == "ended"
+    assert numbers["facts"]["state"] == "ended well"
     with open_state(state) as reader:
         kept = reader.records(numbers["facts"]["run"], 0, TRAINED)
     assert numbers["timeline"]["durations"] == pytest.approx([record.duration for record in kept])

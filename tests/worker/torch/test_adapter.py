@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import multiprocessing
+import os
 import threading
 from pathlib import Path
 
@@ -42,6 +43,16 @@ DTYPES = [
     (torch.bfloat16, 2.0**-6),
     (torch.half, 2.0**-9),
 ]
+
+
+class ProcessIds(torch.utils.data.Dataset):
+    """Twelve samples, each the id of the process that loads it."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return os.getpid()
 
 
 @pytest.fixture
@@ -458,6 +469,52 @@ def test_a_closure_gives_its_loss(job):
     before = model.weight.item()
     assert optimizer.step(closure).item() >= 0
     assert model.weight.item() != before
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, True), (1, True), (1, False)])
+def test_a_generators_seed_is_that_of_the_order(job, num_workers, persistent):
+    """As with torch's own loader, for which the epochs' loading processes go on, or are others each time."""
+    orders = []
+    for name, options in (("a", {"seed": 7}), ("b", {"generator": torch.Generator().manual_seed(7)})):
+        seen = {}
+        train(
+            job(1)(name),
+            seen,
+            size=12,
+            batch_size=5,
+            shuffle=True,
+            num_workers=num_workers,
+            persistent_workers=persistent,
+            pin_memory=True,
+            **options,
+        )
+        orders.append(seen)
+    assert orders[0] == orders[1]
+    assert orders[0][0] != sorted(orders[0][0])
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_loading_processes_persist_unless_they_are_not_to(job, persistent):
+    """With `persistent_workers`, all epochs' samples come from the same process."""
+    loader = DataLoader(
+        ProcessIds(), 4, session=job(1)("w"), num_workers=1, persistent_workers=persistent, shuffle=True
+    )
+    optimizer = distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
+    epochs = []
+    for _ in range(2):
+        epochs.append(set())
+        for batch in loader:
+            epochs[-1] |= set(batch.tolist())
+            optimizer.step()
+    here = os.getpid()
+    assert [ids - {here} for ids in epochs] != [set(), set()]
+    assert (epochs[0] - {here} == epochs[1] - {here}) == persistent
+
+
+def test_a_seed_and_a_generator_are_one_too_many(job):
+    """The error names the seed."""
+    with pytest.raises(InvalidRequestError, match="seed 3: give a seed or a generator, not both"):
+        DataLoader(Squares(4), 2, session=job(1)("w"), seed=3, generator=torch.Generator())
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])

@@ -48,7 +48,7 @@ def test_a_service_that_dies_is_named_at_once(tmp_path):
             return poll()
 
         observer.poll = die_first  # after the look at the processes, before that at the job
-        with pytest.raises(ProcessFailedError, match="manager ended with status -9; its log"):
+        with pytest.raises(ProcessFailedError, match="manager was killed by SIGKILL; its log"):
             next(scheme_run.followed(cluster, observer))
 
 

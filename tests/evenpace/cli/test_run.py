@@ -1,0 +1,200 @@
+"""`evenpace run`: a whole job in one terminal, of which nothing stays behind."""
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+from tests import EXAMPLES
+from tests.scripts import train_least_squares
+from tests.services import has_ended
+
+SCRIPT = train_least_squares.__file__
+FOR_EVER = (SCRIPT, "--workers", "2", "--", "--iterations", "1000000", "--pace", "0.01", "--out", "none")
+
+
+class Run:
+    """A run as a user starts it, whose output is read line by line.
+
+    Attributes:
+        popen: The process of `evenpace run`.
+        lines: The lines so far.
+    """
+
+    def __init__(self, *words):
+        command = [sys.executable, "-m", "evenpace", "run", *map(str, words)]
+        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines = []
+
+    def read_until(self, pattern):
+        """Read lines up to the first that matches, and return the match."""
+        for line in self.popen.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"{pattern!r} not in:\n" + "\n".join(self.lines))
+
+    def manager(self):
+        """Return the manager's address, once it listens."""
+        return self.read_until(r"^run \| .*; the manager is at (\S+:\d+)\.")[1]
+
+    def parts(self):
+        """Return the processes that it has started so far."""
+        return psutil.Process(self.popen.pid).children(recursive=True)
+
+    def end(self):
+        """Read to the end, and return the exit status."""
+        self.lines += self.popen.stdout.read().splitlines()
+        return self.popen.wait()
+
+
+@contextlib.contextmanager
+def running(*words):
+    """Run `evenpace run` for the length of the block at most."""
+    run = Run(*words)
+    try:
+        yield run
+    finally:
+        run.popen.kill()
+        run.popen.wait()
+        run.popen.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_job_runs_to_its_end(tmp_path):
+    """Each line is behind its process's name; the status is 0, and the last lines say how it went."""
+    out = tmp_path / "parameters.npy"
+    with running(SCRIPT, "--workers", 2, "--", "--iterations", 30, "--out", out) as run:
+        run.read_until(r"^manager \| .*worker-1 joined")
+        parts = run.parts()
+        assert run.end() == 0, run.lines
+    names = {line.partition(" | ")[0] for line in run.lines}
+    assert names == {"run", "manager", "ps-0"}  # the workers print nothing
+    assert run.lines[0].startswith("run | 2 workers, 1 shard; the manager is at 127.0.0.1:")
+    notes = [line for line in run.lines if line.startswith("run | ")]
+    assert notes[1].startswith("run | default  ended")
+    assert "iteration 30" in notes[2]
+    assert len(parts) >= 4
+    assert all(map(has_ended, parts))
+    assert out.is_file()
+
+
+@pytest.mark.slow
+def test_workers_reduce_gradients_among_themselves():
+    """With --all-reduce there is no shard, and the workers form a group."""
+    script = EXAMPLES / "train_digits_ddp_evenpace.py"
+    with running(script, "--workers", 2, "--all-reduce") as run:
+        assert run.end() == 0, run.lines
+    assert run.lines[0].startswith("run | 2 workers, all-reduce; the manager is at 127.0.0.1:")
+    assert sum(bool(re.match(r"worker-\d \| accuracy 9\d", line)) for line in run.lines) == 1
+
+
+@pytest.mark.slow
+def test_two_runs_do_not_clash_and_can_be_watched(wait_until):
+    """Each has a manager of its own, whose jobs `evenpace status` shows by the command that is printed."""
+    with running(*FOR_EVER) as one, running(*FOR_EVER) as other:
+        managers = [one.manager(), other.manager()]
+        assert managers[0] != managers[1]
+        for run, manager in zip((one, other), managers, strict=True):
+            # The usual address need not be named: other commands have it by default.
+            named = [] if manager == "127.0.0.1:4300" else ["--manager", manager]
+            assert run.lines[-1].endswith(" ".join(["To watch: evenpace top", *named]))
+            status = ["status", "default", *named]
+            wait_until(
+                lambda status=status: "2 workers" in CliRunner().invoke(cli, status).output,
+                f"a job of two workers at {manager}",
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything(number):
+    """Ctrl-C and SIGTERM do the same: status 130, and nothing is left."""
+    with running(*FOR_EVER) as run:
+        run.read_until(r"^manager \| .*worker-1")
+        parts = run.parts()
+        run.popen.send_signal(number)
+        assert run.end() == 130, run.lines
+    assert run.lines[-1] == "Interrupted."
+    assert len(parts) >= 4
+    assert all(map(has_ended, parts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ps", "worker"])
+def test_a_part_that_is_killed_ends_the_run(name):
+    """Whichever it is, the last line names it, the status is 1, and nothing is left."""
+    with running(*FOR_EVER) as run:
+        run.read_until(r"^manager \| .*worker-1")
+        parts = run.parts()
+        next(part for part in parts if name in part.cmdline()).kill()
+        assert run.end() == 1, run.lines
+    assert re.fullmatch(
+        rf"Error: {name}(-0)? was killed by SIGKILL, which ends the run; what it printed is above",
+        run.lines[-1],
+    )
+    assert all(map(has_ended, parts))
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_run_that_is_killed(wait_until):
+    """Not even a worker, although nobody could end it."""
+    with running(*FOR_EVER) as run:
+        run.read_until(r"^manager \| .*worker-1")
+        parts = run.parts()
+        run.popen.kill()
+        wait_until(lambda: all(map(has_ended, parts)), "the end of all processes")
+
+
+@pytest.mark.slow
+def test_the_scripts_own_error_is_shown(tmp_path):
+    """Its traceback comes behind the worker's name, and the error names the worker."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint('at 50%', end='\\r')\nraise ValueError(sys.argv[1:])\n")
+    with running(script, "--", "--lr", "3") as run:
+        assert run.end() == 1
+    assert "worker-0 | ValueError: ['--lr', '3']" in run.lines
+    assert run.lines[-1].startswith("Error: worker-0 ended with status 1, which ends the run")
+
+
+@pytest.mark.slow
+def test_a_script_without_a_loader_of_ours_is_told(tmp_path):
+    """Workers that train nothing together are a mistake, even if each has ended well."""
+    script = tmp_path / "train.py"
+    script.write_text("print('trained alone', end='')\n")
+    with running(script, "--all-reduce") as run:
+        assert run.end() == 1
+    assert run.lines[-2] == "worker-0 | trained alone"
+    assert run.lines[-1].startswith("Error: no job was trained: the script has to go through a loader")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.py"], "training script 'missing.py': no such file"),
+        ([], "Missing argument 'SCRIPT'"),
+        (["train.py", "--epochs", "3"], "(The script's own options come after --.)"),
+        (["train.py", "--workers", "0"], "0 is not in the range x>=1"),
+        (["train.py", "--workers", "3", "--cpu-shares", "0.5,0.2"], "cpu_shares 0.5,0.2: must be as many"),
+        (["train.py", "--cpu-shares", "0.5,much"], "shares '0.5,much': give numbers from 0.01"),
+        (["train.py", "--shards", "2", "--all-reduce"], "give --shards or --all-reduce, not both"),
+        (["train.py", "--manager-options", "--bogus 3"], "No such option"),
+        (["train.py", "--ps-options", "--bogus"], "No such option"),
+        (["train.py", "--worker-options", "--bogus"], "No such option"),
+        (["train.py", "--http", "0.0.0.0:4380"], "others could reach the page at 0.0.0.0:4380 without TLS"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_started(tmp_path, monkeypatch, words, message):
+    """The error is one of the user's, and has what was wrong."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    done = CliRunner().invoke(cli, ["run", *words])
+    assert done.exit_code in (1, 2), done.output
+    assert message in done.output
+    assert isinstance(done.exception, SystemExit)
