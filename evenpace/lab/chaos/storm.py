@@ -30,7 +30,8 @@ from evenpace.lab.proxy import ProxyLink
 from rpc.processes import state
 
 _UNTIL_OUT = "freeze-until-out"
-_AWAITS_THE_JOB = (_UNTIL_OUT, "join", "drain")  # kinds whose evidence takes a job that goes on
+# Kinds whose evidence takes a job that goes on.
+_AWAITS_THE_JOB = (_UNTIL_OUT, "join", "drain", "rank-black-hole", "rank-partition")
 # Kinds that end a worker, or its connection, after which it may count as dead.
 _TAKE_OUT = ("kill", "drain", "cut", "half-open", "black-hole", "partition")
 _RETURN_SECONDS = 15.0  # seconds after such a fault in which a worker that lives is certain to have come back
@@ -173,8 +174,9 @@ class Storm:
         if kind in _TAKE_OUT and name != MANAGER and not self._leaves_the_state(name):
             return False
         if site == "ranks":
-            up = {process.name for process in self._cluster.supervisor.running("worker")}
-            return all(up & set(side) for side in sides_of(name))
+            running = self._cluster.supervisor.running("worker")
+            training = {process.name for process in running if self._cluster.trains(process)}
+            return all(training & set(side) for side in sides_of(name))
         if site == "link":
             return any(link.connections for link in self._links(name).values())
         if site == "disk":

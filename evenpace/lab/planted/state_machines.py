@@ -43,8 +43,8 @@ PLANTED: tuple[Planted, ...] = (
         (
             Change(
                 "batchsize_manager/job/presence.py",
-                "self._planner.batches.padded(len(self._members) + 1)",
-                "self._planner.batches.padded(len(self._members.staying))",
+                "self._planner.batches.cuts(len(self._members) + 1)",
+                "self._planner.batches.cuts(len(self._members.staying))",
             ),
         ),
         "tests/batchsize_manager/job/test_return.py",
@@ -152,8 +152,8 @@ PLANTED: tuple[Planted, ...] = (
         (
             Change(
                 "worker/step_options.py",
-                "in reversed(self._changes) if since <= iteration",
-                "in reversed(self._changes)",
+                "if since <= iteration:",
+                "if True:",
             ),
         ),
         "tests/worker/test_step_options.py",
