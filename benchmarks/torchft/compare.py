@@ -145,28 +145,28 @@ def _trained(way: str, options: argparse.Namespace, kills: int) -> dict[str, Any
 
 
 def _summary(lines: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
-    """Count how often each sample was used, over all epochs that the steps make, after the first steps."""
+    """Say what time the steps took, and how often samples were used in as many epochs as they make."""
     last: dict[int, int] = {}  # attempts by step
     for line in lines:
         last[line["step"]] = max(last.get(line["step"], 0), line["attempt"])
-    used: Counter[tuple[int, int]] = Counter()  # by epoch, as the number of steps makes them
+    epochs = options.steps // script.BATCHES
+    used = Counter[int]()
     ends: dict[int, float] = {}
     for line in lines:
         step = line["step"]
         if line["attempt"] == last[step]:
             ends[step] = min(ends.get(step, line["at"]), line["at"])
-            used.update((step // script.BATCHES, sample) for sample in line["samples"])
-    epochs = options.steps // script.BATCHES
-    due = epochs * script.BATCHES * options.batch_size
-    of_epochs = [count for (epoch, _), count in used.items() if epoch < epochs]
+            used.update(line["samples"] if step < epochs * script.BATCHES else ())
+    samples = range(script.BATCHES * options.batch_size)
+    due = epochs * len(samples)
     times = [ends[step] for step in sorted(ends)]
     gaps = [after - before for before, after in itertools.pairwise(times)]
     return {
         "seconds": times[-1] - times[options.warm_up],
         "step_s": statistics.median(gaps),
         "longest_gap_s": max(gaps[options.warm_up :]),
-        "never_used": 1 - len(of_epochs) / due,
-        "used_again": sum(count - 1 for count in of_epochs) / due,
+        "too_rarely": sum(max(0, epochs - used[sample]) for sample in samples) / due,
+        "too_often": sum(max(0, used[sample] - epochs) for sample in samples) / due,
     }
 
 
@@ -188,8 +188,7 @@ def main() -> None:
             sys.stdout.write(
                 f"{way}, {its['kills']} kills: {its['seconds']:.1f} s for {options.steps - options.warm_up} "
                 f"steps ({its['step_s'] * 1e3:.0f} ms each, longest pause {its['longest_gap_s']:.1f} s); of "
-                f"the samples of an epoch, {its['never_used']:.1%} never used, "
-                f"{its['used_again']:.1%} again\n"
+                f"all uses of samples, {its['too_rarely']:.1%} are lacking, {its['too_often']:.1%} too many\n"
             )
             sys.stdout.flush()
     if options.json is not None:
