@@ -55,6 +55,7 @@ DIRECTIVES = {
 }
 REASONS = (
     r"needs a GPU",
+    r"needs torchft",
     r"needs several machines",
     r"needs published traces; run by (?P<of_traces>\S+)",
     r"needs a container engine; run by (?P<tests>\S+)",
