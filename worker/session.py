@@ -242,7 +242,8 @@ class Session:
             self.assignment = self._membership.next()
         except RewoundError as error:
             self._recover(error)
-        assert self.assignment is not None
+        if self.assignment is None:
+            raise InvalidRequestError(f"this worker was released: {self.released}")
         return self.assignment
 
     def planned(self, iteration: int) -> Assignment | None:

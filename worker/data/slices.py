@@ -3,6 +3,7 @@
 This module knows the session and the plan, and no framework: it yields indices, and loaders load the samples.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -120,7 +121,8 @@ class Slices:
         self._epochs_begun += 1
         assignment = session.assignment
         if assignment is None and session.released is None:
-            assignment = session.join()
+            with self._until_released():
+                assignment = session.join()
         if assignment is not None and assignment.epoch < epoch:
             raise InvalidRequestError(
                 f"epoch {epoch} begins, but iteration {assignment.iteration} of epoch {assignment.epoch} "
@@ -128,7 +130,9 @@ class Slices:
             )
         if assignment is None or assignment.epoch > epoch:
             return
-        session.start_training()
+        with self._until_released():
+            session.start_training()
+        assignment = session.assignment
         while assignment is not None and assignment.epoch <= epoch:
             self._permute(assignment.epoch)
             if assignment.batch_start == 0:
@@ -160,9 +164,20 @@ class Slices:
         """Skip the epochs that were over before this worker joined, and return their number."""
         if self.session.released is not None:
             return 0
-        skipped = max(0, self.session.join().epoch - self._epochs_begun)
+        skipped = 0
+        with self._until_released():
+            skipped = max(0, self.session.join().epoch - self._epochs_begun)
         self._epochs_begun += skipped
         return skipped
+
+    @contextlib.contextmanager
+    def _until_released(self) -> Iterator[None]:
+        """Leave a `with` block without an error where this worker is released before its first batch."""
+        try:
+            yield
+        except InvalidRequestError:
+            if self.session.released is None:
+                raise
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the epochs that are still to be trained, of `number`, each for one pass over the loader.

@@ -350,6 +350,27 @@ def test_a_newcomer_is_killed_on_its_way_to_the_group(tmp_path, wait_until):
         assert {line[0] for line in run.seen("a")} == {1, 3}
 
 
+def test_a_newcomer_is_drained_before_its_first_batch(tmp_path, wait_until):
+    """Its loop over the loader has no batch, and ends; the others go on."""
+    with (
+        manager_process("--workers", "2", "--policy", "even", "--silence", "60") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE) as run,
+        contextlib.closing(ManagerClient(manager)) as client,
+    ):
+        run.start("ab")
+        run.reaches("a", 15)
+        run.freeze("a")
+        run.start("c")
+        wait_until(lambda: len(client.status("default").members) == 3, "the newcomer")
+        client.drain("default", "c")
+        run.thaw("a")
+        assert run.end("c")["released"] == "drained by an operator"
+        ended, iterations = run.end_all("ab")
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
+        assert run.seen("c") == []
+
+
 def test_a_worker_is_found_at_the_address_that_it_is_given(tmp_path, wait_until):
     """It may be another one than that from which it reaches the manager."""
     with (
