@@ -331,7 +331,7 @@ def with_scalars(example, line, epochs, folder):
     text = re.sub(r"^(loader = .*)$", rf"\1\n{line}", (EXAMPLES / example).read_text(), flags=re.M)
     assert line in text
     script = folder / example
-    text = re.sub(r"range\(15\)|epochs=15", lambda m: m[0].replace("15", str(epochs)), text)
+    text = re.sub(r"epochs\(15\)|epochs=15", lambda m: m[0].replace("15", str(epochs)), text)
     script.write_text(f"{WITHOUT_TENSORFLOW}\n{text}")
     return script
 
