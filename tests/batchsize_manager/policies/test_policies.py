@@ -438,7 +438,7 @@ def test_members_that_cannot_take_the_batch_are_infeasible():
     policy = policy_of(LeaderStraggler(), "a", "b", a=Bounds(1, 40), b=Bounds(1, 40))
     policy.split(64)
 
-    with pytest.raises(InfeasibleError, match="64 samples over 1 workers"):
+    with pytest.raises(InfeasibleError, match="64 samples over 1 worker "):
         policy.set_members(members("a", a=Bounds(1, 40)))
 
 
