@@ -1,4 +1,4 @@
-"""The script train_digits.py over many uneven workers: three lines differ.
+"""The script train_digits.py over many uneven workers: three lines and the loop over epochs differ.
 
 Start it with `evenpace run examples/train_digits_evenpace.py --workers 2`.
 """

@@ -18,7 +18,7 @@ _OPTIONS: Mapping[str, Collection[str]] = {
         *("deterministic",),
     ),
     "When a part is silent, slow or gone": (
-        *("heartbeat", "silence", "absence", "report_timeout", "keep_job"),
+        *("heartbeat", "silence", "absence", "report_timeout", "keep_job", "end_on_nan"),
         *("checkpoint_every", "keep", "ledger"),
     ),
     "CPUs and memory": ("cpu_share", "limit_kind", "cpu", "threads", "memory_mib"),

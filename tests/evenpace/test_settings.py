@@ -307,7 +307,8 @@ def settled(config):
 def test_an_option_has_the_default_and_the_help_of_its_field(command, config, one, setting):
     """For every field of a configuration that has an option."""
     group, _, name = command.rpartition(" ")
-    made = (cli.commands[group] if group else cli).commands[name]
+    parent = cli.get_command(click.Context(cli), group) if group else cli
+    made = parent.get_command(click.Context(parent), name)
     flag = "--" + (setting.name or one.name).replace("_", "-")
     (found,) = (param for param in made.params if flag in param.opts)
     context = click.Context(made)

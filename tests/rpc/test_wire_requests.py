@@ -252,13 +252,13 @@ def test_extreme_times_leave_the_sum_exact():
         names = [Identity("extreme", name, name) for name in "ab"]
         for raw, identity in zip((one, two), names, strict=True):
             raw.send(framed("join", join_request(identity)))
-        for iteration, times in enumerate([(1e-9, 1.7e308), (1e-9, 1e-9), (1.7e308, 1.7e308), (1, 1)]):
+        for iteration, times in enumerate([(1e-9, 3.1e7), (1e-9, 1e-9), (3.1e7, 3.1e7), (1, 1)]):
             assignments = [answer(raw)[1].assignment for raw in (one, two)]
             assert [a.iteration for a in assignments] == [iteration, iteration]
             assert sum(a.count for a in assignments) == MemberWorker.BATCH
             assert all(a.count > 0 for a in assignments)
             for raw, identity, seconds in zip((one, two), names, times, strict=True):
-                report = _manager.ReportRequest(identity, iteration, float(seconds), 1.7e308, 0.0, 1.0)
+                report = _manager.ReportRequest(identity, iteration, float(seconds), 3.1e7, 0.0, 1.0)
                 raw.send(framed("report", report))
 
 
