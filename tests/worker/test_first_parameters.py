@@ -36,7 +36,7 @@ def test_a_worker_that_dies_between_two_shards_is_replaced(between_shards, monke
 
     between_shards(die)
     monkeypatch.setattr(
-        Membership, "leave", lambda self: self._heartbeat and self._heartbeat.stop(DeadError())
+        Membership, "leave", lambda self, **_: self._heartbeat and self._heartbeat.stop(DeadError())
     )
     with (
         in_process_manager(3, lookahead=lookahead) as manager,
