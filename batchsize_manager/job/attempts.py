@@ -45,6 +45,7 @@ class Attempts:
         self._members = members
         self._iterations = iterations
         self._outbox = outbox
+        self._began = 0, 0  # the last attempt that has begun to train, and its first iteration
         self._shards: tuple[str, str] | None = None  # a worker, and the shards that it uses in this attempt
         self._disputed = -1  # the iteration that was last given up since workers used different shards
 
@@ -114,6 +115,7 @@ class Attempts:
     def end(self, iteration: int, now: float) -> None:
         """End the recovery: the job goes on from `iteration`, to which all shards have gone back."""
         self.why_recovering = ""
+        self._began = self.number, iteration
         self._iterations.go_to(iteration, now)
         self._outbox.rewind(iteration)
 
@@ -125,6 +127,18 @@ class Attempts:
         """
         if self._members.recovers and attempt >= self.number and attempt > member.announced:
             self.begin(f"attempt {attempt} was not kept", after=attempt)
+
+    def check_steps(self, formed: int | None, steps: int) -> None:
+        """Check that a member's state has had the steps with which its attempt began, where that is known.
+
+        Raises:
+            InvalidRequestError: It has had fewer.
+        """
+        attempt, first = self._began
+        if formed == attempt and steps < first:
+            raise InvalidRequestError(
+                f"iteration {steps}: the state of attempt {attempt} has had {first} steps or more"
+            )
 
     def announce(self, member: Member) -> int:
         """Return the present attempt's number, and note that it is sent to a member."""

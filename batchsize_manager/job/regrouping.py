@@ -94,6 +94,7 @@ class Regrouping:
         """
         if not self._attempts.recovering:
             return  # it repeats its call, or waits for the next group
+        self._attempts.check_steps(formed, steps)
         again = member.arrival is not None and member.has_arrived(attempt)
         at = member.arrival.at if again and member.arrival is not None else now
         try:

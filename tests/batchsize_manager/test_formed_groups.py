@@ -109,6 +109,23 @@ class Board:
             return ranks[group.source or 0][0]
 
 
+def test_fewer_steps_than_its_attempt_began_with_are_refused(tmp_path):
+    """The job would go back behind what is in that state."""
+    board = Board()
+    with restartable_manager(tmp_path, "--workers", "1") as manager:
+        a, b = (StockWorker(manager.address, name, board) for name in "ab")
+        a.begin()
+        a.train(1, 4)
+        in_threads(lambda: a.train(2, 5), b.begin)
+        first = b.steps
+        b.steps = first - 1
+        said = f"iteration {b.steps}: the state of attempt {b.attempt} has had {first} steps or more"
+        with pytest.raises(common.InvalidRequest, match=said):
+            b.begin_again()
+        for worker in (a, b):
+            worker.client.close()
+
+
 def test_stock_clients_form_groups_through_a_restart_of_the_manager(tmp_path):
     """Two begin, a third takes their state, and after the restart all go on without anybody's."""
     board = Board()

@@ -54,6 +54,12 @@ class Average:
             value.copy_(other)
 
 
+def wait_for(path):
+    """Wait until there is a file."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
 def make(seed, optimizer, hidden=8, *, norm=False):
     """Make a network, its optimiser, and schedulers that step by batch and by epoch."""
     torch.manual_seed(seed)
@@ -111,6 +117,7 @@ def main():
     parser.add_argument("--hidden", type=int, default=8)
     parser.add_argument("--change-alone", action="store_true", help="Change a parameter in iteration 5.")
     parser.add_argument("--micro-batch", type=int)
+    parser.add_argument("--hold", type=Path, help="Compute the first batch once there is this file.")
     parser.add_argument(
         "--out", type=Path, required=True, help="Beside it are .txt, a line a batch, and .pt."
     )
@@ -141,6 +148,8 @@ def main():
                 break
             ranks = f"{distributed.get_rank()} {distributed.get_world_size()}"
             seen.write(f"{now.attempt} {now.iteration} {now.start} {now.count} {ranks}\n")
+            if options.hold:
+                wait_for(options.hold)
             if options.change_alone and now.iteration == 5:
                 module[0].bias.data[0] += 1e-9
             optimizer.zero_grad()

@@ -4,7 +4,7 @@ This module knows no framework: adapters reduce the gradients, and note here tha
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -60,8 +60,14 @@ class Former(Protocol):
         """End all waits for other members in groups of earlier attempts; called by any thread."""
         ...
 
-    def form(self, attempt: int, seat: Seat) -> GroupTimes:
+    def form(self, attempt: int, seat: Seat, has_state: Callable[[], None]) -> GroupTimes:
         """Form the group of an attempt, in which all members have the same state then.
+
+        Args:
+            attempt: The attempt.
+            seat: This worker's place in the group.
+            has_state: Called once this worker has the state with which the attempt begins; until then it has
+                what it had before, also where the group cannot be formed.
 
         Returns:
             What its parts took, but for the meeting.
@@ -100,9 +106,9 @@ class AllReduce:
         self._store = ""
         self._steps: int | None = None  # that the parameters have had; None before the first attempt
         self._place: tuple[int, int] | None = None  # epoch and end of the last step's batch
-        self._formed: int | None = None  # the last attempt whose group was formed, with all of the state
+        self._formed: int | None = None  # the last attempt with whose state this worker has begun
         self._failures = 0  # to form a group, one after the other
-        self._next: tuple[int, Seat, float] | None = None  # of a group to form, with seconds of the meeting
+        self._next: tuple[Assignment, Seat, float] | None = None  # a group to form; seconds of the meeting
 
     def form_groups_by(self, former: Former) -> None:
         """Let the manager have the members' group formed; to be called before `Session.join`."""
@@ -125,17 +131,21 @@ class AllReduce:
         self._former.begin_batch()
         if self._next is None:
             return
-        attempt, seat, met = self._next
-        if seat.lacks:
-            self._formed = None  # until all of the state has come
+        first, seat, met = self._next
+
+        def has_state() -> None:
+            # It may be the only one who has it from here on, as where the sender dies in the first iteration.
+            self._formed, self._steps = first.attempt, first.iteration
+            self._place = None if first.batch_start is None else (first.epoch, first.batch_start)
+
         try:
-            self.group_times = replace(self._former.form(attempt, seat), meet=met)
+            self.group_times = replace(self._former.form(first.attempt, seat, has_state), meet=met)
         except UnavailableError as error:
             self._failures += 1
             if self._failures == _MOST_FAILURES:
                 raise
-            raise RewoundError(str(error), self._manager.recover(attempt)) from error
-        self._formed, self._next, self._failures = attempt, None, 0
+            raise RewoundError(str(error), self._manager.recover(first.attempt)) from error
+        self._next, self._failures = None, 0
 
     @classmethod
     def of(cls, exchange: Exchange, otherwise: str) -> "AllReduce":
@@ -252,7 +262,9 @@ class AllReduce:
             except RewoundError as again:
                 error = again
                 continue
-            self._next = None if seat is None else (error.attempt, seat, time.perf_counter() - began)
+            self._next = None
+            if assignment is not None and seat is not None:
+                self._next = assignment, seat, time.perf_counter() - began
             return assignment
 
     def abandon(self, error: EvenpaceError) -> None:

@@ -117,8 +117,13 @@ class FormedGroup:
             _use_interface_of(host)
         return f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
 
-    def form(self, attempt: int, seat: Seat) -> GroupTimes:
+    def form(self, attempt: int, seat: Seat, has_state: Callable[[], None]) -> GroupTimes:
         """Form the group of an attempt, wrap the model anew, and have all members at the same state.
+
+        Args:
+            attempt: The attempt.
+            seat: This worker's place in the group.
+            has_state: Called once this worker has all of the state; until then it has what it had before.
 
         Returns:
             What its parts took.
@@ -134,6 +139,8 @@ class FormedGroup:
             connected = time.perf_counter()
             if seat.source is not None:
                 self._state.pass_on(seat.source, group, lacks=seat.lacks)
+                self._state.note()
+            has_state()
             sent = time.perf_counter()
             self._state.compare(group)
         except RuntimeError as error:

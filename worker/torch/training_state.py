@@ -78,7 +78,8 @@ class TrainingState:
     def pass_on(self, source: int, group: distributed.ProcessGroup, *, lacks: bool) -> None:
         """Pass the state of one rank on to those that lack it; all ranks of a group call this.
 
-        Where a single one lacks it, others have no part in the transfer of its tensors.
+        Where a single one lacks it, others have no part in the transfer of its tensors. A rank keeps its own
+        until all of the sender's has come.
 
         Args:
             source: The rank that sends its state.
@@ -87,6 +88,7 @@ class TrainingState:
 
         Raises:
             InvalidRequestError: The script has another model than the sender's, or other schedulers.
+            RuntimeError: A rank that is needed has gone.
         """
         flags = [torch.empty(1, dtype=torch.bool) for _ in range(distributed.get_world_size(group))]
         distributed.all_gather(flags, torch.tensor([lacks]), group)
@@ -109,9 +111,9 @@ class TrainingState:
     def _receive(self, source: int, group: distributed.ProcessGroup, to: int | None, *, keeps: bool) -> None:
         """Receive the state that a rank sends to one, or with None to all, and take it unless it `keeps`."""
         schedulers = [] if keeps else self._schedules.found()  # while the sender looks for its own
-        received: list[Any] = [None]
-        distributed.broadcast_object_list(received, source, group)
-        kinds, outline, layout = received[0]
+        given: list[Any] = [None]
+        distributed.broadcast_object_list(given, source, group)
+        kinds, outline, layout = given[0]
         for theirs, ours in zip_longest(layout, self._layout()):
             if theirs != ours:
                 raise InvalidRequestError(
@@ -123,8 +125,8 @@ class TrainingState:
         flat: list[torch.Tensor] = []
         state = _filled(outline, flat)
         own = list(self._tensors())
-        tensors = [torch.empty_like(tensor) for tensor in own] if keeps else own
-        self._transfer([*tensors, *flat], source, group, to)
+        received = [torch.empty_like(tensor) for tensor in own]
+        self._transfer([*received, *flat], source, group, to)
         if keeps:
             return
         if kinds != [type(scheduler).__name__ for scheduler in schedulers]:
@@ -133,6 +135,8 @@ class TrainingState:
                 f"{', '.join(type(one).__name__ for one in schedulers) or 'none'} here: make the same ones "
                 f"before the training, in the same order"
             )
+        for tensor, value in zip(own, received, strict=True):
+            tensor.copy_(value)
         objects = (self._optimizer, *schedulers, *self._also)
         for one, saved in zip(objects, state, strict=True):
             one.load_state_dict(saved)

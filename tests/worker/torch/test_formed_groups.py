@@ -24,6 +24,7 @@ from worker.torch.formed_group import FormedGroup, reach
 SCRIPT = Path(script.__file__)
 SEEDS = {name: number for number, name in enumerate(string.ascii_letters)}
 PAUSE = ("--pause", "0.02")
+NORM = ("--micro-batch", "5", "--norm")  # for exact sums: batch normalisation and dropout
 
 pytestmark = pytest.mark.slow
 
@@ -152,6 +153,18 @@ def check_equal_to_one_process(saved, seed, iterations, optimizer="adam", most=1
         assert (own - value).abs().max() < most
 
 
+def trained_calmly(folder, wait_until, name, iterations, manager, script):
+    """Train with one worker, without a change of members; return what it has saved."""
+    folder.mkdir()
+    with (
+        manager_process("--workers", "1", *manager) as address,
+        Run(folder, address, wait_until, *script) as run,
+    ):
+        run.start(name)
+        (ended,), _ = run.end_all(name, after=iterations - run.reached(name))
+    return ended
+
+
 def first_seed(run, names):
     """Return the seed of the worker that had rank 0 at first."""
     return next(SEEDS[name] for name in names if run.seen(name)[0][4] == 0)
@@ -199,32 +212,25 @@ def test_workers_join_and_are_drained(tmp_path, wait_until, options):
 
 def test_micro_batches_with_exact_sums_give_the_same_bits(tmp_path, wait_until):
     """Through a join, a death and a drain they are those of one worker, also with batch normalisation."""
-    ends = []
-    for changes in (True, False):
-        folder = tmp_path / str(changes)
-        folder.mkdir()
-        with (
-            manager_process("--workers", "1", "--policy", "even", "--exact") as manager,
-            Run(folder, manager, wait_until, *PAUSE, "--micro-batch", "5", "--norm") as run,
-            contextlib.closing(ManagerClient(manager)) as client,
-        ):
-            run.start("a")
-            run.reaches("a", 5)
-            if changes:
-                run.start("bc")
-                for name in "bc":
-                    run.reaches(name, 1)
-                run.reaches("a", run.reached("bc") + 3)
-                run.kill("c")
-                run.reaches("a", run.reached("c") + 3)
-                client.drain("default", "a")
-                run.end("a")
-                assert {line[5] for line in run.seen("b")} >= {2, 3}
-                (ended,), iterations = run.end_all("b")
-            else:
-                (ended,), _ = run.end_all("a", after=iterations - run.reached("a"))
-            ends.append(bits(ended))
-    assert ends[0] == ends[1]
+    with (
+        manager_process("--workers", "1", "--policy", "even", "--exact") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *NORM) as run,
+        contextlib.closing(ManagerClient(manager)) as client,
+    ):
+        run.start("a")
+        run.reaches("a", 5)
+        run.start("bc")
+        for name in "bc":
+            run.reaches(name, 1)
+        run.reaches("a", run.reached("bc") + 3)
+        run.kill("c")
+        run.reaches("a", run.reached("c") + 3)
+        client.drain("default", "a")
+        run.end("a")
+        assert {line[5] for line in run.seen("b")} >= {2, 3}
+        (ended,), iterations = run.end_all("b")
+    calm = trained_calmly(tmp_path / "calm", wait_until, "a", iterations, ["--exact"], NORM)
+    assert bits(ended) == bits(calm)
 
 
 def test_a_job_outlives_its_manager(tmp_path, wait_until):
@@ -348,6 +354,26 @@ def test_a_newcomer_is_killed_on_its_way_to_the_group(tmp_path, wait_until):
         assert bits(ended[0]) == bits(ended[1])
         check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
         assert {line[0] for line in run.seen("a")} == {1, 3}
+
+
+def test_a_newcomer_goes_on_from_the_state_that_it_was_given_last(tmp_path, wait_until):
+    """Whoever sent it dies before the newcomer's first step, so that nobody else has it."""
+    go = tmp_path / "go"
+    with (
+        manager_process("--workers", "1", "--policy", "even", "--exact") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *NORM) as run,
+    ):
+        run.start("a")
+        run.reaches("a", 15)
+        run.start("b", "--hold", str(go))
+        run.reaches("b", 15)
+        ((_, given, *_),) = run.seen("b")
+        run.kill("a")
+        go.touch()
+        (ended,), iterations = run.end_all("b")
+        assert run.seen("b")[1][1] == given
+    calm = trained_calmly(tmp_path / "calm", wait_until, "a", iterations, ["--exact"], NORM)
+    assert bits(ended) == bits(calm)
 
 
 def test_a_newcomer_is_drained_before_its_first_batch(tmp_path, wait_until):

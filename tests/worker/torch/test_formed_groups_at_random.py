@@ -9,7 +9,15 @@ import pytest
 
 from batchsize_manager.client import ManagerClient
 from tests.services import manager_process
-from tests.worker.torch.test_formed_groups import PAUSE, Run, bits, check_equal_to_one_process, first_seed
+from tests.worker.torch.test_formed_groups import (
+    NORM,
+    PAUSE,
+    Run,
+    bits,
+    check_equal_to_one_process,
+    first_seed,
+    trained_calmly,
+)
 
 MANAGER = ("--workers", "3", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
 SECONDS_FROZEN = (0.2, 4.0)  # shorter and longer than the manager's silence
@@ -120,17 +128,10 @@ def test_faults_at_random_do_not_change_the_parameters(tmp_path, wait_until, see
 )
 def test_with_exact_sums_faults_at_random_change_no_bit(tmp_path, wait_until, seed, count, manager, script):
     """They are those of one worker without a fault, also with batch normalisation and dropout."""
-    exact, script = (*manager, "--exact"), (*script, "--micro-batch", "5", "--norm")
-    (tmp_path / "calm").mkdir()
+    exact, script = (*manager, "--exact"), (*script, *NORM)
     ended, iterations, first = trained_under_faults(tmp_path, wait_until, seed, count, exact, script)
-    with (
-        manager_process("--workers", "1", *exact) as address,
-        Run(tmp_path / "calm", address, wait_until, *script) as run,
-    ):
-        name = string.ascii_letters[first]
-        run.start(name)
-        (alone,), _ = run.end_all(name, after=iterations - run.reached(name))
-    assert bits(ended) == bits(alone)
+    name = string.ascii_letters[first]
+    assert bits(ended) == bits(trained_calmly(tmp_path / "calm", wait_until, name, iterations, exact, script))
 
 
 def trained_under_faults(folder, wait_until, seed, count, manager, script):

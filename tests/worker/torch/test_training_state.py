@@ -1,9 +1,56 @@
-"""Comparisons of states by the sums of their bits."""
+"""States of trainings: their passing on, and comparisons by the sums of their bits."""
+
+import multiprocessing
+import os
 
 import pytest
 import torch
+from torch import distributed
 
-from worker.torch.training_state import _bits
+from worker.torch.training_state import TrainingState, _bits
+
+
+class DyingSender(TrainingState):
+    """The state of a rank that dies once it has sent a part of it."""
+
+    @staticmethod
+    def _transfer(tensors, *others):
+        TrainingState._transfer(tensors[:1], *others)
+        os._exit(1)
+
+
+def make_state(cls, value):
+    """Make a model whose parameters and momentum have one value, and its state."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.data.fill_(value)
+        optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, value)
+    return model, optimizer, cls(model, optimizer)
+
+
+def take_part(rank, file, answers):
+    """Be the one of two ranks that sends its state and dies, or the one that receives."""
+    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    model, optimizer, state = make_state((DyingSender, TrainingState)[rank], float(rank))
+    with pytest.raises(RuntimeError, match=r"closed|reset"):
+        state.pass_on(0, distributed.group.WORLD, lacks=True)
+    tensors = [*model.parameters(), *(one["momentum_buffer"] for one in optimizer.state.values())]
+    answers.put([tensor.flatten().tolist() for tensor in tensors])
+
+
+def test_a_rank_keeps_its_state_until_the_whole_of_another_has_come(tmp_path):
+    """Its sender may be the only one who had a newer one."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    ranks = [context.Process(target=take_part, args=(rank, tmp_path / "met", answers)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert [rank.exitcode for rank in ranks] == [1, 0]
+    assert answers.get() == [[1.0] * 6, [1.0] * 2] * 2
+
 
 TYPES = [torch.uint8, torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
 
