@@ -372,6 +372,7 @@ class Job:
         if not self.members:
             self.presence.awaited_until = None  # it is over
             self._finished = not failed
+            self.presence.may_return &= failed
 
     def disconnect(self, worker: str, incarnation: str, now: float) -> None:
         """Note that a worker's connection broke; unless it calls within `reconnect_grace`, it is dead."""
@@ -394,6 +395,7 @@ class Job:
         for worker in deadlines.absent(members, config.absence, now):
             self._remove(worker, f"died: nothing was heard of it for {config.absence:g} s", now)
         if self.members.regroups:
+            self.presence.look_for_returning(now)
             self._look_for_missing(now)
         if self.members.recovers:
             for worker in deadlines.silent(members, self.iterations.progress, config.silence, now):
@@ -452,8 +454,9 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """True if the job has no members, and waits for none any more, or nobody has its state any more."""
-        return not self.members and (self.members.regroups or self.presence.awaited_until is None)
+        """True if the job has no members, and waits for none; in formed groups, for none with a state."""
+        waits = self.presence.may_return if self.members.regroups else self.presence.awaited_until is not None
+        return not self.members and not waits
 
     @property
     def state(self) -> str:
@@ -662,6 +665,7 @@ class Job:
     def _remove(self, worker: str, why: str, now: float, by: float = -inf) -> None:
         if worker in self.members:  # else it was released meanwhile
             self.presence.remove(worker, why, now, by)
+            self.presence.look_for_returning(now)
             if self.members:
                 self._advance(now)
 
@@ -727,7 +731,7 @@ class Job:
             for worker in late:
                 if self.attempts.recovering and self.attempts.number == number:
                     self._remove(worker, f"did not come into attempt {number} in time", now)
-        elif self.attempts.is_urgent(now):
+        if self.attempts.recovering or self.attempts.is_urgent(now):
             self._advance(now)
 
     def _oldest_needed(self) -> int:

@@ -311,12 +311,21 @@ class Members:
         self._cut_off = {name: m for name, m in self._cut_off.items() if m.heard_at >= since}
         self._cut_off[worker] = self.by_name[worker]
 
+    def away(self, since: float) -> list[str]:
+        """Return the members that were cut off, were heard of since a time, and whose names are free."""
+        return [n for n, m in self._cut_off.items() if n not in self.by_name and m.heard_at >= since]
+
     def returning(self, worker: str, incarnation: str, since: float) -> Member | None:
         """Return a member that was cut off, if its name is free and it was last heard of after `since`."""
         member = self._cut_off.get(worker)
         if member is None or member.incarnation != incarnation or worker in self.by_name:
             return None
         return member if member.heard_at >= since else None
+
+    def take_back(self, worker: str, member: Member) -> None:
+        """Make a worker that was cut off a member again."""
+        self.by_name[worker] = member
+        del self._cut_off[worker]
 
     def known(self, worker: str, incarnation: str) -> Member:
         """Return a member's state.

@@ -28,6 +28,7 @@ class Presence:
     Attributes:
         awaited_until: The time until which the job waits for more members, as the present ones cannot take a
             whole batch; None if they can.
+        may_return: Whether a member that was cut off may come back yet, with the state that it has.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Presence:
         outbox: Outbox,
     ) -> None:
         self.awaited_until: float | None = None
+        self.may_return = False
         self._config = config
         self._members = members
         self._iterations = iterations
@@ -60,6 +62,11 @@ class Presence:
         member.heard_at = now
         member.back_by, member.is_returning = None, False
         return member
+
+    def look_for_returning(self, now: float) -> None:
+        """Note whether a member that was cut off may come back yet."""
+        away = self._members.away(now - self._config.return_grace)
+        self.may_return = self._members.started and bool(away)
 
     def changed(self) -> None:
         """Have the planner plan for the present members; the job fails if they cannot take a whole batch."""
@@ -186,5 +193,5 @@ class Presence:
         self._attempts.begin_if_deserted()
         member.suspended, member.back_by, member.heard_at = True, None, now
         member.arrival = None  # its call went with the connection
-        self._members.by_name[worker] = member
+        self._members.take_back(worker, member)
         self._outbox.log(f"{worker} had not died; it is a member again", worker)

@@ -131,8 +131,8 @@ class Regrouping:
     def meet(self, now: float) -> None:
         """Decide the group of the present attempt, which begins with it, if all members have arrived.
 
-        Those that are suspended are waited for only where no other has any state, as they may have it. The
-        job fails if nobody is left that may.
+        Those that are suspended, or were cut off, are waited for only where no other has any state, as they
+        may have it. The job fails if nobody is left that may.
         """
         attempts, members, number = self._attempts, self._members, self._attempts.number
         staying = members.staying
@@ -140,7 +140,7 @@ class Regrouping:
         if not arrivals or len(arrivals) < len(staying) or self._presence.awaited_until is not None:
             return
         if newest(arrivals.values()) is None and self._iterations.first_open > self._first_iteration:
-            if len(staying) == len(members):
+            if len(staying) == len(members) and not self._presence.may_return:
                 attempts.failure = "no worker has its state any more; restart the job from its checkpoint"
             return
         drained = self._drained

@@ -48,6 +48,7 @@ def restore_job(
     job.members.started, job.members.chosen = state.started, state.workers
     if (job.members.started or not job.members) and not job.planner.can_do_without(()):
         job.presence.awaited_until = now + config.keep
+    job.presence.look_for_returning(now)
     job.presence.changed()
     surviving = surviving_records(records)
     job.planner.show(surviving[-REPLAYED:])

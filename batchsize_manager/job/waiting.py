@@ -5,6 +5,7 @@ whether anything has changed. Must not know who reads them.
 """
 
 from collections.abc import Collection
+from math import inf
 
 from batchsize_manager.job.job import Job
 
@@ -18,8 +19,13 @@ def awaited(job: Job) -> str:
     if attempts.recovering:
         late = [n for n, m in members.by_name.items() if not (m.has_arrived(attempts.number) or m.suspended)]
         said = f"attempt {attempts.number} has begun, since {attempts.why_recovering}"
-        if members.regroups and members.started and late:
-            return f"{said}: {names(late)} {_have(late)} not come to its group yet{refused}"
+        if members.regroups and members.started:
+            if late:
+                return f"{said}: {names(late)} {_have(late)} not come to its group yet{refused}"
+            away = [n for n, m in members.by_name.items() if m.suspended] + members.away(-inf)
+            return (
+                f"{said}: nobody has the training's state but maybe {names(away)}, of which nothing is heard"
+            )
         return f"{said}: the first worker to reach it says where it goes on{refused}"
     if job.operations.paused:
         return "an operator has paused the job; `evenpace job resume` lets it go on"

@@ -5,6 +5,7 @@ import pytest
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.rendezvous import Arrival, form_group
+from batchsize_manager.job.waiting import awaited
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.exchange import FIXED_GROUP, FORMED_GROUP
@@ -208,6 +209,54 @@ def test_who_is_silent_is_waited_for_if_nobody_else_has_the_state():
         else:
             driver.tick_at(52.0)
             assert driver.job.attempts.failure
+
+
+@pytest.mark.parametrize("newcomer", [True, False])
+@pytest.mark.parametrize("returns", [True, False])
+def test_who_was_cut_off_is_waited_for_if_nobody_else_has_the_state(newcomer, returns):
+    """Its connection may only have been broken for a while, and then the job goes on with it."""
+    driver = running("a", total=30, return_grace=20.0)
+    driver.finish("a")
+    if newcomer:
+        driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP, beats=True)
+    driver.job.disconnect("a", "a", driver.now)
+    driver.tick_at(5.0)
+    assert "a" not in driver.job.members
+    if newcomer:
+        driver.arrive("b", driver.must("b"))
+        assert awaited(driver.job).endswith("but maybe a, of which nothing is heard")
+    driver.tick_at(10.0)
+    driver.job = restored(driver.job, JobConfig(return_grace=20.0), now=driver.now)
+    assert not driver.job.take_effects().over
+    if newcomer:
+        driver.beat("b")
+        driver.arrive("b", driver.must("b"))
+    driver.tick_at(29.0)
+    assert not driver.job.take_effects().over
+    if returns:
+        driver.beat("a")
+        driver.arrive("a", driver.must("a"), 1, 1)
+        driver.tick_at(50.0)
+        assert driver.span("a")[0] == 1
+        assert driver.seat("a")[1] == 1 + newcomer
+    else:
+        driver.beat("b") if newcomer else None
+        driver.tick_at(31.0)
+        said = "no worker has its state any more" if newcomer else "all members have gone"
+        assert said in driver.job.take_effects().over.why
+
+
+def test_who_was_cut_off_is_not_waited_for_once_it_was_started_again():
+    """The state of the one before has gone with it."""
+    driver = running("a", total=30)
+    driver.finish("a")
+    driver.job.disconnect("a", "a", driver.now)
+    driver.tick_at(2.0)
+    driver.job.join("a", "new", Bounds(), driver.now, exchange=FORMED_GROUP, beats=True)
+    number = driver.job.must_recover("a", "new")
+    driver.job.rewind("a", "new", number, 0, driver.now, store="a:2")
+    driver.tick_at(2.5)
+    assert "no worker has its state any more" in driver.job.take_effects().over.why
 
 
 def test_who_is_frozen_before_it_arrives_is_not_waited_for():

@@ -334,8 +334,6 @@ class AnyChange(RuleBasedStateMachine):
         if worker.rank not in peers.workers:
             peers.workers[worker.rank] = worker
             peers.states[worker.rank] = worker.state
-            if worker.lacks:
-                worker.formed = None
         if len(peers.workers) == peers.size and not (peers.gone and worker.lacks):
             if worker.lacks:
                 worker.state = peers.states[peers.source]
@@ -511,11 +509,13 @@ class AnyChange(RuleBasedStateMachine):
             self.written.append((self.job.saved, list(self.kept)))
         if effects.over is None:
             return
+        having = [w for w in self.workers.values() if w.formed is not None]
         if effects.over.failed:
             assert "no worker has its state" in effects.over.why, effects.over.why
             members = self.job.members.by_name
-            having = {w.incarnation for w in self.workers.values() if w.formed is not None}
-            assert not having & {member.incarnation for member in members.values()}
+            assert not any(w.name in members and members[w.name].incarnation == w.incarnation for w in having)
+        if self.losses == 0:
+            assert all(w.frozen or w.hung for w in having)
         for worker in self.workers.values():
             self.quit(worker)
         self.begin_job()
