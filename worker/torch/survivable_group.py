@@ -22,6 +22,8 @@ from torch._C import _distributed_c10d as c10d
 _RECENT = 64  # operations that may not have ended although nobody waits for them any more
 _OWN_ERRORS_SECONDS = 0.05  # in which gloo's threads say what has broken, once their connections are cut
 _STUCK_SECONDS = 0.02  # in which they end
+_UNHEARD_SECONDS = 10.0  # after which a connection breaks whose other machine acknowledges nothing
+_PROBE_SECONDS = 3  # of silence, after which a machine is asked for an acknowledgement
 
 
 class SurvivableGroup(distributed.ProcessGroup):
@@ -149,7 +151,8 @@ def connections() -> set[tuple[int, str]]:
 def duplicates(found: set[tuple[int, str]], ports: set[int]) -> list[socket.socket]:
     """Duplicate the sockets that are connected to other ports than these, at either end.
 
-    gloo closes and reuses descriptors, and a process ends in which its listening socket is shut down.
+    They break from now on when nothing is heard of the other machine. gloo closes and reuses descriptors, and
+    a process ends in which its listening socket is shut down.
     """
     kept = []
     for descriptor, _ in found:
@@ -157,9 +160,22 @@ def duplicates(found: set[tuple[int, str]], ports: set[int]) -> list[socket.sock
             one = socket.socket(fileno=os.dup(descriptor))
             try:
                 if not {one.getpeername()[1], one.getsockname()[1]} & ports:
+                    _break_when_unheard(one)
                     kept.append(one)
                     continue
             except (OSError, IndexError):  # as a Unix socket's names have no port
                 pass
             one.close()
     return kept
+
+
+def _break_when_unheard(connection: socket.socket) -> None:
+    """Have a connection break, with an error at both ends, while packets are lost between its machines.
+
+    The kernel would go on for a quarter of an hour; or for good, at an end that has sent nothing. A frozen
+    process does not matter, as its kernel acknowledges.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNHEARD_SECONDS * 1e3))

@@ -14,6 +14,10 @@ import pytest
 import torch
 
 from batchsize_manager.client import ManagerClient
+from evenpace.lab.chaos.errors import NotPossibleHereError
+from evenpace.lab.chaos.rank_links import Apart, Ear
+from evenpace.lab.cluster import service
+from evenpace.lab.network import WorkerNetwork
 from idl.errors import UnavailableError
 from idl.exchange import Seat
 from tests.scripts import train_formed_group as script
@@ -335,6 +339,32 @@ def test_a_worker_is_frozen_and_thaws(tmp_path, wait_until):
         check_equal_to_one_process(ended[0], first_seed(run, "abc"), iterations)
         assert {line[5] for line in run.seen("a")} == {2, 3}
         assert run.seen("b")[-1][5] == 3
+
+
+def test_a_group_breaks_while_packets_are_lost_within_it(tmp_path, wait_until, needs_network):
+    """Both sides are heard of by the manager all the time; the job goes on once packets pass again."""
+    with (
+        WorkerNetwork(2) as net,
+        service("manager", "--insecure", "--workers", "2", "--policy", "even", host=net.host) as process,
+        Run(tmp_path, process.address, wait_until, *PAUSE) as run,
+        contextlib.closing(ManagerClient(process.address)) as client,
+    ):
+        try:
+            ears = {name: Ear(net.address(place), net.prefix(place)) for place, name in enumerate("ab")}
+        except NotPossibleHereError as error:
+            pytest.skip(str(error))
+        for place, name in enumerate("ab"):
+            run.start(name, launcher=net.prefix(place))
+        run.reaches("a", 15)
+        before = client.status("default").summary.attempt
+        apart = Apart({"a": ears["a"]}, {"b": ears["b"]})
+        wait_until(lambda: client.status("default").summary.attempt > before, "another attempt", 60.0)
+        here = run.reached("ab")
+        apart.lift()
+        run.reaches("a", here + 3)
+        ended, iterations = run.end_all("ab")
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
 
 
 def test_a_newcomer_is_killed_on_its_way_to_the_group(tmp_path, wait_until):
