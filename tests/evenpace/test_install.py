@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rpc.processes import Process
 from tests.scripts import light_and_run, train_least_squares
 from tests.scripts.train_least_squares import trained_alone
 from tests.services import manager_service, serving, shard_service
@@ -35,6 +37,31 @@ def test_a_framework_needs_its_extra_alone(framework):
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.parametrize("command", [("status", "default"), ("top", "--once", "default")])
+def test_a_job_is_watched_without_a_framework(command, tmp_path):
+    """With the extra for watching alone, a job with records is shown, its slowest worker included."""
+    with serving(manager_service()) as manager, serving(shard_service()) as shard:
+        trained = run_light(
+            *("", "evenpace", "worker", "--manager", manager, "--ps", shard, "--name", "w1"),
+            *(Path(train_least_squares.__file__), "--iterations", 30, "--out", tmp_path / "parameters.npy"),
+        )
+        assert trained.returncode == 0, trained.stderr
+        shown = run_light("watch", "evenpace", *command, "--manager", manager)
+    assert shown.returncode == 0, shown.stderr
+    assert "w1" in shown.stdout
+
+
+def test_the_page_is_served_without_a_framework(tmp_path):
+    """With the extra for watching alone, a page about a manager's jobs is there."""
+    with serving(manager_service()) as manager:
+        command = [sys.executable, light_and_run.__file__, "watch", "evenpace", "dashboard"]
+        options = ["--manager", str(manager), "--http", "127.0.0.1:0"]
+        with Process("dashboard", [*command, *options], tmp_path / "page.log", listens=True) as process:
+            address = process.popen.stdout.readline().decode().split()[-1]
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                assert b"evenpace" in answer.read()
+
+
 @pytest.mark.parametrize(
     ("framework", "extra"), [("torch", "torch"), ("keras", "tensorflow"), ("jax", "jax")]
 )
@@ -47,7 +74,14 @@ def test_a_framework_says_what_to_install(framework, extra):
 
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [("manager", "manager"), ("ps", "manager"), ("metrics", "manager"), ("top", "pages"), ("demo", "lab")],
+    [
+        ("manager", "manager"),
+        ("ps", "manager"),
+        ("metrics", "manager"),
+        ("top", "watch"),
+        ("report", "pages"),
+        ("demo", "lab"),
+    ],
 )
 def test_a_command_says_what_to_install(command, extra):
     """The error is one line, with the extra to install."""
