@@ -1,5 +1,8 @@
 """A worker's installation is light: it trains with few packages, and says what to install for the rest."""
 
+import email
+import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 
 from rpc.processes import Process
+from tests import ROOT
 from tests.scripts import light_and_run, train_least_squares
 from tests.scripts.train_least_squares import trained_alone
 from tests.services import manager_service, serving, shard_service
@@ -111,3 +115,21 @@ def test_a_script_that_misses_something_says_so_itself(tmp_path):
     assert run.returncode == 1
     assert "No module named 'nothing_of_the_kind'" in run.stderr
     assert "pip install" not in run.stderr
+
+
+def test_the_long_description_can_be_read_elsewhere(tmp_path):
+    """The package's description is README.md, without links and pictures that only the repository has."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    build = "from setuptools.build_meta import prepare_metadata_for_build_wheel as build; print(build('.'))"
+    built = subprocess.run(
+        [sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300
+    )
+    text = (tmp_path / built.stdout.split()[-1] / "METADATA").read_text()
+    metadata = email.message_from_string(text)
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    description = metadata.get_payload()
+    assert "make demo" in description
+    assert "<!--" not in description
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", description) == []
+    assert metadata.get_all("Classifier")
