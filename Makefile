@@ -43,13 +43,13 @@ test: $(VENV)/ready
 # For a release: what takes long, too.
 test-all: $(VENV)/ready
 	$(PYTEST) -m 'not containers'
-	$(BIN)/evenpace chaos --minutes 10 --json runs/chaos.json
-	$(BIN)/evenpace chaos --minutes 2 --deterministic --json runs/chaos-deterministic.json
-	$(BIN)/evenpace chaos --minutes 2 --lookahead 2 --jobs 2 --workers 3 --json runs/chaos-jobs.json
-	$(BIN)/evenpace chaos --with all-reduce --minutes 30 --workers 4 --json runs/chaos-all-reduce.json
-	$(BIN)/evenpace chaos --with all-reduce --minutes 2 --workers 4 --exact --sizer schedule \
+	$(BIN)/evenpace lab chaos --minutes 10 --json runs/chaos.json
+	$(BIN)/evenpace lab chaos --minutes 2 --deterministic --json runs/chaos-deterministic.json
+	$(BIN)/evenpace lab chaos --minutes 2 --lookahead 2 --jobs 2 --workers 3 --json runs/chaos-jobs.json
+	$(BIN)/evenpace lab chaos --with all-reduce --minutes 30 --workers 4 --json runs/chaos-all-reduce.json
+	$(BIN)/evenpace lab chaos --with all-reduce --minutes 2 --workers 4 --exact --sizer schedule \
 		--json runs/chaos-all-reduce-exact.json
-	$(BIN)/evenpace planted --json runs/planted.json
+	$(BIN)/evenpace lab planted --json runs/planted.json
 	$(MAKE) demo bench figures
 	$(MAKE) test-containers
 
@@ -71,11 +71,11 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 
 bench: $(VENV)/ready
-	$(BIN)/evenpace bench rpc --json runs/bench-rpc.json
-	$(BIN)/evenpace bench ps --json runs/bench-ps.json
+	$(BIN)/evenpace lab bench rpc --json runs/bench-rpc.json
+	$(BIN)/evenpace lab bench ps --json runs/bench-ps.json
 
 figures: $(VENV)/ready
-	$(BIN)/evenpace experiment paper
+	$(BIN)/evenpace lab experiment paper
 
 docs: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

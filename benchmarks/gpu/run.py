@@ -139,7 +139,7 @@ def _said(outcome: dict[str, Any]) -> str:
 
 
 def _write_csv(path: Path, results: dict[str, Any]) -> None:
-    """The curves, in the form that `evenpace bench balance` reads."""
+    """The curves, in the form that `evenpace lab bench balance` reads."""
     curves = results.get("curves", {}).get("result", {})
     machine = results.get("machine", {}).get("result", {})
     with path.open("w", newline="") as stream:

@@ -30,7 +30,8 @@ from idl.version import __version__
 
 _EXTRAS = {
     **dict.fromkeys(("run", "manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
-    **dict.fromkeys(("status", "top", "dashboard", "report"), "pages"),
+    **dict.fromkeys(("status", "top", "dashboard"), "watch"),
+    "report": "pages",
     **dict.fromkeys(("submit", "attach"), "ray"),
     **dict.fromkeys(("demo", "profile", "plan", "lab", *lab.commands), "lab"),
 }

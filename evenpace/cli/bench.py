@@ -1,4 +1,4 @@
-"""`evenpace bench`: measurements of evenpace itself."""
+"""`evenpace lab bench`: measurements of evenpace itself."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -206,7 +206,7 @@ def bench_spot(config: SpotConfig, json_path: Path | None, plot_path: Path | Non
     "trace_path",
     type=click.Path(path_type=Path),
     default=None,
-    help="From `evenpace trace`.  [default: contention that comes and goes]",
+    help="From `evenpace lab trace`.  [default: contention that comes and goes]",
 )
 @json_path
 @click.option(

@@ -1,4 +1,4 @@
-"""`evenpace bench hostile`: live services under attack."""
+"""`evenpace lab bench hostile`: live services under attack."""
 
 from pathlib import Path
 

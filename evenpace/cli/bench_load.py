@@ -1,4 +1,4 @@
-"""`evenpace bench load`: the manager under the load of many jobs."""
+"""`evenpace lab bench load`: the manager under the load of many jobs."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`evenpace chaos`: training under faults."""
+"""`evenpace lab chaos`: training under faults."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`evenpace experiment`: contention, competing schemes, and the paper's table and figures."""
+"""`evenpace lab experiment`: contention, competing schemes, and the paper's table and figures."""
 
 from collections.abc import Callable
 from dataclasses import replace

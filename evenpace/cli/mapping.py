@@ -1,4 +1,4 @@
-"""`evenpace experiment mapping`."""
+"""`evenpace lab experiment mapping`."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`evenpace experiment paper`: the paper's table and figures, all of them, in one page."""
+"""`evenpace lab experiment paper`: the paper's table and figures, all of them, in one page."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ class FigureExperiment:
     """Experiment from which figures are drawn.
 
     Attributes:
-        command: Subcommand of `evenpace experiment`.
+        command: Subcommand of `evenpace lab experiment`.
         small: Its options by default: for minutes.
         full: Its options with --full: for an hour or more.
         result: Where its figures are, in its folder; empty if they go where --json says.
@@ -134,7 +134,7 @@ def _run(name: str, options: Sequence[str], folder: Path, again: bool) -> None:
     if not again and known.get("options") == list(options) and not known["why_not"]:
         click.echo(f"{name}: has been run")
         return
-    click.echo(f"{name}: evenpace experiment {part.command.name} {' '.join(options)}")
+    click.echo(f"{name}: evenpace lab experiment {part.command.name} {' '.join(options)}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _SETTINGS).unlink(missing_ok=True)  # until it is complete, it is not there
     where = () if part.command is fig11 else ("--out", str(folder))
@@ -142,7 +142,7 @@ def _run(name: str, options: Sequence[str], folder: Path, again: bool) -> None:
     began, why_not = time.monotonic(), ""
     try:
         part.command.main(
-            [*options, *where, *json_option], f"evenpace experiment {name}", standalone_mode=False
+            [*options, *where, *json_option], f"evenpace lab experiment {name}", standalone_mode=False
         )
     except (EvenpaceError, OSError) as error:
         why_not = str(error)
@@ -166,7 +166,7 @@ def _draw(out: Path, options: dict[str, list[str]], names: Sequence[str], settin
         if not notes and name not in names:
             continue
         given = notes.get("options", options[name])
-        command = f"evenpace experiment {part.command.name} {' '.join(given)}".strip()
+        command = f"evenpace lab experiment {part.command.name} {' '.join(given)}".strip()
         if not notes or notes["why_not"]:
             outcomes[name] = ExperimentOutcome(
                 command, None, notes.get("why_not") or "it has not been run to its end"

@@ -1,4 +1,4 @@
-"""`evenpace planted`: tests of the tests."""
+"""`evenpace lab planted`: tests of the tests."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from evenpace.lab.planted.config import PlantedConfig
 
 
 @click.command()
-@example('evenpace planted --only "stand still" --jobs 2')
+@example('evenpace lab planted --only "stand still" --jobs 2')
 @configured(PlantedConfig, "config")
 @json_path
 def planted(config: PlantedConfig, json_path: Path | None) -> None:

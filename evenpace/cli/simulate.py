@@ -1,4 +1,4 @@
-"""`evenpace simulate`: jobs on a cluster under scheduling policies, from measurements."""
+"""`evenpace lab simulate`: jobs on a cluster under scheduling policies, from measurements."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`evenpace trace`: traces of workers' speeds, for `evenpace bench predictors`."""
+"""`evenpace lab trace`: traces of workers' speeds, for `evenpace lab bench predictors`."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""`evenpace experiment fig6`, `fig7` and `fig8`: the paper's figures on unequal workers."""
+"""`evenpace lab experiment fig6`, `fig7` and `fig8`: the paper's figures on unequal workers."""
 
 import json
 from collections.abc import Callable

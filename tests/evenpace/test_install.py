@@ -1,12 +1,18 @@
 """A worker's installation is light: it trains with few packages, and says what to install for the rest."""
 
+import email
+import re
+import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rpc.processes import Process
+from tests import ROOT
 from tests.scripts import light_and_run, train_least_squares
 from tests.scripts.train_least_squares import trained_alone
 from tests.services import manager_service, serving, shard_service
@@ -35,6 +41,31 @@ def test_a_framework_needs_its_extra_alone(framework):
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.parametrize("command", [("status", "default"), ("top", "--once", "default")])
+def test_a_job_is_watched_without_a_framework(command, tmp_path):
+    """With the extra for watching alone, a job with records is shown, its slowest worker included."""
+    with serving(manager_service()) as manager, serving(shard_service()) as shard:
+        trained = run_light(
+            *("", "evenpace", "worker", "--manager", manager, "--ps", shard, "--name", "w1"),
+            *(Path(train_least_squares.__file__), "--iterations", 30, "--out", tmp_path / "parameters.npy"),
+        )
+        assert trained.returncode == 0, trained.stderr
+        shown = run_light("watch", "evenpace", *command, "--manager", manager)
+    assert shown.returncode == 0, shown.stderr
+    assert "w1" in shown.stdout
+
+
+def test_the_page_is_served_without_a_framework(tmp_path):
+    """With the extra for watching alone, a page about a manager's jobs is there."""
+    with serving(manager_service()) as manager:
+        command = [sys.executable, light_and_run.__file__, "watch", "evenpace", "dashboard"]
+        options = ["--manager", str(manager), "--http", "127.0.0.1:0"]
+        with Process("dashboard", [*command, *options], tmp_path / "page.log", listens=True) as process:
+            address = process.popen.stdout.readline().decode().split()[-1]
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                assert b"evenpace" in answer.read()
+
+
 @pytest.mark.parametrize(
     ("framework", "extra"), [("torch", "torch"), ("keras", "tensorflow"), ("jax", "jax")]
 )
@@ -47,7 +78,14 @@ def test_a_framework_says_what_to_install(framework, extra):
 
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [("manager", "manager"), ("ps", "manager"), ("metrics", "manager"), ("top", "pages"), ("demo", "lab")],
+    [
+        ("manager", "manager"),
+        ("ps", "manager"),
+        ("metrics", "manager"),
+        ("top", "watch"),
+        ("report", "pages"),
+        ("demo", "lab"),
+    ],
 )
 def test_a_command_says_what_to_install(command, extra):
     """The error is one line, with the extra to install."""
@@ -77,3 +115,21 @@ def test_a_script_that_misses_something_says_so_itself(tmp_path):
     assert run.returncode == 1
     assert "No module named 'nothing_of_the_kind'" in run.stderr
     assert "pip install" not in run.stderr
+
+
+def test_the_long_description_can_be_read_elsewhere(tmp_path):
+    """The package's description is README.md, without links and pictures that only the repository has."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    build = "from setuptools.build_meta import prepare_metadata_for_build_wheel as build; print(build('.'))"
+    built = subprocess.run(
+        [sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300
+    )
+    text = (tmp_path / built.stdout.split()[-1] / "METADATA").read_text()
+    metadata = email.message_from_string(text)
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    description = metadata.get_payload()
+    assert "make demo" in description
+    assert "<!--" not in description
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", description) == []
+    assert metadata.get_all("Classifier")

@@ -347,7 +347,7 @@ def test_a_local_cluster_logs_as_the_process_that_starts_it(tmp_path):
 
 
 def test_a_cluster_under_faults_logs_as_the_process_that_starts_it(tmp_path):
-    """Each process that `evenpace chaos` starts, or starts again, has the log options in force."""
+    """Each process that `evenpace lab chaos` starts, or starts again, has the log options in force."""
     with _logging_kept():
         LogSetup("json", "warning")
         with ChaosCluster(

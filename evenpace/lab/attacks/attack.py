@@ -1,4 +1,4 @@
-"""The attack of `evenpace bench hostile`: inputs sent to a live manager and shard that train an honest job.
+"""The attack of `evenpace lab bench hostile`: inputs sent to a manager and shard that train an honest job.
 
 This module starts the processes and puts the results together.
 """

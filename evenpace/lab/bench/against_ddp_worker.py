@@ -1,4 +1,4 @@
-"""One worker of `evenpace bench train`: the same training by stock DDP, by all-reduce, or at the servers.
+"""One worker of `evenpace lab bench train`: the same training by stock DDP, by all-reduce, or at the servers.
 
 It writes when each of its iterations ended, and rank 0 the parameters after each epoch.
 """

@@ -32,7 +32,7 @@ Silence = Annotated[
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """The configuration of `evenpace bench recovery`.
+    """The configuration of `evenpace lab bench recovery`.
 
     Attributes:
         events: What happens, by their names in `evenpace.lab.bench.recovery.EVENTS`, in this order; all if
@@ -64,7 +64,7 @@ GROUP_CHANGES = ("join", "drain", "kill", "kill-while-forming")
 
 @dataclass(frozen=True)
 class GroupChangesConfig:
-    """The configuration of `evenpace bench recovery --with all-reduce`.
+    """The configuration of `evenpace lab bench recovery --with all-reduce`.
 
     Attributes:
         parameters: Elements of the models, in float32, one after the other.
@@ -109,7 +109,7 @@ class GroupChangesConfig:
 
 @dataclass(frozen=True)
 class NodesConfig:
-    """The configuration of `evenpace bench nodes`.
+    """The configuration of `evenpace lab bench nodes`.
 
     Attributes:
         losses: What is lost, by their names in `evenpace.lab.bench.node_losses.LOSSES`, in this order; all if
@@ -140,7 +140,7 @@ class NodesConfig:
 
 @dataclass(frozen=True)
 class SpotConfig:
-    """The configuration of `evenpace bench spot`.
+    """The configuration of `evenpace lab bench spot`.
 
     Attributes:
         trace: CSV file of a market, with the columns time_s, event ("join" or "loss") and node.
@@ -175,7 +175,7 @@ class SpotConfig:
 
 @dataclass(frozen=True)
 class SizesConfig:
-    """The configuration of `evenpace bench sizes`.
+    """The configuration of `evenpace lab bench sizes`.
 
     Attributes:
         sizes: Two sizes of the whole batch, so near each other that their iterations take as long.
@@ -217,7 +217,7 @@ class SizesConfig:
 
 @dataclass(frozen=True)
 class ShardsConfig:
-    """The configuration of `evenpace bench ps`.
+    """The configuration of `evenpace lab bench ps`.
 
     Attributes:
         shards: How many shards the parameters are spread over, one measurement for each.
@@ -248,7 +248,7 @@ class ShardsConfig:
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """The load of `evenpace bench load`.
+    """The load of `evenpace lab bench load`.
 
     Attributes:
         workers: Workers of each job.
@@ -299,7 +299,7 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class MicroBatchesConfig:
-    """The configuration of `evenpace bench micro-batches`.
+    """The configuration of `evenpace lab bench micro-batches`.
 
     Attributes:
         number: Micro-batches of an iteration, for times.
@@ -328,7 +328,7 @@ class MicroBatchesConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The configuration of `evenpace bench train`.
+    """The configuration of `evenpace lab bench train`.
 
     Attributes:
         epochs: Passes over the data; each leaves its last, smaller batch out.
@@ -403,7 +403,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class BalanceConfig:
-    """The configuration of `evenpace bench balance`.
+    """The configuration of `evenpace lab bench balance`.
 
     Attributes:
         curves: A file for `read_step_times`; None for made-up ones.

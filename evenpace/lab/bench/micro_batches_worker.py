@@ -1,4 +1,4 @@
-"""One worker of `evenpace bench micro-batches`: times iterations, or measures the memory that they take.
+"""One worker of `evenpace lab bench micro-batches`: times iterations, or measures the memory that they take.
 
 Plain accumulation is PyTorch's own: the same samples in the same micro-batches, each loss divided by their
 number, and a step of the local optimiser. Both loops keep a loss until the next one is there, as scripts do

@@ -1,6 +1,6 @@
 """Cost of faults to a job: seconds for which it stands still, and iterations that are done again.
 
-A manager, shards and workers are real processes with a proxy between them, as in `evenpace chaos`. The
+A manager, shards and workers are real processes with a proxy between them, as in `evenpace lab chaos`. The
 figures come from the shards' ledgers.
 """
 

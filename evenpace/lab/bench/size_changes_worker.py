@@ -1,4 +1,4 @@
-"""Script of a worker of `evenpace bench sizes`: a small network, and a schedule of two batch sizes.
+"""Script of a worker of `evenpace lab bench sizes`: a small network, and a schedule of two batch sizes.
 
 The size changes before every second epoch, so that each epoch that begins with a change is followed by one
 that does not. All epochs have the same number of batches, and leave their last, smaller one out.

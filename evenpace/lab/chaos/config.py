@@ -130,7 +130,7 @@ class ChaosConfig:
         exchange = f"--shards {self.shards}" if by_shards else f"--with {self.exchange}"
         sizer = "" if self.sizer == "fixed" else f" --sizer {self.sizer}"
         return (
-            f"evenpace chaos --minutes {self.minutes:g} --seed {self.seed} {faults}"
+            f"evenpace lab chaos --minutes {self.minutes:g} --seed {self.seed} {faults}"
             f"--workers {self.workers} {exchange}"
             + "".join(f" --{name} {value:g}" for name, value in others.items() if value != _DEFAULTS[name])
             + sizer

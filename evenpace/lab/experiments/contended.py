@@ -142,7 +142,7 @@ def _place(cluster: LocalCluster, rank: int, cores: float, config: ContendedConf
 
 
 def _write_trace(observer: Observer, path: Path) -> None:
-    """Write the workers' speeds and usage as a trace, for `evenpace bench predictors`."""
+    """Write the workers' speeds and usage as a trace, for `evenpace lab bench predictors`."""
     path.unlink(missing_ok=True)  # a recorder would continue it
     recorder = TraceRecorder(path)
     recorder.append(observer.iterations)

@@ -1,4 +1,4 @@
-"""One worker of `evenpace experiment sizers`: trains until the loss over all samples is small enough.
+"""One worker of `evenpace lab experiment sizers`: trains until the loss over all samples is small enough.
 
 It writes a line of JSON for each epoch: the seconds of its loop so far, without the looks at the loss.
 """

@@ -1,4 +1,4 @@
-"""The findings of `evenpace chaos`."""
+"""The findings of `evenpace lab chaos`."""
 
 from collections.abc import Mapping
 
@@ -146,6 +146,6 @@ PLANTED = (
 )
 
 UNPLANTED: Mapping[str, str] = {
-    "Chaos itself: the ledger has a gap after the disk": "Only a run of `evenpace chaos` shows it.",
+    "Chaos itself: the ledger has a gap after the disk": "Only a run of `evenpace lab chaos` shows it.",
     "Chaos itself: under libfaketime 0.9.10,": "It is libfaketime's own.",
 }

@@ -1,4 +1,4 @@
-"""`evenpace planted`: plants each finding, and says which tests find it."""
+"""`evenpace lab planted`: plants each finding, and says which tests find it."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed

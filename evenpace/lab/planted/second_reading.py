@@ -76,7 +76,7 @@ PLANTED = (
         "tests/ps/test_ps_checkpoints.py -k has_not_lost",
     ),
     Planted(
-        "A test in which `evenpace chaos` is interrupted",
+        "A test in which `evenpace lab chaos` is interrupted",
         (
             Change(
                 "tests/zygote.py",
@@ -87,7 +87,7 @@ PLANTED = (
         "tests/test_zygote.py -k temporary",
     ),
     Planted(
-        "`evenpace chaos --faults disk,clock` without",
+        "`evenpace lab chaos --faults disk,clock` without",
         (
             Change(
                 "evenpace/lab/chaos/chaos_cluster.py",

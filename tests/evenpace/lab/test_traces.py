@@ -1,4 +1,4 @@
-"""Traces: the CSV format, made traces, and `evenpace trace`."""
+"""Traces: the CSV format, made traces, and `evenpace lab trace`."""
 
 import gzip
 import subprocess
@@ -36,7 +36,7 @@ HEADER = "worker,iteration,speed,cpu,memory\n"
 
 
 def invoke(*arguments):
-    """Run `evenpace trace` in this process."""
+    """Run `evenpace lab trace` in this process."""
     return CliRunner().invoke(cli, ["trace", *map(str, arguments)])
 
 
@@ -413,7 +413,7 @@ def run_all(workers, iterations):
 
 
 def live_process(address, out):
-    """A real `evenpace trace live`."""
+    """A real `evenpace lab trace live`."""
     command = ["live", "--manager", str(address), "--job", "job", "--out", str(out)]
     return subprocess.Popen(
         [sys.executable, "-m", "evenpace", "trace", *command],
@@ -424,7 +424,7 @@ def live_process(address, out):
 
 
 def test_a_running_job_is_recorded_until_it_ends(tmp_path, wait_until):
-    """`evenpace trace live` waits for the job, appends its rows as they come, and ends with it."""
+    """`evenpace lab trace live` waits for the job, appends its rows as they come, and ends with it."""
     out = tmp_path / "trace.csv"
     with manager_process("--workers", "2") as address:
         recording = live_process(address, out)

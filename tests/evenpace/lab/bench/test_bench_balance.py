@@ -1,4 +1,4 @@
-"""`evenpace bench balance`: curves as they were measured, the exact best, and policies in real jobs."""
+"""`evenpace lab bench balance`: curves as they were measured, the exact best, and policies in real jobs."""
 
 import itertools
 import json

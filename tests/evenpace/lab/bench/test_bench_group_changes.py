@@ -1,4 +1,4 @@
-"""`evenpace bench recovery --with all-reduce` in small: real processes, whose workers come and go."""
+"""`evenpace lab bench recovery --with all-reduce` in small: real processes, whose workers come and go."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`evenpace bench micro-batches` in small: real services, and workers that measure themselves."""
+"""`evenpace lab bench micro-batches` in small: real services, and workers that measure themselves."""
 
 import json
 

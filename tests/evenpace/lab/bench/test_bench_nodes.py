@@ -1,4 +1,4 @@
-"""`evenpace bench nodes` and `evenpace bench spot`: nodes of real Ray clusters that are lost."""
+"""`evenpace lab bench nodes` and `evenpace lab bench spot`: nodes of real Ray clusters that are lost."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What measuring the gradient noise costs, as `evenpace bench noise` times it."""
+"""What measuring the gradient noise costs, as `evenpace lab bench noise` times it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`evenpace bench predictors`: replays, errors, times."""
+"""`evenpace lab bench predictors`: replays, errors, times."""
 
 import json
 import math
@@ -66,7 +66,7 @@ def series(iterations, speeds, expected=None):
 
 
 def invoke(*arguments):
-    """Run `evenpace bench predictors` in this process."""
+    """Run `evenpace lab bench predictors` in this process."""
     return CliRunner().invoke(cli, ["bench", "predictors", *map(str, arguments)])
 
 

@@ -1,4 +1,4 @@
-"""`evenpace bench recovery`: real faults on a real cluster, and what they cost."""
+"""`evenpace lab bench recovery`: real faults on a real cluster, and what they cost."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`evenpace bench ps --shards`: transfers over several shards behind links of limited bandwidth."""
+"""`evenpace lab bench ps --shards`: transfers over several shards behind links of limited bandwidth."""
 
 import json
 import os

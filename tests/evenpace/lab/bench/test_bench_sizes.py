@@ -1,4 +1,4 @@
-"""`evenpace bench sizes` in small: real services, and workers whose schedule changes the size."""
+"""`evenpace lab bench sizes` in small: real services, and workers whose schedule changes the size."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`evenpace bench solver`: it splits by every kind of time curves, and says how long that takes."""
+"""`evenpace lab bench solver`: it splits by every kind of time curves, and says how long that takes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`evenpace bench train` in small: real processes, limits, all three trainings."""
+"""`evenpace lab bench train` in small: real processes, limits, all three trainings."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Parts of `evenpace chaos` before and after a run: settings, faults by seed, reading of ledgers."""
+"""Parts of `evenpace lab chaos` before and after a run: settings, faults by seed, reading of ledgers."""
 
 import itertools
 import os
@@ -151,11 +151,11 @@ def test_an_option_without_a_meaning_is_refused():
 def test_a_run_says_how_to_have_the_same_faults_again():
     """The command that repeats a run has the kinds that were named, if any were."""
     assert ChaosConfig(0.5, 7, ("kill", "cut")).command == (
-        "evenpace chaos --minutes 0.5 --seed 7 --faults kill,cut --workers 5 --shards 2"
+        "evenpace lab chaos --minutes 0.5 --seed 7 --faults kill,cut --workers 5 --shards 2"
     )
-    assert ChaosConfig(0.5, 7).command == "evenpace chaos --minutes 0.5 --seed 7 --workers 5 --shards 2"
+    assert ChaosConfig(0.5, 7).command == "evenpace lab chaos --minutes 0.5 --seed 7 --workers 5 --shards 2"
     assert ChaosConfig(0.5, 7, exchange="all-reduce", exact=True).command == (
-        "evenpace chaos --minutes 0.5 --seed 7 --workers 5 --with all-reduce --exact"
+        "evenpace lab chaos --minutes 0.5 --seed 7 --workers 5 --with all-reduce --exact"
     )
     others = ChaosConfig(0.5, 7, link_mib=1.5, lookahead=2, jobs=3, deterministic=True)
     assert others.command.endswith(" --link-mib 1.5 --lookahead 2 --jobs 3 --deterministic")

@@ -1,4 +1,4 @@
-"""The verdict of `evenpace chaos --with all-reduce` on a real training, and with a fault planted in it."""
+"""The verdict of `evenpace lab chaos --with all-reduce` on a training, and on one with a planted fault."""
 
 import contextlib
 import json

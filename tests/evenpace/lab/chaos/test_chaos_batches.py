@@ -1,4 +1,4 @@
-"""The batches by which `evenpace chaos` judges runs whose batch size changes."""
+"""The batches by which `evenpace lab chaos` judges runs whose batch size changes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The faults of `evenpace chaos`, each on real processes, sockets, file systems and clocks."""
+"""The faults of `evenpace lab chaos`, each on real processes, sockets, file systems and clocks."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Whole runs of `evenpace chaos`, each a cluster of real processes."""
+"""Whole runs of `evenpace lab chaos`, each a cluster of real processes."""
 
 import json
 import os
@@ -136,7 +136,7 @@ def test_a_violation_is_told_with_how_to_repeat_it(capsys):
     said = capsys.readouterr().out
     assert "Violations: 1." in said
     assert "- ps-0: epoch 3: 2 samples" in said
-    assert "Files: /somewhere\nAgain: evenpace chaos --minutes 1 --seed 9 --faults kill,clock" in said
+    assert "Files: /somewhere\nAgain: evenpace lab chaos --minutes 1 --seed 9 --faults kill,clock" in said
     assert "clock was left out: no libfaketime here" in said
     assert re.search(r"kill +│ +3 │ +1 │ +1 │", said)
     assert outcome.as_json()["by_kind"] == {"kill": {"faults": 3, "fired": 1, "without_target": 1}}

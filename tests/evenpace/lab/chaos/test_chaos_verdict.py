@@ -1,7 +1,7 @@
-"""The verdict of `evenpace chaos` on what a small training has written down, and on that with a fault in it.
+"""The verdict of `evenpace lab chaos` on what a small training has written down, and on that with a fault.
 
-The training is real: manager, shards and the workers' script of `evenpace chaos`, in threads. One training
-without a fault is shared; most faults are planted in a copy of its files, some in what is running.
+The training is real: manager, shards and the workers' script of `evenpace lab chaos`, in threads. One
+training without a fault is shared; most faults are planted in a copy of its files, some in what is running.
 """
 
 import contextlib

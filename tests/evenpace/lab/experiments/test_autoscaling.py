@@ -1,4 +1,4 @@
-"""`evenpace experiment autoscaling` and `epoch-scaling`, on made measurements and on real ones."""
+"""`evenpace lab experiment autoscaling` and `epoch-scaling`, on made measurements and on real ones."""
 
 import json
 

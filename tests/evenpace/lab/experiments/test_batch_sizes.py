@@ -1,4 +1,4 @@
-"""`evenpace experiment batch-sizes`: the law's fit on made points, what it says of bad ones, and MLPerf's."""
+"""`evenpace lab experiment batch-sizes`: the law's fit on made points, on bad ones, and on MLPerf's."""
 
 import json
 import math

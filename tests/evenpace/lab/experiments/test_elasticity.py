@@ -1,4 +1,4 @@
-"""`evenpace experiment elasticity`: traces of jobs, their figures, and both policies on them."""
+"""`evenpace lab experiment elasticity`: traces of jobs, their figures, and both policies on them."""
 
 import json
 import statistics

@@ -30,7 +30,7 @@ ITERATIONS = 24
 
 
 def experiment(*arguments):
-    """Run `evenpace experiment` in this process."""
+    """Run `evenpace lab experiment` in this process."""
     return CliRunner().invoke(cli, ["experiment", *map(str, arguments)], catch_exceptions=False)
 
 

@@ -18,7 +18,7 @@ SCHEMES = ["bsp", "asp", "lb-bsp:proportional"]
 
 
 def experiment(*arguments):
-    """Run `evenpace experiment` in this process."""
+    """Run `evenpace lab experiment` in this process."""
     return CliRunner().invoke(cli, ["experiment", *map(str, arguments)], catch_exceptions=False)
 
 

@@ -1,4 +1,4 @@
-"""`evenpace experiment forecast`: forecasts of made noise curves, of the real ones, and bad folders."""
+"""`evenpace lab experiment forecast`: forecasts of made noise curves, of the real ones, and bad folders."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`evenpace experiment noise`: estimates from drawn gradients, small, against their known truth."""
+"""`evenpace lab experiment noise`: estimates from drawn gradients, small, against their known truth."""
 
 import json
 import math

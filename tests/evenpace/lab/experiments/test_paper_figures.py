@@ -21,7 +21,7 @@ SIZES = "--workers 4 --iterations 40 --predictor ema --first-fit 20 --refit-ever
 
 
 def paper_page(out, *arguments):
-    """Run `evenpace experiment paper` in this process."""
+    """Run `evenpace lab experiment paper` in this process."""
     command = ["experiment", "paper", "--out", str(out), *arguments]
     return CliRunner().invoke(cli, command, catch_exceptions=False)
 

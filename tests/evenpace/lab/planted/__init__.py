@@ -1,1 +1,1 @@
-"""Tests of `evenpace planted`, which tests the tests."""
+"""Tests of `evenpace lab planted`, which tests the tests."""

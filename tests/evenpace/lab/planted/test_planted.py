@@ -1,4 +1,4 @@
-"""Each finding of docs/track-record.md can be planted, and `evenpace planted` says whether tests find it."""
+"""Each finding of docs/track-record.md can be planted; `evenpace lab planted` says whether tests find it."""
 
 import ast
 import json

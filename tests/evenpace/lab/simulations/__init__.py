@@ -1,1 +1,1 @@
-"""Tests of `evenpace simulate`."""
+"""Tests of `evenpace lab simulate`."""

@@ -1,4 +1,4 @@
-"""`evenpace simulate`: figures and lives, resumption, and inputs that cannot be simulated."""
+"""`evenpace lab simulate`: figures and lives, resumption, and inputs that cannot be simulated."""
 
 import json
 import shutil
