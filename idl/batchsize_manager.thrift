@@ -144,6 +144,8 @@ struct ReportRequest {
                                     // before; of all contributions to it, or of the worker's own
  15: optional i64 not_finite        // an iteration, this one or the one before, for which the worker's own gradient had a
                                     // NaN or an infinity, as PushReply says: the manager logs it, or ends the job
+ 16: optional double communication_time  // seconds of batch_processing_time in which gradients and parameters were
+                                    // transferred; left out: not known
 }
 
 /** A member's place in the process group of an attempt; see formed_group above. */
@@ -285,6 +287,8 @@ struct IterationRecord {
  13: binary predicted_speeds        // samples per second, before the iteration; NaN where nothing was predicted
  14: optional binary at_once        // micro-batches that were computed at once; left out: 1 by each
  15: optional common.GradientNorms norms  // of the last step whose norms were known: this iteration's or the one's before
+ 16: optional binary communication_times  // seconds of batch_processing_times in which gradients and parameters were
+                                    // transferred, NaN where that is not known; left out: of no worker
 }
 
 struct History {

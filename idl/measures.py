@@ -59,6 +59,20 @@ def waiting_share(waiting: ArrayLike, processing: ArrayLike) -> Any:
         return np.divide(waiting, np.add(waiting, processing))
 
 
+def computing_time(processing: ArrayLike, communication: ArrayLike) -> Any:
+    """Return the part of workers' batch processing time that was no communication, in seconds.
+
+    Args:
+        processing: Seconds of batch processing, (...).
+        communication: Seconds of it in which gradients and parameters were transferred, (...); NaN where that
+            is not known, and counts as computing.
+
+    Returns:
+        (...)
+    """
+    return np.subtract(processing, np.nan_to_num(communication))
+
+
 def prediction_error(predicted: ArrayLike, measured: ArrayLike, axis: int | None = None) -> Any:
     """Return the root mean square of predicted speeds' relative errors, (predicted - measured) / measured.
 

@@ -41,6 +41,8 @@ class Report:
             contributions to it, or of the worker's own.
         not_finite: The iteration for which the worker's own gradient had a NaN or an infinity; None: none is
             known.
+        communication_time: Seconds of the batch processing time in which gradients and parameters were
+            transferred; None: not known.
     """
 
     iteration: Annotated[int, Range()]
@@ -55,6 +57,7 @@ class Report:
     shards: Annotated[str | None, Range()] = None
     norms: Annotated[StepNorms | None, Range()] = None
     not_finite: Annotated[int | None, Range()] = None
+    communication_time: Annotated[float | None, Range(most=_YEAR)] = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ class WorkerRecord(NamedTuple):
         memory_usage: Share of its memory that was in use, 0 to 1.
         predicted_speed: Samples per second, before the iteration; NaN where nothing was predicted.
         at_once: Micro-batches that it computed at once.
+        communication_time: Seconds of the batch processing time in which gradients and parameters were
+            transferred; NaN where that is not known.
     """
 
     batch_size: Annotated[
@@ -151,6 +156,15 @@ class WorkerRecord(NamedTuple):
             spared=True,
         ),
     ] = 1
+    communication_time: Annotated[
+        float,
+        Measured(
+            "communication_seconds",
+            "seconds",
+            "part of the worker's batch processing time in which gradients and parameters were transferred",
+            spared=True,
+        ),
+    ] = math.nan
 
     @property
     def speed(self) -> float:

@@ -23,12 +23,15 @@ class Measured:
     Attributes:
         seconds: Returns the batch processing time in seconds; may be called once, by any thread.
         waited: Seconds for which the parameter server held parameters back since the last report.
+        communicated: Seconds of transfers of gradients and parameters since then, without that waiting; None
+            where no transfer was timed.
         cpu: Share of the CPU capacity that others take, 0 to 1.
         memory: Occupied share of the memory, 0 to 1; the accelerator's where that is larger.
     """
 
     seconds: Callable[[], float]
     waited: float
+    communicated: float | None
     cpu: float
     memory: float
 
@@ -54,6 +57,7 @@ class Meter:
         self._monitor = ResourceMonitor()
         self._recorder = Recorder(log_fields)
         self._waited = 0.0  # since the last report
+        self._communicated: float | None = None  # likewise
         self._samples = 0  # finished since `take_samples`
 
     def add_scalars(self, scalars: Scalars, every: int = 1) -> None:
@@ -89,6 +93,7 @@ class Meter:
     def begin_training(self) -> None:
         """Begin to measure, with the first iteration."""
         self.stopwatch.take()
+        self._communicated = None
         self._monitor.resume()
         self._recorder.begin()
 
@@ -115,13 +120,23 @@ class Meter:
             waited = seconds
 
         self.stopwatch.start()
+        begun = time.perf_counter()
         with self.tally.phase("pull", assignment):
             yield note
+        self._add_communication(time.perf_counter() - begun - waited)
         self.stopwatch.exclude(waited)
         self.stopwatch.stop()
         self._waited += waited
         self._recorder.add_waiting(waited)
         self.tally.waiting += waited
+
+    @contextlib.contextmanager
+    def pushing(self, done: Assignment) -> Iterator[None]:
+        """Count a `with` block as the push of a part's gradient."""
+        begun = time.perf_counter()
+        with self.tally.phase("push", done):
+            yield
+        self._add_communication(time.perf_counter() - begun)
 
     def end_compute(self, done: Assignment) -> None:
         """Note that the gradient of a part of an iteration is complete."""
@@ -168,6 +183,7 @@ class Meter:
     def restart(self) -> None:
         """Drop what was measured since the last iteration, as the job was recovered since."""
         self.stopwatch.take()
+        self._communicated = None
         self._recorder.begin()
         self.tally.rewinds += 1
 
@@ -186,4 +202,10 @@ class Meter:
         )
         memory = max(usage.memory, self.memory_usage()) if self.memory_usage else usage.memory
         waited, self._waited = self._waited, 0.0
-        return Measured(lambda: self.tally.count_processing(taken(), done.count), waited, usage.cpu, memory)
+        communicated, self._communicated = self._communicated, None
+        return Measured(
+            lambda: self.tally.count_processing(taken(), done.count), waited, communicated, usage.cpu, memory
+        )
+
+    def _add_communication(self, seconds: float) -> None:
+        self._communicated = (self._communicated or 0.0) + max(0.0, seconds)

@@ -366,6 +366,7 @@ class Session:
                     shards=self.exchange.digest,
                     norms=norms,
                     not_finite=not_finite,
+                    communication_time=measured.communicated,
                 ),
                 measured.seconds,
             )

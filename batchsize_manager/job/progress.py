@@ -15,7 +15,8 @@ from idl.gradient_norms import StepNorms
 from idl.plan import Assignment, Plan
 from idl.records import IterationRecord, Report, WorkerRecord
 
-_COMPUTED = {"batch_processing_time", "waiting_time", "at_once"}  # computed from a worker's reports together
+# Computed from a worker's reports together.
+_COMPUTED = {"batch_processing_time", "waiting_time", "at_once", "communication_time"}
 _AS_REPORTED = [
     name for name in WorkerRecord._fields if name not in _COMPUTED and name in Report.__dataclass_fields__
 ]
@@ -213,13 +214,14 @@ class IterationProgress:
             del self.open[worker]
 
     def _worker_record(self, worker: str, done: list[Done], released_at: float) -> WorkerRecord:
-        count, seconds = 0, 0.0
+        count, seconds, communicated = 0, 0.0, 0.0
         waiting = max(0.0, released_at - done[-1].arrival)
         earlier: Done | None = None
         for later in done:
             report = later.report
             count += later.part.count
             seconds += report.batch_processing_time
+            communicated += math.nan if report.communication_time is None else report.communication_time
             waiting += report.waiting_time
             if earlier is not None:  # it waited for this part, too
                 between = later.arrival - earlier.arrival
@@ -231,5 +233,6 @@ class IterationProgress:
             waiting_time=waiting,
             predicted_speed=self.predicted_speeds.get(worker, math.nan),
             at_once=min(report.at_once or MOST_AT_ONCE, done[-1].part.at_once),
+            communication_time=min(communicated, seconds),
             **{name: value for name in _AS_REPORTED if (value := getattr(report, name)) is not None},
         )

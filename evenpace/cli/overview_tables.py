@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -14,7 +14,6 @@ from evenpace.overview.columns import SHOWN
 from evenpace.overview.events import condensed
 from evenpace.overview.feed import FollowedJob
 from evenpace.overview.figures import JobFigures
-from idl.records import Shown as ShownColumn
 
 _STATES = {
     "running": "green",
@@ -26,19 +25,21 @@ _STATES = {
 _VERDICTS = {"chronic": "red", "passing": "yellow", "leader": "green", "even": "dim"}
 _BARS = "▁▂▃▄▅▆▇█"
 _EVENTS = 10  # last events that `details` shows
-_WIDE = 130  # columns of a terminal from which on the table of workers is complete
 _LONGEST_NAME = 24  # characters
+_SHORTEST_REASON = 40  # characters for which a table needs room, to have a verdict's reason beside it
 _UNCUT = 0.97  # share of the bars that have their true height
 _BARS_KEPT = 400  # bars, more than a terminal has columns
 _UNKNOWN = "-"
-_FORMS = {"percent": "{:.0%}", "number": "{:,.3g}"}  # of measured values, by `Shown.form`
+# Of measured values, by `Shown.form`: the unit in the column's title, and how many of it are 1.
+_UNITS = {"percent": (" %", 100.0), "seconds": (" ms", 1e3), "number": ("", 1.0)}
 _GAP = 2  # characters between columns, as rich has it
-_JOB_COLUMNS = (
-    *("job", "state", "iteration", "epoch", "members", "policy"),
-    *("samples/s", "goodput", "speedup", "saved", "stragglers"),
+_LEFT = ("job", "worker", "state", "policy", "verdict", "why")  # columns of words; those of numbers: right
+# Columns that a narrow terminal lacks, the first one first.
+_LEFT_OUT = ("goodput", "epoch", "policy", "members", "samples/s", "saved s", "stragglers")
+_LEFT_OUT_OF_WORKERS = (
+    *(f"{one.title}{_UNITS[one.form][0]}" for one in reversed(SHOWN.values())),
+    *("rank", "at once", "state", "ms/sample"),
 )
-# First to last, if need be.
-_LEFT_OUT = ("goodput", "epoch", "policy", "members", "samples/s", "saved", "stragglers")
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,6 @@ def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> 
     for job in jobs:
         summary, figures = job.summary, job.figures
         stragglers = figures.verdicts["chronic"] + figures.verdicts["passing"]
-        saved = phrases.seconds(figures.saved_seconds) if figures.iterations else _UNKNOWN
         lines.append(
             {
                 "job": Text(plain(summary.job), style="bold"),
@@ -88,32 +88,44 @@ def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> 
                 "policy": Text(_policy(summary)),
                 "samples/s": Text(_number(figures.throughput, "{:,.0f}")),
                 "goodput": Text(_number(figures.goodput, "{:,.0f}")),
-                "speedup": Text(_number(figures.speedup, "{:.2f}×")),
-                "saved": Text(saved),
+                "× even": Text(_number(figures.speedup, "{:.2f}")),
+                "saved s": Text(f"{figures.saved_seconds:,.0f}" if figures.iterations else _UNKNOWN),
                 "stragglers": Text(str(stragglers) if figures.iterations else _UNKNOWN),
             }
         )
         styles.append("reverse" if summary.job == chosen else None)
-    table = _table()
-    for title in _that_fit(lines, width):
-        right = title not in ("job", "state", "policy")
-        table.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    if not lines:
+        table = _table(["job"], width)
+        table.add_row(Text("no jobs", style="dim"))
+        return table
+    titles = _that_fit(lines, _LEFT_OUT, width)
+    table = _table(titles, width - sum(_width(lines, title) for title in titles[1:]))
     for line, style in zip(lines, styles, strict=True):
         table.add_row(*(line[str(column.header)] for column in table.columns), style=style)
-    if not lines:
-        table.add_row(Text("no jobs", style="dim"))
     return table
 
 
 def details(job: Shown, width: int) -> RenderableType:
-    """Draw one job with its workers and its last events."""
-    parts: list[RenderableType] = [*head(job), Text(), workers_table(job, width, wrap=True)]
+    """Draw one job with its workers, the reasons for their verdicts, and its last events."""
+    lines = _worker_lines(job)
+    complete = [title for title in _worker_columns(lines, width) if title != "why"]
+    beside = sum(_width(lines, title) for title in [*complete, "why"]) - _GAP <= width
+    parts: list[RenderableType] = [*head(job, width), Text(), workers_table(job, width, reasons=beside)]
+    if not beside:
+        parts.append(Text())
+        for one, line in zip(job.figures.workers, lines, strict=True):
+            parts += _wrapped(Text.assemble((f"{plain(one.worker)}: ", "bold"), line["why"]), width)
     if job.events:
         parts += [Text(), *events(job, _EVENTS)]
     return Group(*parts)
 
 
-def head(job: Shown) -> list[Text]:
+def head(job: Shown, width: int) -> list[Text]:
+    """Draw `sums` in lines of `width` characters, so that long ones go on in further lines."""
+    return [part for line in sums(job) for part in _wrapped(line, width)]
+
+
+def sums(job: Shown) -> list[Text]:
     """Draw a job's state, sums, gradient noise, changes of its group, and batch size, in a line each."""
     summary, figures, micro_batch = job.summary, job.figures, job.summary.spec.micro_batch
     ending = phrases.job_state(summary.state, summary.reason)
@@ -146,50 +158,63 @@ def head(job: Shown) -> list[Text]:
         lines.append(Text(f"changes of the group: {plain(phrases.group_changes(job.changes))}"))
     if summary.sizing:
         lines.append(Text(f"batch size by {summary.sizer}: {summary.sizing}"))
-    for line in lines:
-        line.no_wrap, line.overflow = True, "ellipsis"
     return lines
 
 
-def workers_table(job: Shown, width: int, most: int | None = None, wrap: bool = False) -> Table:
-    """Make a table of a job's `most` slowest workers; a line for each, unless long ones are to be wrapped.
+def workers_table(job: Shown, width: int, most: int | None = None, *, reasons: bool = True) -> Table:
+    """Make a table of a job's `most` slowest workers, a line for each, of at most `width` characters.
 
-    It has as many columns as fit into `width` characters, and what is computed at once in jobs in
-    micro-batches alone, and ranks where the manager forms the group.
+    It has as many columns as fit: what is computed at once in jobs in micro-batches alone, ranks where the
+    manager forms the group, and `reasons` for verdicts, cut where they are longer than the room for them.
     """
-    table = _table()
-    table.expand = True
-    titles = ["worker", "state", "verdict", "samples"]
-    if job.summary.spec.micro_batch is not None:
-        titles.append("at once")
-    if job.ranks:
-        titles.append("rank")
-    titles += ["time", "ms/sample", "speed"]
-    if width >= _WIDE:
-        titles += ["waits", *(shown.title for shown in SHOWN.values())]
-    for title in titles:
-        right = title not in ("worker", "state", "verdict")
-        table.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
-        table.columns[-1].max_width = _LONGEST_NAME
-    table.add_column("why", no_wrap=not wrap, overflow="fold" if wrap else "ellipsis", ratio=1)
-    for one in job.figures.workers[:most]:
-        each = one.seconds_per_sample.median
+    lines = _worker_lines(job)[:most]
+    titles = _worker_columns(lines, width)
+    used = sum(_width(lines, title) for title in titles[1:])
+    if reasons and width - used - _width(lines, "worker") >= _SHORTEST_REASON:
+        table = _table([*titles, "why"], _LONGEST_NAME)
+        table.expand, table.columns[-1].ratio = True, 1
+    else:
+        table = _table(titles, width - used)
+    for line in lines:
+        table.add_row(*(line[str(column.header)] for column in table.columns))
+    return table
+
+
+def _worker_columns(lines: Sequence[Mapping[str, Text]], width: int) -> list[str]:
+    """Return the columns of the table of workers for which a terminal has room, but for reasons."""
+    numbers = [{title: cell for title, cell in line.items() if title != "why"} for line in lines]
+    return _that_fit(numbers, _LEFT_OUT_OF_WORKERS, width)
+
+
+def _worker_lines(job: Shown) -> list[dict[str, Text]]:
+    """Return the cells of each worker's line in the table of workers, by the columns' titles."""
+    lines = []
+    for one in job.figures.workers:
+        each, spent = one.seconds_per_sample.median, one.batch_processing_time
         cells = {
             "worker": Text(plain(one.worker), style="bold"),
             "state": Text(one.state),
             "verdict": Text(one.verdict, style=_VERDICTS.get(one.verdict, "")),
             "samples": Text(f"{one.batch_size:,}"),
-            "at once": Text(f"{one.at_once:,}"),
-            "rank": Text(_number(job.ranks.get(one.worker), "{:,}")),
-            "time": Text(
-                _UNKNOWN if one.batch_processing_time is None else phrases.seconds(one.batch_processing_time)
-            ),
-            "ms/sample": Text(_UNKNOWN if each is None else f"{each * 1e3:.3g}"),
-            "speed": Text(_number(one.relative_to_others, "{:.2f}×")),
-            "waits": Text(_number(one.waiting_share, "{:.0%}")),
-        } | {shown.title: Text(_measured(getattr(one, name), shown)) for name, shown in SHOWN.items()}
-        table.add_row(*(cells[title] for title in titles), Text(f"{one.verdict_text}; {one.balanced_text}"))
-    return table
+        }
+        if job.summary.spec.micro_batch is not None:
+            cells["at once"] = Text(f"{one.at_once:,}")
+        if job.ranks:
+            cells["rank"] = Text(_number(job.ranks.get(one.worker), "{:,}"))
+        cells |= {
+            "time ms": Text(_three_digits(spent, 1e3)),
+            "ms/sample": Text(_three_digits(each, 1e3)),
+            "× others": Text(_number(one.relative_to_others, "{:.2f}")),
+            "waits %": Text(_number(one.waiting_share, "{:.0f}", 100)),
+        }
+        for name_, measured in SHOWN.items():
+            unit, scale = _UNITS[measured.form]
+            value = getattr(one, name_)
+            percent = measured.form == "percent"
+            text = _number(value, "{:.0f}", scale) if percent else _three_digits(value, scale)
+            cells[f"{measured.title}{unit}"] = Text(text)
+        lines.append(cells | {"why": Text(f"{one.verdict_text}; {one.balanced_text}")})
+    return lines
 
 
 def events(job: Shown, most: int) -> list[Text]:
@@ -228,19 +253,37 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, header_style="dim")
+def _table(titles: Iterable[str], longest_name: int) -> Table:
+    """Make a table without lines; names, which are in its first column, are cut if they are longer."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in titles:
+        justify = "left" if title in _LEFT else "right"
+        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    table.columns[0].max_width = max(1, longest_name)
+    return table
 
 
-def _that_fit(lines: Sequence[Mapping[str, Text]], width: int) -> list[str]:
-    """Return the columns of jobs for which a terminal has room, and those that every table has."""
-    widths = {
-        title: max(len(title), *(line[title].cell_len for line in lines), 0) + _GAP for title in _JOB_COLUMNS
-    }
-    for title in _LEFT_OUT:
+def _that_fit(lines: Sequence[Mapping[str, Text]], left_out: Iterable[str], width: int) -> list[str]:
+    """Return the titles of columns, without as many of `left_out`, in that order, as have no room."""
+    widths = {title: _width(lines, title) for title in (lines[0] if lines else ["worker"])}
+    name = next(iter(widths))
+    widths[name] = min(widths[name], _LONGEST_NAME + _GAP)
+    for title in left_out:
         if sum(widths.values()) - _GAP > width:
-            del widths[title]
+            widths.pop(title, None)
     return list(widths)
+
+
+def _width(lines: Iterable[Mapping[str, Text]], title: str) -> int:
+    return max([len(title), *(line[title].cell_len for line in lines)]) + _GAP
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    """Return a text in lines of at most `width` characters, broken between words."""
+    lines = list(text.wrap(Console(width=width), width))
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 def _noise(figures: JobFigures) -> str:
@@ -253,11 +296,13 @@ def _policy(summary: Any) -> str:
     return f"{summary.policy} ({summary.predictor})" if summary.predictor else str(summary.policy)
 
 
-def _measured(value: float | None, shown: ShownColumn) -> str:
+def _number(value: float | None, form: str, scale: float = 1) -> str:
+    return _UNKNOWN if value is None else form.format(value * scale)
+
+
+def _three_digits(value: float | None, scale: float) -> str:
+    """Write a number with three digits, or all before the point: 0.0123, 4.57, 12,346."""
     if value is None:
         return _UNKNOWN
-    return phrases.seconds(value) if shown.form == "seconds" else _FORMS[shown.form].format(value)
-
-
-def _number(value: float | None, form: str) -> str:
-    return _UNKNOWN if value is None else form.format(value)
+    shown = value * scale
+    return f"{shown:,.0f}" if abs(shown) >= 99.95 else f"{shown:#.3g}"

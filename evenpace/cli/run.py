@@ -100,7 +100,7 @@ class _Lines:
         """
         from batchsize_manager.client import ManagerClient
         from evenpace.cli.overview import look
-        from evenpace.cli.overview_tables import head, shown
+        from evenpace.cli.overview_tables import shown, sums
 
         try:
             with ManagerClient(manager) as client:
@@ -114,5 +114,5 @@ class _Lines:
                 "evenpace.torch.DataLoader"
             )
         for job in jobs.values():
-            for text in head(shown(job, 0))[:2]:
+            for text in sums(shown(job, 0))[:2]:
                 self.note(text.plain)

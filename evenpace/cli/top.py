@@ -167,7 +167,7 @@ def _all(seen: _Seen, chosen: str, width: int, lines: int) -> list[RenderableTyp
 
 def _one(job: Shown, width: int, lines: int) -> list[RenderableType]:
     """Draw a job: its head, its iterations' times, its slowest workers that fit, and its last events."""
-    top = [*head(job), sparkline(job.durations, width), Text()]
+    top = [*head(job, width), sparkline(job.durations, width), Text()]
     said = events(job, min(_EVENTS, max(0, lines - len(top) - 5)))
     bottom = [Text(), *said] if said else []
     count = sum(job.figures.verdicts.values())

@@ -96,9 +96,12 @@ def worker_rows(job: FollowedJob, figures: JobFigures) -> list[dict[str, Any]]:
         if name not in seen:
             nothing: dict[str, Any] = dict.fromkeys([*WorkerFigures.__dataclass_fields__, *SHOWN])
             spread = {"minimum": None, "median": None, "maximum": None}
+            parts = {"computing": None, "communicating": None, "waiting": None}
             texts = {"verdict": "", "verdict_text": "has finished no iteration yet", "balanced_text": ""}
             rows.append(
-                nothing | texts | {"worker": name, "state": member.state, "seconds_per_sample": spread}
+                nothing
+                | texts
+                | {"worker": name, "state": member.state, "seconds_per_sample": spread, "time_parts": parts}
             )
     for row in rows:
         known = members.get(row["worker"])

@@ -15,6 +15,7 @@ QUANTITIES = len(COLUMNS)
 NAMES = [column.name for column in COLUMNS]
 SIZE, TIME, WAIT = map(NAMES.index, ("batch_size", "batch_processing_time", "waiting_time"))
 CPU, PREDICTED, AT_ONCE = map(NAMES.index, ("cpu_usage", "predicted_speed", "at_once"))
+COMMUNICATION = NAMES.index("communication_time")
 SHOWN = {column.name: column.measured.shown for column in COLUMNS if column.measured.shown is not None}
 """The columns of workers' tables that show a measured value as it is, by the value's name."""
 

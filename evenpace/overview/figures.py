@@ -19,6 +19,23 @@ class Spread:
     maximum: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class TimeParts:
+    """Parts of a worker's time in an iteration: the mean over its iterations, in seconds.
+
+    Together they are its batch processing time and its waiting time.
+
+    Attributes:
+        computing: Loading and computing; communication, too, where that is not known.
+        communicating: Transfers of gradients and parameters; None where they are not known.
+        waiting: Waiting for the others.
+    """
+
+    computing: float
+    communicating: float | None
+    waiting: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerFigures:
     """Figures of one worker over the last iterations, at most 100 of them; made by `worker_figures`.
@@ -34,6 +51,7 @@ class WorkerFigures:
         batch_processing_time: Median, in seconds.
         waiting_time: Median, in seconds.
         waiting_share: Share of its time spent waiting, as `idl.measures` defines it.
+        time_parts: What its time in an iteration is spent on.
         seconds_per_sample: Time that a sample takes.
         speed: Median, in samples per second.
         relative_to_best: Its speed relative to its own best, the 95th percentile over the whole job.
@@ -56,6 +74,7 @@ class WorkerFigures:
     batch_processing_time: float | None
     waiting_time: float | None
     waiting_share: float | None
+    time_parts: TimeParts
     seconds_per_sample: Spread
     speed: float | None
     relative_to_best: float | None
@@ -85,10 +104,22 @@ def worker_figures(**values: Any) -> WorkerFigures:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTimeline:
-    """One worker's iterations: a value for each point of the timeline, None where it took no part."""
+    """One worker's iterations: a value for each point of the timeline, None where it took no part.
+
+    Attributes:
+        batch_sizes: In samples.
+        batch_processing_times: In seconds.
+        computing_times: Part of the batch processing time that is no communication, as `idl.measures` has it.
+        communication_times: The other part; None where it is not known.
+        waiting_times: In seconds.
+        speeds: In samples per second.
+        predicted_speeds: Likewise.
+    """
 
     batch_sizes: list[float | None]
     batch_processing_times: list[float | None]
+    computing_times: list[float | None]
+    communication_times: list[float | None]
     waiting_times: list[float | None]
     speeds: list[float | None]
     predicted_speeds: list[float | None]

@@ -4,20 +4,33 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchsize_manager.policies.curves import Curves
 from evenpace.overview import phrases
 from evenpace.overview.balanced_split import balanced_speedups
 from evenpace.overview.best import Best, rates
-from evenpace.overview.columns import AT_ONCE, CPU, NAMES, PREDICTED, SHOWN, SIZE, TIME, WAIT, Recent, Slots
+from evenpace.overview.columns import (
+    AT_ONCE,
+    COMMUNICATION,
+    CPU,
+    NAMES,
+    PREDICTED,
+    SHOWN,
+    SIZE,
+    TIME,
+    WAIT,
+    Recent,
+    Slots,
+)
 from evenpace.overview.even_split import with_even_shares
-from evenpace.overview.figures import JobFigures, Spread, WorkerFigures, worker_figures
+from evenpace.overview.figures import JobFigures, Spread, TimeParts, WorkerFigures, worker_figures
 from evenpace.overview.noise_figures import noise_figures
 from evenpace.overview.phrases import Estimate, number
 from evenpace.overview.statistics import Array, median
 from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
 from evenpace.overview.thinned_rows import DURATION, EPOCH, EVEN, ITERATION, TOTAL, ThinnedRows
-from idl.measures import goodput, prediction_error, waiting_share
+from idl.measures import computing_time, goodput, prediction_error, waiting_share
 from idl.noise import statistical_efficiency
 from idl.noise_estimate import NoiseEstimate
 
@@ -56,6 +69,7 @@ class RecentFigures:
         self._sizes, self._times, self._waits, self._cpu, self._predicted, self._at_once = (
             values[:, quantity][:, columns] for quantity in (SIZE, TIME, WAIT, CPU, PREDICTED, AT_ONCE)
         )
+        self._communication = values[:, COMMUNICATION][:, columns]
         self._shown = {name: values[:, NAMES.index(name)][:, columns] for name in SHOWN}
         self._cases = [case.at(columns) for case in cases]
         curves = self._cases[_LIKELY]
@@ -165,6 +179,7 @@ class RecentFigures:
         errors = prediction_error(self._predicted[:, order], self._speeds[:, order], axis=0)
         won = median(self._even_times[:, order] - self._times[:, order])
         low, high = _extremes(per_sample)
+        parts = self._time_parts(order)
         listed = []
         for i, worker in enumerate(order.tolist()):
             name = self._names[worker]
@@ -183,6 +198,7 @@ class RecentFigures:
                     batch_processing_time=number(times[i]),
                     waiting_time=number(waits[i]),
                     waiting_share=number(shares[i]),
+                    time_parts=parts[i],
                     seconds_per_sample=Spread(number(low[i]), number(typical[worker]), number(high[i])),
                     speed=number(speeds[worker]),
                     relative_to_best=number(to_best[i]),
@@ -198,6 +214,18 @@ class RecentFigures:
                 )
             )
         return listed
+
+    def _time_parts(self, order: NDArray[np.intp]) -> list[TimeParts]:
+        """Return what the time of the workers in `order` is spent on, on average."""
+        computing = computing_time(self._times, self._communication)[:, order]
+        communicating = self._communication[:, order]
+        measured = ~np.isnan(communicating).all(axis=0)
+        numbers = (~np.isnan(self._times[:, order])).sum(axis=0)
+        means = [_sums(one) / numbers for one in (computing, communicating, self._waits[:, order])]
+        return [
+            TimeParts(float(compute), float(communicate) if known else None, float(wait))
+            for compute, communicate, wait, known in zip(*means, measured, strict=True)
+        ]
 
     def _last_rows(self) -> Array:
         """Return the last row in which each worker took part, (workers,)."""

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenpace.overview import thinned_rows
-from evenpace.overview.columns import PREDICTED, SIZE, TIME, WAIT
+from evenpace.overview.columns import COMMUNICATION, PREDICTED, SIZE, TIME, WAIT
 from evenpace.overview.figures import Spread, Timeline, WorkerTimeline
 from evenpace.overview.phrases import number
 from evenpace.overview.statistics import Array
-from idl.measures import goodput
+from idl.measures import computing_time, goodput
 from idl.noise import statistical_efficiency
 
 Known = tuple[NDArray[np.int64], Array]
@@ -76,6 +76,8 @@ def _of_worker(numbers: NDArray[np.int64], known: NDArray[np.int64], quantities:
     return WorkerTimeline(
         batch_sizes=_listed(sizes),
         batch_processing_times=_listed(times),
+        computing_times=_listed(computing_time(times, values[:, COMMUNICATION])),
+        communication_times=_listed(values[:, COMMUNICATION]),
         waiting_times=_listed(values[:, WAIT]),
         speeds=_listed(speeds),
         predicted_speeds=_listed(values[:, PREDICTED]),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from evenpace.overview.figures import WorkerTimeline
+from idl.measures import computing_time
 from idl.records import IterationRecord
 
 _KEPT = 1024  # iterations
@@ -35,7 +36,7 @@ class SampledIterations:
         kept = dict(self._kept)
         if self._last is not None:
             kept[self._last.iteration] = self._last
-        lines = {worker: WorkerTimeline([], [], [], [], []) for worker in workers}
+        lines = {worker: WorkerTimeline([], [], [], [], [], [], []) for worker in workers}
         for number in iterations:
             one = kept.get(number)
             places = {} if one is None else {name: i for i, name in enumerate(one.workers)}
@@ -47,14 +48,20 @@ class SampledIterations:
 def _append(line: WorkerTimeline, one: IterationRecord | None, place: int | None) -> None:
     """Add a worker's part of an iteration, or a gap."""
     if one is None or place is None:
-        values: tuple[float, ...] = (math.nan,) * 5
+        values: tuple[float, ...] = (math.nan,) * 7
     else:
         size, time = float(one.batch_sizes[place]), float(one.batch_processing_times[place])
         speed = size / time if size > 0 and time > 0 else math.nan
-        values = (size, time, float(one.waiting_times[place]), speed, float(one.predicted_speeds[place]))
+        communication = float(one.column("communication_time")[place])
+        values = (
+            *(size, time, float(computing_time(time, communication)), communication),
+            *(float(one.waiting_times[place]), speed, float(one.predicted_speeds[place])),
+        )
     parts = (
         line.batch_sizes,
         line.batch_processing_times,
+        line.computing_times,
+        line.communication_times,
         line.waiting_times,
         line.speeds,
         line.predicted_speeds,

@@ -22,6 +22,7 @@ _parts = st.dictionaries(
         *[_numbers] * 4,
         st.just(math.nan) | _numbers,
         st.just(1) | st.integers(1, 2**62),
+        st.just(math.nan) | _numbers,
     ),
     max_size=5,
 )

@@ -196,7 +196,7 @@ class ParameterServer:
             return
         values = self.gradient.values
         try:
-            with self._meter.phase("push", done):
+            with self._meter.pushing(done):
                 self._norms.take_all(self._shards.push(done, values, options))
                 self._norms.take_gradient(done, values, self.gradient.layout)
             if not self._shards.pushed_finite:

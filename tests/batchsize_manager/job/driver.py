@@ -65,9 +65,10 @@ class Driver:
         """Ask for a worker's next assignment."""
         return self.job.next_assignment(name, incarnation or name)
 
-    def report(self, name, iteration, seconds=1.0, incarnation=None, waiting=0.0):
+    def report(self, name, iteration, seconds=1.0, incarnation=None, waiting=0.0, communication=None):
         """Let a worker report now."""
-        self.job.report(name, incarnation or name, Report(iteration, seconds, waiting), self.now)
+        report = Report(iteration, seconds, waiting, communication_time=communication)
+        self.job.report(name, incarnation or name, report, self.now)
 
     def count(self, name):
         """Return the count of a worker's next assignment, None without one."""

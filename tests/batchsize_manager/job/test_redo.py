@@ -1,5 +1,6 @@
 """What a member leaves undone is redone by the others, and who is silent or late, worked out by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from batchsize_manager.job.config import JobConfig
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
 from idl.exchange import FIXED_GROUP
-from tests.batchsize_manager.job.driver import Beating, restored
+from tests.batchsize_manager.job.driver import Beating, Driver, restored
 
 # -- pieces
 
@@ -139,14 +140,14 @@ def test_between_its_pieces_a_worker_waits():
     """Its record's waiting is all of the time from its own part to the end in which it did no work."""
     driver = Beating("a", "b", "c", total=30)
     driver.now = 1.0
-    driver.report("a", 0, 1.0, waiting=0.25)
+    driver.report("a", 0, 1.0, waiting=0.25, communication=0.5)
     driver.now = 2.0
-    driver.report("b", 0, 2.0)
+    driver.report("b", 0, 2.0, communication=9.0)
     driver.now = 10.0
     driver.job.leave("c", "c", 10.0)
     driver.next("a"), driver.next("b")
     driver.now = 15.0
-    driver.report("a", 0, 3.0, waiting=0.5)
+    driver.report("a", 0, 3.0, waiting=0.5, communication=0.25)
     driver.now = 17.0
     driver.report("b", 0, 7.0)
     a, b = (driver.job.history(0, 9)[0].parts[name] for name in "ab")
@@ -154,6 +155,17 @@ def test_between_its_pieces_a_worker_waits():
     # From 1 to 15 it worked for 3 s, then it waited until 17; at the parameter server, for 0.25 s before.
     assert (a.batch_size, a.batch_processing_time, a.waiting_time) == (15, 4.0, 0.25 + 11.0 + 2.0)
     assert (b.batch_size, b.batch_processing_time, b.waiting_time) == (15, 9.0, 8.0)
+
+    # Of one of the reports of b it is not known how much was communication.
+    assert a.communication_time == 0.75
+    assert math.isnan(b.communication_time)
+
+
+def test_communication_is_no_more_than_the_processing_of_the_batch():
+    """Whatever a worker's two clocks say."""
+    driver = Driver("a")
+    driver.report("a", 0, 2.0, communication=2.5)
+    assert driver.job.history(0, 9)[0].parts["a"].communication_time == 2.0
 
 
 def test_a_newcomer_alone_brings_all_back():

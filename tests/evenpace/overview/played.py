@@ -19,20 +19,22 @@ def iteration(
     predicted: Sequence[float] | None = None,
     attempt: int = 0,
     at_once: Sequence[int] | None = None,
+    communication: Sequence[float] | None = None,
 ) -> IterationRecord:
     """Play one iteration, in which all wait for the slowest."""
     slowest = float(max(times))
     names = names or [f"worker-{i}" for i in range(len(sizes))]
     nothing = [math.nan] * len(sizes)
     parts = {
-        name: WorkerRecord(int(size), float(time), slowest - time, usage, 0.5, speed, together)
-        for name, size, time, usage, speed, together in zip(
+        name: WorkerRecord(int(size), float(time), slowest - time, usage, 0.5, speed, together, transfers)
+        for name, size, time, usage, speed, together, transfers in zip(
             names,
             sizes,
             times,
             cpu or [0.0] * len(sizes),
             predicted or nothing,
             at_once or [1] * len(sizes),
+            communication or nothing,
             strict=True,
         )
     }

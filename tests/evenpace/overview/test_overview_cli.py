@@ -337,6 +337,16 @@ def test_top_outlives_its_manager(tmp_path, wait_until):
 def test_narrow_terminals_get_fewer_columns(busy, wait_until):
     """A terminal of 60 columns lacks the least important columns, and cuts nothing off."""
     with terminal("--manager", busy, "--interval", 0.1, columns=60) as screen:
-        wait_until(lambda: screen.shows(r"first +running +30 .*1\.00×"), "the list")
+        wait_until(lambda: screen.shows(r"first +running +30 .*1\.00"), "the list")
         assert not screen.shows("…")
         assert not screen.shows("epoch")
+
+
+def test_eighty_columns_have_what_matters_most(busy, wait_until):
+    """A terminal of 80 columns shows jobs and workers with their essential columns, and cuts nothing off."""
+    with terminal("--manager", busy, "--interval", 0.1, columns=80) as screen:
+        wait_until(lambda: screen.shows(r"job +state +iteration .*× even +saved s"), "the list")
+        screen.press(b"\r")
+        wait_until(lambda: screen.shows(r"worker +.*verdict +samples +time ms .*waits %"), "the workers")
+        wait_until(lambda: screen.shows(r"good +working +even +10 +500 +50\.0 +1\.00 +0"), "a worker")
+        assert not screen.shows("…")

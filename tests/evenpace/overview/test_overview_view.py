@@ -362,3 +362,45 @@ def test_others_are_all_but_oneself(array):
                 assert ours == pytest.approx(np.median(others), abs=1e-6)
             else:
                 assert np.isnan(ours)
+
+
+# -- what an iteration's time is spent on
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.floats(0.001, 10), st.just(np.nan) | st.floats(0, 0.999)), min_size=3, max_size=3
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_the_parts_of_a_workers_time_are_all_of_it(played):
+    """Computing, communicating and waiting sum to the iterations' time, on average and in each iteration."""
+    view = viewed(
+        iteration(
+            number,
+            [4, 4, 4],
+            [time for time, _ in workers],
+            communication=[time * share for time, share in workers],
+        )
+        for number, workers in enumerate(played)
+    )
+    durations = [max(time for time, _ in workers) for workers in played]
+    figures = by_name(view.figures())
+    timeline = view.timeline(10, [*figures])
+    for i, name in enumerate(sorted(figures)):
+        parts, line = figures[name].time_parts, timeline.workers[name]
+        shares = [workers[i][1] for workers in played]
+        whole = parts.computing + (parts.communicating or 0) + parts.waiting
+        assert whole == pytest.approx(np.mean(durations))
+        assert (parts.communicating is None) == bool(np.isnan(shares).all())
+        assert [share is None for share in line.communication_times] == [bool(np.isnan(x)) for x in shares]
+        for duration, *segments in zip(
+            durations, line.computing_times, line.communication_times, line.waiting_times, strict=True
+        ):
+            assert sum(segment or 0 for segment in segments) == pytest.approx(duration)
+        if parts.communicating is not None:
+            known = [workers[i][0] * workers[i][1] for workers in played if not np.isnan(workers[i][1])]
+            assert parts.communicating == pytest.approx(sum(known) / len(played))

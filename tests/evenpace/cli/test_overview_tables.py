@@ -1,0 +1,110 @@
+"""The tables of `evenpace status` and `evenpace top`: units, alignment, and what narrow terminals show."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from evenpace.cli.overview_tables import Shown, details, jobs_table, workers_table
+from evenpace.overview.job_view import JobView
+from tests.evenpace.overview.played import iteration
+
+ESSENTIAL = {
+    "jobs": ["job", "state", "iteration", "× even"],
+    "workers": ["worker", "verdict", "samples", "time ms", "× others", "waits %"],
+}
+WORDS = {"job", "worker", "state", "policy", "verdict", "why"}
+NUMBER = re.compile(r"-|-?[\d,]+(\.\d+)?( of [\d,]+)?")
+
+
+def shown(seconds, names=None, job="digits", micro_batch=None, ranks=()):
+    """Make a job whose workers take `seconds` for 640, 320, ... samples in each of its iterations."""
+    names = names or [f"worker-{i}" for i in range(len(seconds))]
+    sizes = [640 >> i % 4 for i in range(len(seconds))]
+    view = JobView(sum(sizes))
+    view.add(iteration(number, sizes, seconds, names) for number in range(40))
+    summary = SimpleNamespace(
+        job=job,
+        state="running",
+        reason="",
+        iteration=1_234_567,
+        members=len(names),
+        workers=len(names),
+        policy="proportional",
+        predictor="blended",
+        batch_size=sum(sizes),
+        exchange="parameter_server",
+        attempt=0,
+        group_size=None,
+        sizing="",
+        sizer="fixed",
+        spec=SimpleNamespace(micro_batch=micro_batch),
+    )
+    events = [SimpleNamespace(at=0.0, text=f"{names[0]} joined, for iteration 0 on, " + "and so on, " * 20)]
+    figures = view.figures(dict.fromkeys(names, "working"))
+    return Shown(summary, figures, 0, events, [0.1] * 40, {name: i for i, name in enumerate(ranks)}, [])
+
+
+def printed(drawn, width):
+    """Return what is printed on a terminal of some width, as lines."""
+    console = Console(width=width, highlight=False, color_system=None)
+    with console.capture() as captured:
+        console.print(drawn)
+    return captured.get().splitlines()
+
+
+@given(
+    st.lists(st.floats(1e-6, 5000), min_size=1, max_size=6),
+    st.integers(1, 60),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([80, 60]),
+)
+def test_narrow_terminals_have_the_essential_columns(seconds, length, in_micro_batches, ranked, width):
+    """No line is longer than the terminal, and only names are cut, whatever the numbers are."""
+    names = [f"{i}{'n' * length}" for i in range(len(seconds))]
+    job = shown(seconds, names, "j" * length, 8 if in_micro_batches else None, names if ranked else ())
+    for table, essential in (
+        (jobs_table([job], width), ESSENTIAL["jobs"]),
+        (workers_table(job, width), ESSENTIAL["workers"]),
+        (workers_table(job, width, reasons=False), ESSENTIAL["workers"]),
+    ):
+        lines = printed(table, width)
+        assert all(len(line) <= width for line in lines)
+        titles = re.split(r"  +", lines[0].strip())
+        assert [title for title in titles if title in essential] == essential
+        assert titles[-1] == "why" or not any("…" in line.split(maxsplit=1)[1] for line in lines)
+    for line in printed(details(job, width), width):
+        assert len(line) <= width
+        is_event = re.match(r"\d\d:\d\d:\d\d ", line)
+        assert is_event or "…" not in " ".join(line.split()[1:])
+
+
+@pytest.mark.parametrize("width", [80, 220])
+def test_numbers_are_right_aligned_in_the_units_of_their_titles(width):
+    """Milliseconds, per cent and factors are in the title, for workers of all speeds."""
+    job = shown([0.0004, 0.9, 61.0, 4000.0])
+    for lines in (printed(jobs_table([job], width), width), printed(workers_table(job, width), width)):
+        titles = re.split(r"  +", lines[0].strip())
+        ends = [lines[0].index(title) + len(title) for title in titles]
+        for line in lines[1:]:
+            for title, end in zip(titles, ends, strict=True):
+                if title not in WORDS:
+                    cell = re.split(r"  +", line[:end])[-1]
+                    assert NUMBER.fullmatch(cell), (title, line)
+                    assert line[end : end + 2].strip() == ""
+    cells = [re.split(r"  +", line.strip()) for line in printed(workers_table(job, 80), 80)]
+    time = cells[0].index("time ms")
+    assert [row[time] for row in cells[1:]] == ["4,000,000", "61,000", "900", "0.400"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 300])
+def test_the_reason_for_each_verdict_is_said_whole(width):
+    """Beside the numbers where all of it fits, else below them in lines of the terminal's width."""
+    job = shown([0.1, 0.2, 0.8])
+    text = " ".join(" ".join(printed(details(job, width), width)).split())
+    for worker in job.figures.workers:
+        assert text.count(f"{worker.verdict_text}; {worker.balanced_text}") == 1
