@@ -7,6 +7,7 @@ of the other processes' identity.
 import threading
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import monotonic, process_time
 
@@ -15,7 +16,7 @@ import psutil
 from worker.resources import cgroups
 from worker.resources.cgroups import Cgroup
 
-_INTERVAL = 0.1  # seconds between readings of the counters
+_INTERVAL = 0.1  # seconds between readings of the counters, and at least between samples
 _WINDOW = 0.2  # seconds that a sample covers, if the computing has lasted that long
 
 
@@ -59,7 +60,8 @@ class ResourceMonitor:
 
     A speed predictor needs the usage *now*, at the end of an iteration, rather than the average since the
     last: so while computing, a thread reads the counters every 0.1 s (0.2 ms of CPU time each), and a sample
-    covers the last 0.2 s.
+    covers the last 0.2 s. Iterations that are shorter than 0.1 s share a sample, which would cost them more
+    than it tells: the kernel counts in ticks of 10 ms.
 
     Args:
         root: The directory below which `/proc` and the mounts of the control groups are looked up.
@@ -68,6 +70,7 @@ class ResourceMonitor:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
+        self._sampled = -inf, Usage(0.0, 0.0)  # when, and the sample
         self._membership: str | None = None
         self._cpu_levels: list[_CpuLevel] = []
         self._memory_levels: list[Cgroup] = []
@@ -81,7 +84,8 @@ class ResourceMonitor:
     def resume(self) -> None:
         """Begin to measure, as computing begins: usage while this process waits does not affect its speed."""
         with self._lock:
-            self._readings = deque([self._read_counters()])
+            if monotonic() >= self._readings[0].at + _INTERVAL:
+                self._readings = deque([self._read_counters()])
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="resource monitor", daemon=True)
             self._thread.start()
@@ -97,19 +101,25 @@ class ResourceMonitor:
     def sample(self) -> Usage:
         """Return the usage over the last 0.2 s, or since `resume` or the last sample if that is less.
 
-        Without `resume`, it is the usage since the last sample or, the first time, since construction.
+        Within 0.1 s of a sample, it is that one again. Without `resume`, it is the usage since the last
+        sample or, the first time, since construction.
 
         Returns:
             Shares that are finite and lie in [0, 1].
         """
         self._computing.clear()
+        at, usage = self._sampled
+        if monotonic() < at + _INTERVAL:
+            return usage
         with self._lock:
             now = self._read_counters()
             while len(self._readings) > 1 and self._readings[1].at <= now.at - _WINDOW:
                 self._readings.popleft()
             taken = self._taken(self._readings[0], now)
             self._readings = deque([now])
-            return Usage(cpu=_share(taken), memory=_share(self._memory_share()))
+            usage = Usage(cpu=_share(taken), memory=_share(self._memory_share()))
+        self._sampled = now.at, usage
+        return usage
 
     def close(self) -> None:
         """Stop the thread."""

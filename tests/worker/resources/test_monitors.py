@@ -151,8 +151,23 @@ def test_a_sample_begins_where_the_last_one_ended(machine):
     machine.run(0.1, busy=[1, 1, 0, 0])
     monitor.record_counters()
     monitor.sample()
-    machine.run(0.05, busy=[0.5, 0.5, 0, 0])
+    machine.run(0.15, busy=[0.5, 0.5, 0, 0])
     assert monitor.sample().cpu == pytest.approx(0.5)
+
+
+def test_short_iterations_share_a_sample(machine):
+    """The next one covers all of them."""
+    monitor = ResourceMonitor(machine.root)
+    machine.run(1.0, busy=[1, 1, 0, 0])
+    shared = monitor.sample()
+    for others in (0.0, 0.5):
+        monitor.resume()
+        machine.run(0.04, busy=[others, others, 0, 0])
+        assert monitor.sample() is shared
+    monitor.resume()
+    machine.run(0.04, busy=[1, 1, 0, 0])
+    assert monitor.sample().cpu == pytest.approx(0.5)
+    monitor.close()
 
 
 def test_a_quota_above_the_affinity_does_not_bind(machine):
