@@ -23,6 +23,7 @@ from evenpace.dashboard.manager_poller import ManagerPoller
 from evenpace.dashboard.request_guard import refusal
 from evenpace.dashboard.rights import Rights, asks_for_tokens, rights
 from evenpace.dashboard.worker_table import TableRows, cut
+from evenpace.overview import terms
 from evenpace.overview.columns import SHOWN
 from evenpace.overview.feed import FollowedJob
 from idl.errors import (
@@ -113,6 +114,7 @@ class Api:
                 "predictors": list(PREDICTORS),
                 "sizers": list(SIZERS),
                 "choosing": sorted(MEASURING),
+                "terms": {"verdicts": terms.VERDICTS, "parts": terms.PARTS, "columns": terms.COLUMNS},
                 "columns": [asdict(shown) | {"name": name} for name, shown in SHOWN.items()],
                 "error": self._poller.error,
             }

@@ -219,7 +219,7 @@ class RecentFigures:
         """Return what the time of the workers in `order` is spent on, on average."""
         computing = computing_time(self._times, self._communication)[:, order]
         communicating = self._communication[:, order]
-        measured = ~np.isnan(communicating).all(axis=0)
+        measured = np.asarray(~np.isnan(communicating).all(axis=0))
         numbers = (~np.isnan(self._times[:, order])).sum(axis=0)
         means = [_sums(one) / numbers for one in (computing, communicating, self._waits[:, order])]
         return [

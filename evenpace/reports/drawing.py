@@ -82,8 +82,11 @@ def _shortened(numbers: re.Match[str]) -> str:
     return f"{float(numbers[0]):.2f}".rstrip("0").rstrip(".")
 
 
-def label_iterations(axes: Axes) -> None:
-    """Label an x axis of iterations, with whole numbers."""
+def label_iterations(axes: Axes, iterations: Sequence[int]) -> None:
+    """Label an x axis of iterations, with whole numbers; its range is that of all charts of `iterations`."""
+    first, last = (min(iterations), max(iterations)) if iterations else (0, 0)
+    margin = 0.02 * (last - first) or 0.5
+    axes.set_xlim(first - margin, last + margin)
     axes.set_xlabel("iteration")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from evenpace.overview.figures import Spread
 from evenpace.reports import numbers
 from evenpace.reports.drawing import label_iterations, legend, marker
-from evenpace.reports.style import COLOURS, GREY, INK, WorkerStyle
+from evenpace.reports.style import GREY, INK, PARTS, SHADES, WorkerStyle
 
 Values = Sequence[float | None]
 
@@ -31,6 +31,7 @@ def draw_workers(
     styles: Mapping[str, WorkerStyle],
     spread: Sequence[Spread] | None,
     scale: Sequence[Values] = (),
+    reach: Sequence[int] = (),
 ) -> None:
     """Draw a line for each worker and, if given, the spread over all behind them.
 
@@ -41,6 +42,7 @@ def draw_workers(
         styles: By worker.
         spread: (points,)
         scale: Other values that would have to fit, such as those of a plot beside this one.
+        reach: Other iterations that the axis would have to reach, likewise.
     """
     everything = [array(values) for values in (*lines.values(), *scale)]
     if spread is not None:
@@ -54,7 +56,7 @@ def draw_workers(
         line = {**styles[worker].line, "linewidth": _THIN, "marker": marker(iterations)}
         axes.plot(iterations, array(values), **line)
     _limit(axes, everything, above=True)  # where no legend is
-    label_iterations(axes)
+    label_iterations(axes, [*iterations, *reach])
     shown = {value for line in lines.values() for value in line if value is not None}
     if len(shown) == 1 and len(lines) > 1:  # the lines hide each other
         axes.annotate(
@@ -81,24 +83,22 @@ def draw_against(
     """
     ours, theirs = array(real), array(even)
     better = ours < theirs if won_below else ours > theirs
-    axes.fill_between(
-        iterations, ours, theirs, where=better.tolist(), color=COLOURS[0], alpha=0.15, linewidth=0
-    )
+    axes.fill_between(iterations, ours, theirs, where=better.tolist(), color=GREY, alpha=0.25, linewidth=0)
     axes.plot(iterations, theirs, color=GREY, label=names[1], linewidth=_THIN, marker=marker(iterations))
-    axes.plot(iterations, ours, color=COLOURS[0], label=names[0], linewidth=_THIN, marker=marker(iterations))
+    axes.plot(iterations, ours, color=INK, label=names[0], linewidth=_THIN, marker=marker(iterations))
     _limit(axes, [ours, theirs])
-    label_iterations(axes)
+    label_iterations(axes, iterations)
     legend(axes)
 
 
 def draw_named(axes: Axes, iterations: Sequence[int], lines: Mapping[str, Values]) -> None:
-    """Draw quantities of the same unit, (points,) each, by the names in the legend."""
-    for colour, (name, values) in zip(COLOURS, lines.items(), strict=False):
+    """Draw at most two quantities of the same unit, (points,) each, by the names in the legend."""
+    for colour, (name, values) in zip(SHADES, lines.items(), strict=False):
         axes.plot(
             iterations, array(values), color=colour, label=name, linewidth=_THIN, marker=marker(iterations)
         )
     _limit(axes, [array(values) for values in lines.values()])
-    label_iterations(axes)
+    label_iterations(axes, iterations)
     legend(axes)
 
 
@@ -107,11 +107,31 @@ def draw_prediction(
 ) -> None:
     """Draw a worker's speed and the predicted one."""
     measured, foreseen = array(real), array(predicted)
-    axes.plot(iterations, measured, color=style.colour, label="real", marker=marker(iterations))
-    axes.plot(iterations, foreseen, color=INK, label="predicted", linewidth=1, linestyle="--")
+    axes.plot(iterations, measured, color=INK, label="real", linewidth=0.8, marker=marker(iterations))
+    axes.plot(iterations, foreseen, color=style.colour, label="predicted", linewidth=_THIN)
     _limit(axes, [measured, foreseen])
-    label_iterations(axes)
+    label_iterations(axes, iterations)
     legend(axes)
+
+
+def draw_parts(
+    axes: Axes, iterations: Sequence[int], parts: Mapping[str, Values], scale: Sequence[Values]
+) -> None:
+    """Draw a bar for each iteration, stacked of the parts of a worker's time.
+
+    Args:
+        axes: Where.
+        iterations: (points,)
+        parts: By names in `PARTS`, the first at the bottom, (points,) each; gaps of the first are of all.
+        scale: The sums of the parts in all plots that are to have the same axis, (points,) each.
+    """
+    below = np.where(np.isnan(array(next(iter(parts.values())))), np.nan, 0.0)
+    for name, values in parts.items():
+        above = below + np.nan_to_num(array(values))
+        axes.fill_between(iterations, below, above, step="mid", color=PARTS[name], linewidth=0)
+        below = above
+    _limit(axes, [array(values) for values in scale], above=True)
+    label_iterations(axes, iterations)
 
 
 def draw_shares(

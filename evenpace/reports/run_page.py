@@ -4,15 +4,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evenpace.overview import phrases
+from evenpace.overview import phrases, terms
 from evenpace.overview.columns import SHOWN
 from evenpace.overview.events import condensed
-from evenpace.overview.figures import JobFigures
+from evenpace.overview.figures import JobFigures, WorkerFigures
 from evenpace.reports import numbers
 from evenpace.reports.drawing import svg
 from evenpace.reports.run_data import RunReport
-from evenpace.reports.run_panels import prediction_panels, styles, timeline_panels
+from evenpace.reports.run_panels import parts_panels, prediction_panels, styles, timeline_panels
 from evenpace.reports.run_totals import WorkerPresence
+from evenpace.reports.style import PARTS
 from evenpace.reports.templates import write_page
 
 _CARDS = 10  # workers described in words; the others are in the table
@@ -47,6 +48,9 @@ def write_run_page(report: RunReport, path: Path) -> None:
         styles=styles(report),
         tiles=_tiles(report) if figures.iterations else [],
         timeline_panels=timeline,
+        spent=[svg(panel) for panel in parts_panels(report)],
+        part_colours=PARTS,
+        terms=terms,
         predictions=[svg(panel) for panel in prediction_panels(report)],
         listed_sizes=_SIZES,
         verdicts=VERDICTS,
@@ -68,15 +72,23 @@ def _cards(report: RunReport) -> list[dict[str, Any]]:
     """Return the workers that the page describes in words: those with lines in plots."""
     shown = set(report.shown[:_CARDS])
     workers = [worker for worker in report.figures.workers if worker.worker in shown]
+    longest = max((sum(_spent(worker).values()) for worker in workers), default=0) or 1
     largest = max((max(worker.batch_size, worker.even_batch_size) for worker in workers), default=0) or 1
     return [
         {
             "worker": worker,
             "own": min(1.0, worker.batch_size / largest),
             "even": min(1.0, worker.even_batch_size / largest),
+            "spent": {name: (seconds, seconds / longest) for name, seconds in _spent(worker).items()},
         }
         for worker in workers
     ]
+
+
+def _spent(worker: WorkerFigures) -> dict[str, float]:
+    """Return the parts of a worker's time that are known, in seconds."""
+    parts = {name: getattr(worker.time_parts, name) for name in PARTS}
+    return {name: seconds for name, seconds in parts.items() if seconds is not None}
 
 
 def _tiles(report: RunReport) -> list[tuple[str, str, str]]:

@@ -16,6 +16,7 @@ from evenpace.reports.run_lines import (
     array,
     draw_against,
     draw_named,
+    draw_parts,
     draw_prediction,
     draw_shares,
     draw_workers,
@@ -59,15 +60,6 @@ QUANTITIES = (
         lambda worker: worker.batch_processing_times,
         lambda timeline: timeline.batch_processing_times,
     ),
-    Quantity(
-        "waiting",
-        "Waiting (s)",
-        "Waiting time",
-        None,
-        " s",
-        lambda worker: worker.waiting_times,
-        lambda timeline: timeline.waiting_times,
-    ),
 )
 
 
@@ -82,7 +74,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def timeline_panels(report: RunReport) -> list[Panel]:
-    """Return plots of the job, and of workers' batch sizes, times and waiting; none without iterations."""
+    """Return plots of the job, and of workers' batch sizes and times; none without iterations."""
     timeline = report.timeline
     if not timeline.iterations:
         return []
@@ -100,6 +92,44 @@ def timeline_panels(report: RunReport) -> list[Panel]:
         draw = partial(draw_workers, iterations=timeline.iterations, lines=lines, styles=looks, spread=spread)
         made.append(Panel(quantity.name, quantity.title, alt, draw))
     return [_durations(timeline), _throughput(timeline), *made, *_noise(timeline), *_sizes(report)]
+
+
+def parts_panels(report: RunReport) -> list[Panel]:
+    """Return plots of what each shown worker spends its time on, on one scale; none without iterations."""
+    timeline = report.timeline
+    if not timeline.iterations:
+        return []
+    lines = {worker: _parts(timeline.workers[worker]) for worker in styles(report)}
+    wholes = [
+        [
+            None if parts[0] is None else sum(part or 0.0 for part in parts)
+            for parts in zip(*of.values(), strict=True)
+        ]
+        for of in lines.values()
+    ]
+    figures = {one.worker: one.time_parts for one in report.figures.workers}
+    made = []
+    for number, (worker, parts) in enumerate(lines.items()):
+        means = numbers.listed(((name, getattr(figures[worker], name)) for name in parts), unit=" s")
+        made.append(
+            Panel(
+                f"parts-{number}",
+                f"{worker}: an iteration's time (s)",
+                f"What {worker} spends an iteration's time on, against the iteration. Means: {means}.",
+                partial(draw_parts, iterations=timeline.iterations, parts=parts, scale=wholes),
+            )
+        )
+    return made
+
+
+def _parts(line: WorkerTimeline) -> dict[str, Values]:
+    """Return the parts of a worker's time, the lowest first; without communication if it is not known."""
+    parts: dict[str, Values] = {
+        "computing": line.computing_times,
+        "communicating": line.communication_times,
+        "waiting": line.waiting_times,
+    }
+    return {name: values for name, values in parts.items() if name != "communicating" or _some(values)}
 
 
 def prediction_panels(report: RunReport) -> list[Panel]:

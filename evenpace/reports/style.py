@@ -11,6 +11,9 @@ DASHES = ("", "5 2", "1.5 1.5", "5 2 1.5 2")
 # Colours are for workers, shades for the whole job. On a page, INK becomes the text's own colour.
 INK = "#222222"
 GREY = "#8c8c8c"
+SHADES = (INK, GREY)
+# Of the parts of a worker's time, on white and on black; no worker's, either.
+PARTS = {"computing": "#5f7fa6", "communicating": "#6fa893", "waiting": "#d6983f"}
 
 PANEL_SIZE = (5.2, 2.9)  # inches; as points about a phone's width, so that text keeps its size
 STYLE: dict[Any, Any] = {

@@ -25,10 +25,7 @@ def panels(two: TwoRuns) -> dict[str, Panel]:
     """Return the plots by name: each worker's timeline in each run, then both runs in one."""
     looks = styles(two)
     made = [
-        _timeline(quantity, number, two, looks)
-        for quantity in QUANTITIES
-        if quantity.name != "waiting"
-        for number in range(len(two.runs))
+        _timeline(quantity, number, two, looks) for quantity in QUANTITIES for number in range(len(two.runs))
     ]
     made += [_durations(two), _waiting(two, list(looks))]
     if two.evaluated:
@@ -53,6 +50,7 @@ def _timeline(quantity: Quantity, number: int, two: TwoRuns, looks: Mapping[str,
             styles=looks,
             spread=None,
             scale=list(others.values()),
+            reach=two.runs[1 - number].report.timeline.iterations,
         ),
     )
 
@@ -69,7 +67,7 @@ def _durations(two: TwoRuns) -> Panel:
         lines = [(run.report.timeline.iterations, run.report.timeline.durations) for run in two.runs]
         _draw_both(axes, two, lines)
         axes.set_ylim(0, numbers.top(value for _, values in lines for value in values))
-        label_iterations(axes)
+        label_iterations(axes, [number for iterations, _ in lines for number in iterations])
 
     alt = f"Duration of each iteration in both runs. Medians: {ends}."
     return Panel("durations", "Iteration time (s)", alt, draw)

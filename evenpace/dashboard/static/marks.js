@@ -10,9 +10,31 @@ export function State({ state, text }) {
 
 const VERDICTS = { chronic: "▲", passing: "◆", leader: "★", even: "●" };
 
-export function Verdict({ verdict }) {
+export function Verdict({ verdict, meaning }) {
   if (!verdict) return html`<span class="muted">new</span>`;
-  return html`<span class="badge verdict-${verdict}"><span aria-hidden="true">${VERDICTS[verdict]}</span> ${verdict}</span>`;
+  return html`<span class="badge verdict-${verdict}" title=${meaning}><span aria-hidden="true">${VERDICTS[verdict]}</span> ${verdict}</span>`;
+}
+
+export const PARTS = ["computing", "communicating", "waiting"];
+
+export function Square({ part }) {
+  return html`<svg class="parts" width="10" height="10" aria-hidden="true"><rect class=${part} width="10" height="10" rx="2" /></svg>`;
+}
+
+// What a worker's time in an iteration is made of, on a scale that all rows share, as a bar and in words.
+export function Parts({ spent, most }) {
+  if (spent.computing == null) return html`<span class="muted">–</span>`;
+  const there = PARTS.filter((part) => spent[part] != null);
+  const text = there.map((part) => `${part} ${seconds(spent[part])}`).join(", ");
+  let left = 0;
+  return html`<span class="parts" title=${text}>
+    <svg viewBox="0 0 120 12" preserveAspectRatio="none" aria-hidden="true">${there.map((part) => {
+      const width = (spent[part] / most) * 120;
+      left += width;
+      return html`<rect key=${part} class=${part} x=${left - width} width=${width} height="12" />`;
+    })}</svg>
+    <span class="hidden">${text}</span>
+  </span>`;
 }
 
 export function Share({ value, good }) {

@@ -1,6 +1,7 @@
 // One worker, on demand: why it is called what it is called, and what may be done about it.
 import { html, useState } from "./lib.js";
 import { number, percent, seconds } from "./format.js";
+import { PARTS } from "./marks.js";
 import { capital, sentence } from "./sentence.js";
 
 const MOST = 8; // that are drawn one by one beside the bands
@@ -46,8 +47,7 @@ export function WorkerDetails({ row, job, page, change, picked, pick }) {
       <div><dt>Speed</dt><dd>${number(row.real_speed)} samples/s</dd></div>
       <div><dt>Predicted</dt><dd>${number(row.predicted_speed)} samples/s</dd></div>
       <div><dt>Prediction error</dt><dd>${percent(row.prediction_error)}</dd></div>
-      <div><dt>Batch processing</dt><dd>${seconds(row.batch_processing_time)}</dd></div>
-      <div><dt>Waiting</dt><dd>${seconds(row.waiting_time)}</dd></div>
+      ${PARTS.map((name) => html`<div key=${name}><dt>${capital(name)}</dt><dd>${seconds(row.time_parts[name])}</dd></div>`)}
       ${member && html`<div><dt>Bounds</dt><dd>${minimum} to ${number(most)}, steps of ${granularity}</dd></div>
         ${job.micro_batch != null && html`<div><dt>Micro-batches at once</dt><dd>${number(row.at_once)}, at most ${mostAtOnce}</dd></div>`}
         ${row.rank !== null && html`<div><dt>Rank</dt><dd>${row.rank} of ${job.group_size}</dd></div>`}

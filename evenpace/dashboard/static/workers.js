@@ -2,7 +2,7 @@
 import { measured, number, percent, seconds, times } from "./format.js";
 import { Fragment, html, useEffect, useRef, useState } from "./lib.js";
 import { ask, ofJob } from "./live.js";
-import { Range, Share, Verdict } from "./marks.js";
+import { Parts, PARTS, Range, Share, Square, Verdict } from "./marks.js";
 import { capital, sentence } from "./sentence.js";
 import { WorkerDetails } from "./worker.js";
 
@@ -15,7 +15,7 @@ const FIRST = [
   ["relative_to_best", "Of its best", false],
   ["relative_to_others", "Of the others", false],
   ["batch_size", "Batch", true],
-  ["waiting_share", "Waits", true],
+  ["waiting_share", "Iteration", true],
 ];
 const LAST = ["won_per_iteration", "Won or given", true];
 
@@ -28,6 +28,7 @@ export function Workers({ job, page, picked, pick, change }) {
   const [open, setOpen] = useState(null);
   const turn = useRef(0);
   const shown = page?.columns ?? []; // measured values
+  const terms = page?.terms ?? { verdicts: {}, parts: {}, columns: {} };
   const columns = [...FIRST, ...shown.map(({ name, title }) => [name, capital(title), true]), LAST];
 
   useEffect(() => {
@@ -52,11 +53,12 @@ export function Workers({ job, page, picked, pick, change }) {
     setOffset(0);
   };
   const most = Math.max(...(part?.rows ?? []).map((row) => row.seconds_per_sample.maximum ?? 0), 1e-12);
+  const longest = Math.max(...(part?.rows ?? []).map(({ time_parts: spent }) => total(spent)), 1e-12);
   const many = part !== null && part.all > ROWS;
   return html`<section class="card" aria-labelledby="workers-title">
     <div class="head">
       <h2 id="workers-title">Who slows whom</h2>
-      <p class="counts"><${Counts} verdicts=${job.verdicts} /></p>
+      <p class="counts"><${Counts} verdicts=${job.verdicts} meanings=${terms.verdicts} /></p>
     </div>
     ${job.straggler &&
     html`<p class="straggler"><strong>${job.straggler.worker}</strong>: ${sentence(job.straggler)}</p>`}
@@ -75,7 +77,7 @@ export function Workers({ job, page, picked, pick, change }) {
         ${columns.map(
           ([column, title, first]) => html`<th key=${column} role="columnheader" scope="col"
               aria-sort=${sort.by === column ? (sort.descending ? "descending" : "ascending") : undefined}>
-            <button type="button" onClick=${by(column, first)}>${title}<span class="arrow" aria-hidden="true">${
+            <button type="button" title=${terms.columns[title.toLowerCase()]} onClick=${by(column, first)}>${title}<span class="arrow" aria-hidden="true">${
               sort.by === column ? (sort.descending ? "▾" : "▴") : ""
             }</span></button>
           </th>`,
@@ -84,7 +86,7 @@ export function Workers({ job, page, picked, pick, change }) {
       <tbody role="rowgroup">
         ${part?.rows.map(
           (row) => html`<${Fragment} key=${row.worker}>
-            <${Row} row=${row} shown=${shown} inMicroBatches=${job.micro_batch != null} most=${most} open=${open === row.worker}
+            <${Row} row=${row} shown=${shown} inMicroBatches=${job.micro_batch != null} most=${most} longest=${longest} meanings=${terms.verdicts} open=${open === row.worker}
               toggle=${() => setOpen(open === row.worker ? null : row.worker)} />
             ${open === row.worker &&
             html`<tr role="row" class="more"><td role="cell" colspan=${columns.length}>
@@ -94,6 +96,15 @@ export function Workers({ job, page, picked, pick, change }) {
         )}
       </tbody>
     </table>
+    <ul class="legend" aria-label="Parts of an iteration">
+      ${PARTS.map((name) => html`<li key=${name} title=${terms.parts[name]}><${Square} part=${name} /> <span>${name}</span></li>`)}
+    </ul>
+    <details>
+      <summary>What the words mean</summary>
+      <dl class="terms">
+        ${Object.values(terms).flatMap(Object.entries).map(([term, meaning]) => html`<div key=${term}><dt>${capital(term)}</dt> <dd>${meaning}.</dd></div>`)}
+      </dl>
+    </details>
     ${part !== null && part.matching === 0 && html`<p class="muted">No worker is like that.</p>`}
     ${many &&
     html`<nav class="pages" aria-label="Parts of the table">
@@ -105,14 +116,18 @@ export function Workers({ job, page, picked, pick, change }) {
   </section>`;
 }
 
-function Counts({ verdicts }) {
+function total({ computing, communicating, waiting }) {
+  return (computing ?? 0) + (communicating ?? 0) + (waiting ?? 0);
+}
+
+function Counts({ verdicts, meanings }) {
   const words = [
     [verdicts.chronic, "chronic"],
     [verdicts.passing, "passing"],
     [verdicts.leader, "leader"],
     [verdicts.even, "even"],
   ].filter(([count]) => count);
-  return words.map(([count, word]) => html`<span key=${word}>${count} <${Verdict} verdict=${word} /></span>`);
+  return words.map(([count, word]) => html`<span key=${word}>${count} <${Verdict} verdict=${word} meaning=${meanings[word]} /></span>`);
 }
 
 // A straggler's iterations would be longer with an even share, a leader's shorter.
@@ -121,19 +136,20 @@ function Won({ value }) {
   return html`${seconds(Math.abs(value))}<span class="note">${value >= 0 ? "won" : "given"} per iteration</span>`;
 }
 
-function Row({ row, shown, inMicroBatches, most, open, toggle }) {
+function Row({ row, shown, inMicroBatches, most, longest, meanings, open, toggle }) {
   return html`<tr role="row" class=${row.state === "gone" ? "gone" : ""}>
     <th role="rowheader" scope="row">
       <button type="button" class="who" aria-expanded=${open} onClick=${toggle}>${row.worker}</button>
       <span class="note">${row.state}</span>
     </th>
-    <td role="cell" data-name="Verdict"><${Verdict} verdict=${row.verdict} /></td>
+    <td role="cell" data-name="Verdict"><${Verdict} verdict=${row.verdict} meaning=${meanings[row.verdict]} /></td>
     <td role="cell" data-name="Time per sample"><${Range} spread=${row.seconds_per_sample} most=${most} /></td>
     <td role="cell" data-name="Of its best"><${Share} value=${row.relative_to_best} good /></td>
     <td role="cell" data-name="Of the others">${times(row.relative_to_others)}</td>
     <td role="cell" data-name="Batch">${number(row.batch_size)}<span class="note">even: ${number(row.even_batch_size)}</span>
       ${inMicroBatches && html`<span class="note">${number(row.at_once)} at once</span>`}</td>
-    <td role="cell" data-name="Waits">${percent(row.waiting_share)}</td>
+    <td role="cell" data-name="Iteration"><${Parts} spent=${row.time_parts} most=${longest} />
+      <span class="note">waits ${percent(row.waiting_share)}</span></td>
     ${shown.map(({ name, title, form }) => html`<td role="cell" key=${name} data-name=${capital(title)}>${measured(row[name], form)}</td>`)}
     <td role="cell" data-name="Won or given"><${Won} value=${row.won_per_iteration} /></td>
   </tr>`;

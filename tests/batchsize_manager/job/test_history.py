@@ -60,12 +60,12 @@ def size_of(root):
 
 
 def test_a_workers_part_takes_its_packed_bytes():
-    """Of each iteration, 56 bytes are kept for each worker, and some hundred for all of them."""
+    """Of each iteration, 64 bytes are kept for each worker, and some hundred for all of them."""
     kept_records = History()
     for record in records_of([{f"w{n}": WorkerRecord(n, n + 0.5) for n in range(100)}] * 200):
         kept_records.add(record)
     assert len(kept_records.page(0, 999)) == 200
-    assert size_of(kept_records) < 200 * (100 * 56 + 1000)
+    assert size_of(kept_records) < 200 * (100 * 64 + 1000)
 
 
 @given(

@@ -230,7 +230,14 @@ class Uneven:
             self._over.wait(seconds / 100)
             norms = self._noise_scale and drawn_norms(given.iteration, halves, self._noise_scale)
             report = _wire.ReportRequest(
-                identity, given.iteration, seconds, 0.001, 0.1, 0.5, norms=wire_norms(norms or None)
+                identity,
+                given.iteration,
+                seconds,
+                0.001,
+                0.1,
+                0.5,
+                norms=wire_norms(norms or None),
+                communication_time=0.2 * seconds,
             )
             reply = client.call("report", report)
             if number == 0:

@@ -168,6 +168,79 @@ def test_dark_mode_follows_the_system(opened):
     expect(stroke).not_to_have_attribute("stroke", dark_line)
 
 
+def test_a_workers_bar_is_its_whole_time(opened):
+    """Its segments are computing, communicating and waiting, as wide as these are long, and in words."""
+    tab = opened()
+    bars = tab.evaluate(  # at once, since the job goes on
+        """[...document.querySelectorAll(".workers span.parts")].map((bar) => ({
+            words: bar.querySelector(".hidden").textContent,
+            title: bar.title,
+            parts: [...bar.querySelectorAll("rect")].map((part) => [
+                part.getAttribute("class"),
+                Number(part.getAttribute("x")),
+                Number(part.getAttribute("width")),
+            ]),
+        }))"""
+    )
+    assert len(bars) == 4
+    totals = []
+    for bar in bars:
+        assert bar["title"] == bar["words"]
+        told = [text.split() for text in bar["words"].split(", ")]
+        seconds = [float(value) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit] for _, value, unit in told]
+        names, begins, widths = zip(*bar["parts"], strict=True)
+        assert names == tuple(part for part, _, _ in told) == ("computing", "communicating", "waiting")
+        assert begins == pytest.approx((0, widths[0], widths[0] + widths[1]))
+        assert widths == pytest.approx([sum(widths) * part / sum(seconds) for part in seconds], rel=0.03)
+        totals.append((sum(widths), sum(seconds)))
+    longest = max(seconds for _, seconds in totals)
+    for width, seconds in totals:
+        assert width == pytest.approx(120 * seconds / longest, rel=0.03)
+    legend = tab.get_by_role("list", name="Parts of an iteration")
+    expect(legend.get_by_role("listitem")).to_have_count(3)
+
+
+def test_all_charts_have_one_range_of_iterations(opened, wait_until):
+    """They can be read one beneath the other, whichever range is chosen."""
+    tab = opened()
+
+    def ranges():
+        return set(tab.evaluate("[...document.querySelectorAll('.plot')].map((plot) => plot.dataset.range)"))
+
+    wait_until(lambda: len(ranges()) == 1 and next(iter(ranges())).startswith("0 "), "one range from 0")
+    tab.get_by_role("combobox", name="Iterations").select_option("the last 100")
+    wait_until(lambda: len(ranges()) == 1 and not next(iter(ranges())).startswith("0 "), "the last 100")
+    first, last = map(int, next(iter(ranges())).split())
+    assert last - first <= 99
+
+
+def test_no_line_of_a_worker_looks_like_the_jobs_own(opened):
+    """What was measured is black or white, which no worker's line is."""
+    tab = opened()
+
+    def colours(chart):
+        lines = tab.locator("figure", has=tab.get_by_role("heading", name=chart)).locator(".legend line")
+        return {one.get_attribute("stroke") for one in lines.all()}
+
+    workers = colours("Batch sizes")
+    assert len(workers) == 4
+    assert not workers & (colours("Iteration durations") | colours("Predicted and real speed"))
+
+
+def test_words_are_explained(opened):
+    """By keyboard, and on the words themselves."""
+    tab = opened()
+    summary = tab.get_by_text("What the words mean")
+    summary.focus()
+    tab.keyboard.press("Enter")
+    for word in ("Chronic", "Of its best", "Won or given", "Waiting"):
+        expect(tab.locator(".terms div", has=tab.get_by_text(word, exact=True)).locator("dd")).to_be_visible()
+    for name, meaning in (("Of its best", "its own best"), ("Won or given", "even split")):
+        heading = tab.get_by_role("columnheader", name=name).get_by_role("button")
+        assert meaning in heading.get_attribute("title")
+    assert "straggler" in tab.locator(".workers .verdict-chronic").first.get_attribute("title")
+
+
 def test_a_phone_shows_all_without_sideways_scrolling(opened):
     """Nothing is wider than a screen of 320 pixels, whatever is open."""
     tab = opened(viewport=PHONE, device_scale_factor=2, has_touch=True, is_mobile=True)

@@ -57,6 +57,7 @@ def records(
                 0.25,
                 0.5,
                 float(known[i]) if number else math.nan,
+                communication_time=0.1 * float(times[k]),
             )
             for k, i in enumerate(there)
         }

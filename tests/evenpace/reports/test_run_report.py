@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.config import JobConfig
@@ -19,9 +20,16 @@ from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
 from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
+from evenpace.overview import terms
 from evenpace.overview.job_view import JobView
+from evenpace.reports import run_panels
+from evenpace.reports.numbers import span
+from evenpace.reports.run_data import gather
+from evenpace.reports.run_panels import parts_panels, prediction_panels, timeline_panels
 from evenpace.reports.run_samples import SampledIterations
+from evenpace.reports.run_source import StoredRun
 from evenpace.reports.run_totals import RunTotals
+from evenpace.reports.style import PARTS, SHADES
 from idl.records import IterationRecord, WorkerRecord
 from tests.evenpace.overview.noisy_gradients import with_norms
 from tests.evenpace.reports.pages import read_page
@@ -410,3 +418,74 @@ def test_every_point_of_a_timeline_is_kept(iterations):
     line = kept.timelines(points, ["worker-1", "nobody"])
     assert None not in line["worker-1"].batch_sizes
     assert line["nobody"].batch_sizes == [None] * len(points)
+
+
+# -- charts
+
+
+def gathered(tmp_path, workers=4, iterations=80, late=20):
+    """Return the report of a run in a state."""
+    with open_state(write_run(tmp_path, records(workers, iterations, late=late))) as reader:
+        (run,) = reader.runs()
+        return gather(StoredRun(reader, run, "a state"), 0.0, lambda done: None)
+
+
+def drawn(panel):
+    """Draw a panel; return its axes."""
+    axes = Figure().subplots()
+    panel.draw(axes)
+    return axes
+
+
+@pytest.mark.parametrize("iterations", [1, 80, 700])
+def test_all_charts_of_a_run_have_one_range_of_iterations(tmp_path, iterations):
+    """They can be read one beneath the other, also where a worker was there for a part of the run."""
+    report = gathered(tmp_path, 4, iterations, late=min(20, iterations - 1))
+    panels = [*timeline_panels(report), *parts_panels(report), *prediction_panels(report)]
+    ranges = {drawn(panel).get_xlim() for panel in panels}
+    assert len(ranges) == 1
+    first, last = ranges.pop()
+    assert first < 0
+    assert last > iterations - 1
+
+
+def test_a_workers_bars_are_its_whole_time_in_each_iteration(tmp_path):
+    """The segments lie on each other, and end where processing and waiting together do."""
+    report = gathered(tmp_path)
+    for worker, panel in zip(run_panels.styles(report), parts_panels(report), strict=True):
+        line = report.timeline.workers[worker]
+        assert worker in panel.title
+        areas = drawn(panel).collections
+        assert len(areas) == 3
+        for k in (30, 50, 60):
+            segments = (line.computing_times[k], line.communication_times[k], line.waiting_times[k])
+            ends = np.cumsum(segments)
+            assert ends[-1] == pytest.approx(line.batch_processing_times[k] + line.waiting_times[k])
+            for area, begin, end in zip(areas, [0.0, *ends], ends, strict=False):
+                corners = np.concatenate([path.vertices for path in area.get_paths()])
+                heights = corners[np.isclose(corners[:, 0], k + 0.5), 1]  # where the next bar begins
+                assert np.isclose(heights, begin).any()
+                assert np.isclose(heights, end).any()
+
+
+def test_no_worker_has_the_colour_of_what_was_measured(tmp_path):
+    """Lines of the job, and of real speeds, are black or grey; so is no worker's line."""
+    report = gathered(tmp_path)
+    workers = {style.colour for style in run_panels.styles(report).values()}
+    assert not workers & {*PARTS.values(), *SHADES}
+    for panel in [*timeline_panels(report), *prediction_panels(report)]:
+        for line in drawn(panel).lines:
+            if not line.get_label().startswith("_") and line.get_label() != "predicted":
+                assert line.get_color() in SHADES, panel.name
+
+
+def test_the_page_explains_its_words(tmp_path):
+    """In a list, and on the words themselves; each card has the bar of its worker's time, in words, too."""
+    page, numbers = page_of(write_run(tmp_path, records(4, 80)))
+    for meanings in (terms.VERDICTS, terms.PARTS, terms.COLUMNS):
+        for term, meaning in meanings.items():
+            assert f"{term.capitalize()} {meaning}." in page.text
+    assert {terms.COLUMNS["of its best"], terms.VERDICTS["chronic"]} <= set(page.values("title"))
+    for worker in numbers["figures"]["workers"]:
+        spent = ", ".join(f"{part} {span(seconds)}" for part, seconds in worker["time_parts"].items())
+        assert spent in page.text
