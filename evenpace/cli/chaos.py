@@ -16,7 +16,7 @@ from evenpace.lab.chaos.config import ChaosConfig
 @json_path
 @click.pass_context
 def chaos(context: click.Context, settings: ChaosConfig, json_path: Path | None) -> None:
-    """Train on a local cluster while its parts are killed, frozen, cut off, lied to and impersonated.
+    """Train on a local cluster while its parts are killed, frozen, cut off, damaged and impersonated.
 
     What shards, manager and workers have written down must then show that nothing was lost, and of each kind
     of fault at least one must have fired. Status 1 if not; the folder with all of it is kept then. Full disks

@@ -13,8 +13,9 @@ from typing import Self
 
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.sizers import MEASURING
-from evenpace.lab.chaos import clocks, disks, journalling_worker
+from evenpace.lab.chaos import clocks, damage, disks, journalling_worker
 from evenpace.lab.chaos.config import ChaosConfig
+from evenpace.lab.chaos.damage import SparedCopy
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Sites
@@ -198,6 +199,11 @@ class ChaosCluster:
     def drain(self, worker: str) -> None:
         """Ask the manager to drain a worker, unless that was done just now."""
         self._ask("drain", worker, lambda manager, job: manager.drain(job, worker))
+
+    def copy_to_lose(self, shard: str) -> SparedCopy | None:
+        """Return a shard's newest checkpoint of a job, if all shards have an earlier one."""
+        others = [self._state(other) for other in self.shards if other != shard]
+        return damage.copy_to_lose(self._state(shard), others)
 
     def can_lose(self, workers: Collection[str]) -> bool:
         """Return whether the job goes on if some workers die.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, get_args
 
 from batchsize_manager.sizers import MEASURING, SIZERS
 from evenpace.lab.chaos.fault_schedule import KINDS, ExchangeName, kinds_with
@@ -10,7 +10,11 @@ from evenpace.lab.fields import parse_names
 from idl.settings import Setting, check_settings
 
 _TAKE_WORKERS_OUT = {"freeze-until-out"}
-_ONLY_WITH_ALL_REDUCE = [name for name, kind in KINDS.items() if kind.only_with == "all-reduce"]
+_BEFALL_SHARDS = {name for name, kind in KINDS.items() if kind.roles == ("shard",)}
+_ONLY_WITH = {
+    exchange: ", ".join(name for name, kind in KINDS.items() if kind.only_with == exchange)
+    for exchange in get_args(ExchangeName)
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class ChaosConfig:
         Sequence[str] | None,
         Setting(
             f"Kinds that come, each of which must fire: {', '.join(KINDS)}; "
-            f"{', '.join(_ONLY_WITH_ALL_REDUCE)} only with all-reduce.  [default: all that can here]",
+            f"{'; '.join(f'{names} only with {exchange}' for exchange, names in _ONLY_WITH.items())}.  "
+            "[default: all that can here]",
             name="faults",
             metavar="KIND,...",
             read=parse_names,
@@ -108,13 +113,19 @@ class ChaosConfig:
                 f"leave them out with --deterministic"
             )
 
+        if self.deterministic and (wrong := sorted(_BEFALL_SHARDS & set(self.wanted))):
+            raise ValueError(
+                f"faults {', '.join(wrong)}: befall shards; with deterministic, faults befall the manager "
+                f"and the links to shards"
+            )
+
     @property
     def wanted(self) -> tuple[str, ...]:
         """Return the kinds that come if they can be caused on this machine."""
         if self.kinds is not None:
             return tuple(self.kinds)
-        kinds = kinds_with(self.exchange)
-        return tuple(kind for kind in kinds if not (self.deterministic and kind in _TAKE_WORKERS_OUT))
+        left_out = _TAKE_WORKERS_OUT | _BEFALL_SHARDS if self.deterministic else set()
+        return tuple(kind for kind in kinds_with(self.exchange) if kind not in left_out)
 
     @property
     def same_bits(self) -> bool:

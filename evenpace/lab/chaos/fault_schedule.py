@@ -25,6 +25,7 @@ class Kind:
         meaning: Description, in words.
         of_all_scales: True if 1 to 10 seconds are as likely as 10 to 100.
         only_with: The only exchange with which it comes; None for all.
+        roles: Roles of the processes that it befalls; None for all.
     """
 
     site: Site
@@ -33,6 +34,7 @@ class Kind:
     meaning: str
     of_all_scales: bool = False
     only_with: ExchangeName | None = None
+    roles: tuple[str, ...] | None = None
 
 
 KINDS = {
@@ -41,6 +43,22 @@ KINDS = {
     "long-freeze": Kind("process", 1.5, (15.0, 30.0), "SIGSTOP, then SIGCONT"),
     "freeze-until-out": Kind(
         "process", 1.5, (0.0, 20.0), "SIGSTOP, until others got a worker's part; then SIGCONT"
+    ),
+    "bit-flip": Kind(
+        "process",
+        1.5,
+        (0.2, 4.0),
+        "a bit of a shard's newest checkpoint flips, then SIGKILL",
+        only_with="parameter-server",
+        roles=("shard",),
+    ),
+    "lost-file": Kind(
+        "process",
+        1.5,
+        (0.2, 4.0),
+        "a shard's newest checkpoint is gone, then SIGKILL",
+        only_with="parameter-server",
+        roles=("shard",),
     ),
     "impostor": Kind("process", 1.5, (0.0, 0.0), "another process with a name or state that is in use"),
     "cut": Kind("link", 3, (0.0, 0.5), "connections reset, maybe within a message; new ones refused"),
@@ -224,6 +242,8 @@ def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
         return tuple(draw.sample(names, len(names)))
     # By role first: the manager is one process, the workers are many.
     roles = sorted(sites.processes, key=lambda role: draw.random() / _ROLES[role])
+    if (befallen := KINDS[kind].roles) is not None:
+        roles = [role for role in roles if role in befallen]
     if kind in ("freeze-until-out", "drain"):  # by others, of which there must be one
         roles = ["worker"] if len(sites.processes.get("worker", ())) > 1 else []
     by_role = sites.processes | {"worker": (*sites.processes.get("worker", ()), *sites.guests)}

@@ -9,9 +9,11 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from evenpace.lab.chaos import clocks, witness
+from evenpace.lab.chaos.damage import SparedCopy
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.supervisor import Supervisor
@@ -142,6 +144,72 @@ class Drain:
         if code is None:
             self._drain(self._name)
         return f"process {self._popen.pid} ended with status 0" if code == 0 else None
+
+    def lift(self) -> None:
+        """Do nothing: the supervisor starts the process again."""
+
+
+class Damage:
+    """Damage to a shard's newest checkpoint, and SIGKILL, so that its next start needs an earlier one.
+
+    The shard is stopped meanwhile, lest it replaces the file.
+
+    Args:
+        fault: The fault.
+        supervisor: Supervisor of the processes.
+        name: Name of the shard.
+        find: Returns the checkpoint that its job can lose, if there is one at present.
+        harm: Damages a file, and returns how, in words.
+        noticed: What the shard's log must say of a version that it finds damaged; None if it says nothing.
+    """
+
+    def __init__(
+        self,
+        fault: Fault,
+        supervisor: Supervisor,
+        name: str,
+        find: Callable[[], SparedCopy | None],
+        harm: Callable[[Path], str],
+        noticed: str | None,
+    ) -> None:
+        self._fault, self._supervisor, self._process = fault, supervisor, supervisor.processes[name]
+        self._find, self._harm, self._noticed = find, harm, noticed
+        self._copy: SparedCopy | None = None
+        self._done = ""  # to the file, in words
+        self._starts = 0  # of the shard, until then
+        self._strike()
+
+    @property
+    def moot(self) -> bool:
+        """Return whether there has been no checkpoint that the job could lose."""
+        return self._copy is None
+
+    def _strike(self) -> None:
+        freeze = Freeze(self._process)
+        self._copy = self._find() if freeze.fired() else None
+        if self._copy is not None:
+            self._starts = self._process.starts
+            self._done = self._harm(self._copy.path)
+            self._supervisor.kill(self._process.name, self._fault.seconds)
+        freeze.lift()
+
+    def fired(self) -> str | None:
+        """Return what was done to which file, and from which version the shard has gone on."""
+        if self._copy is None:
+            if self._process in self._supervisor.staying("shard"):
+                self._strike()
+            return None
+        if self._process.starts == self._starts:
+            return None
+        said, version = self._process.said(), self._copy.version
+        line = rf"job {re.escape(self._copy.job)}: restored from its checkpoint of version (\d+)"
+        restored = re.search(line, said)
+        if restored is None or int(restored[1]) >= version:
+            return None
+        noticed = (self._noticed or "").format(version=version)
+        if noticed not in said:
+            return None
+        return f"{self._done}; {noticed or 'gone on'}, then restored from version {restored[1]}"
 
     def lift(self) -> None:
         """Do nothing: the supervisor starts the process again."""

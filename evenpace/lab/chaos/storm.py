@@ -5,12 +5,15 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from evenpace.lab.chaos import damage
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of, sides_of
 from evenpace.lab.chaos.injections import (
     BlackHole,
+    Damage,
     Drain,
     Freeze,
     FreezeUntilOut,
@@ -30,8 +33,11 @@ from evenpace.lab.proxy import ProxyLink
 from rpc.processes import state
 
 _UNTIL_OUT = "freeze-until-out"
-# Kinds whose evidence takes a job that goes on.
-_AWAITS_THE_JOB = (_UNTIL_OUT, "join", "drain", "rank-black-hole", "rank-partition")
+# Kinds whose target, or evidence, takes a job that goes on.
+_AWAITS_THE_JOB = (
+    *(_UNTIL_OUT, "bit-flip", "lost-file", "join", "drain"),
+    *("rank-black-hole", "rank-partition"),
+)
 # Kinds that end a worker, or its connection, after which it may count as dead.
 _TAKE_OUT = ("kill", "drain", "cut", "half-open", "black-hole", "partition")
 _RETURN_SECONDS = 15.0  # seconds after such a fault in which a worker that lives is certain to have come back
@@ -127,11 +133,10 @@ class Storm:
         under way last as scheduled.
         """
         begun = {one.fault.kind for one in (*self.active, *self.over)}
-        again = [replace(fault, at=self._elapsed) for fault in self.without_target]
         first: dict[str, Fault] = {}
-        for fault in (*self._waiting, *filter(None, [self._next]), *self._faults, *again):
+        for fault in (*self._waiting, *filter(None, [self._next]), *self._faults, *self.without_target):
             if fault.kind not in begun:
-                first.setdefault(fault.kind, fault)
+                first.setdefault(fault.kind, replace(fault, at=self._elapsed))
         self._next, self._waiting = None, list(first.values())
 
     def lift(self) -> None:
@@ -161,7 +166,8 @@ class Storm:
             injection = self._inject(fault, target)
             self.active.append(Active(fault, target, injection, time.monotonic()))
             return True
-        if self._elapsed - fault.at > _PATIENCE_SECONDS:
+        patience = _OUT_SECONDS if fault.kind in _AWAITS_THE_JOB else _PATIENCE_SECONDS
+        if self._elapsed - fault.at > patience:
             self.without_target.append(fault)
             return True
         return False
@@ -191,6 +197,8 @@ class Storm:
             frozen = sum(one.fault.kind == kind for one in self.active)
             if frozen >= self._cluster.settings.workers - 1:
                 return False
+        if kind in ("bit-flip", "lost-file"):
+            return self._cluster.copy_to_lose(name) is not None
         if kind not in ("freeze-until-out", "impostor", "drain"):
             return True
         if (
@@ -236,6 +244,13 @@ class Storm:
             case "rank-black-hole" | "rank-partition":
                 one, other = ({worker: cluster.ears[worker] for worker in side} for side in sides_of(name))
                 return Apart(one, other)
+            case "bit-flip":
+                flip = partial(damage.flip_bit, place=fault.amount)
+                find = partial(cluster.copy_to_lose, name)
+                return Damage(fault, cluster.supervisor, name, find, flip, "version {version} cannot be read")
+            case "lost-file":
+                find = partial(cluster.copy_to_lose, name)
+                return Damage(fault, cluster.supervisor, name, find, damage.remove, None)
             case "impostor":
                 return Impostor(cluster.supervisor.processes[name])
             case "cut":

@@ -65,6 +65,7 @@ def test_every_target_comes():
         *SITES.guests,
     }
     assert targets("join") == set(SITES.guests)
+    assert targets("bit-flip") == targets("lost-file") == set(SERVICES[1:])
     assert targets("drain") == {*WORKERS, *SITES.guests}
     assert len({fault.at for fault in faults}) < len(faults)
     assert len(faults) > 300
@@ -129,6 +130,11 @@ def test_wrong_settings_are_refused():
         ChaosConfig(1, 0, link_mib=0)
     with pytest.raises(ValueError, match="faults freeze-until-out: take workers out"):
         ChaosConfig(1, 0, ("kill", "freeze-until-out"), deterministic=True)
+    with pytest.raises(ValueError, match="faults bit-flip, lost-file: befall shards"):
+        ChaosConfig(1, 0, ("kill", "lost-file", "bit-flip"), deterministic=True)
+    with pytest.raises(ValueError, match="faults bit-flip: do not come with all-reduce"):
+        ChaosConfig(1, 0, ("bit-flip",), exchange="all-reduce")
+    assert not {"bit-flip", "freeze-until-out"} & set(ChaosConfig(1, 0, deterministic=True).wanted)
     with pytest.raises(ValueError, match="deterministic and exact: give one of them"):
         ChaosConfig(1, 0, deterministic=True, exact=True)
     with pytest.raises(ValueError, match="sizer goodput: goes by what is measured"):
