@@ -81,7 +81,7 @@ class ChaosCluster:
             proxy=self.proxy,
             lookahead=settings.lookahead,
             policy="even" if settings.deterministic else None,
-            state=self._state(MANAGER),
+            state=self.state(MANAGER),
             sizer=settings.sizer,
             batch_size=f"{LEAST}:{MOST}" if settings.sizer in MEASURING else None,
             similarity=SIMILARITY if settings.sizer in MEASURING else None,
@@ -202,8 +202,8 @@ class ChaosCluster:
 
     def copy_to_lose(self, shard: str) -> SparedCopy | None:
         """Return a shard's newest checkpoint of a job, if all shards have an earlier one."""
-        others = [self._state(other) for other in self.shards if other != shard]
-        return damage.copy_to_lose(self._state(shard), others)
+        others = [self.state(other) for other in self.shards if other != shard]
+        return damage.copy_to_lose(self.state(shard), others)
 
     def can_lose(self, workers: Collection[str]) -> bool:
         """Return whether the job goes on if some workers die.
@@ -275,7 +275,7 @@ class ChaosCluster:
     def _make_disks(self) -> None:
         disks.private_mounts()
         for name in self.addresses:
-            self.disks[name] = disks.make_disk(name, self._state(name))
+            self.disks[name] = disks.make_disk(name, self.state(name))
             self._ending.callback(disks.unmount, self.disks[name])
 
     def _make_network(self) -> None:
@@ -296,12 +296,13 @@ class ChaosCluster:
     def _find_clock(self) -> None:
         self._library = clocks.find_library()
 
-    def _state(self, service: str) -> Path:
+    def state(self, service: str) -> Path:
+        """Return the folder of a service's state."""
         return self.folder / "state" / service
 
     def _shard_options(self, name: str) -> Sequence[str]:
         return (
-            *("--state", str(self._state(name))),
+            *("--state", str(self.state(name))),
             *("--checkpoint-every", str(self.settings.checkpoint_every)),
             *("--ledger", str(self.folder / "ledgers" / name)),
             *(("--deterministic",) if self.settings.deterministic else ()),

@@ -1,6 +1,7 @@
 """Schedule of faults: a function of the seed alone. It knows no process, connection or clock."""
 
 import heapq
+import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,14 @@ KINDS = {
         roles=("shard",),
     ),
     "impostor": Kind("process", 1.5, (0.0, 0.0), "another process with a name or state that is in use"),
+    "foreign-state": Kind(
+        "process",
+        1.5,
+        (0.0, 0.0),
+        "a shard or manager is given the folder of another service",
+        only_with="parameter-server",
+        roles=("shard", "manager"),
+    ),
     "cut": Kind("link", 3, (0.0, 0.5), "connections reset, maybe within a message; new ones refused"),
     "stall": Kind("link", 3, (0.5, 12.0), "no byte passes, and nothing is closed"),
     "throttle": Kind("link", 2, (2.0, 10.0), "few bytes pass each second"),
@@ -107,7 +116,8 @@ class Fault:
         at: Seconds since the faults began.
         kind: A name in `KINDS`.
         targets: Targets in the order in which they are tried, until one can be befallen. Several links may be
-            one target, as `links_of` has it; two sides of workers are, as `sides_of` has it.
+            one target, as `links_of` has it; two sides of workers are, as `sides_of` has it; and of a foreign
+            state "ps-0>ps-1", a service and the one whose folder it is given.
         seconds: Duration.
         amount: What else the kind needs: a clock's jump in seconds; from 0 to 1 for a link.
     """
@@ -240,6 +250,10 @@ def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
             workers, services = _ends(names)
             names = tuple(f"{','.join(workers)}>{service}" for service in services)
         return tuple(draw.sample(names, len(names)))
+    if kind == "foreign-state":
+        services = [name for role in ("manager", "shard") for name in sites.processes.get(role, ())]
+        pairs = [f"{one}>{other}" for one, other in itertools.permutations(services, 2)]
+        return tuple(draw.sample(pairs, len(pairs)))
     # By role first: the manager is one process, the workers are many.
     roles = sorted(sites.processes, key=lambda role: draw.random() / _ROLES[role])
     if (befallen := KINDS[kind].roles) is not None:

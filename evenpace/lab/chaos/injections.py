@@ -7,7 +7,7 @@ again where there was nothing to befall; `lift` ends the fault.
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -216,24 +216,46 @@ class Damage:
 
 
 class Impostor:
-    """Second run of a running process's command beside it: it must be refused, and end."""
+    """Second run of a running process's command beside it: it must be refused, and end.
+
+    Args:
+        process: The process.
+        command: Another command, by default its own.
+        refused: Pattern of the last message with which it is refused.
+    """
 
     moot = False
 
-    def __init__(self, process: Process) -> None:
-        self._twin = replace(process, command=process.line(-1), log=process.log.with_suffix(".second"))
+    def __init__(
+        self,
+        process: Process,
+        command: Sequence[str] | None = None,
+        refused: str = r"worker '.+' is a member already|is in use by another",
+    ) -> None:
+        self._refused = refused
+        self._twin = replace(
+            process, command=command or process.line(-1), log=process.log.with_suffix(".second")
+        )
         self._twin.start()
 
     def fired(self) -> str | None:
         """Return the message with which it was refused."""
         assert self._twin.popen is not None
         code, said = self._twin.popen.poll(), self._twin.tail()
-        refused = re.search(r"worker '.+' is a member already|is in use by another", said)
+        refused = re.search(self._refused, said)
         return f"ended with status {code}: {said.splitlines()[-1]}" if code and refused else None
 
     def lift(self) -> None:
         """End it, if it still runs."""
         self._twin.end(0.0)
+
+
+def foreign_state(process: Process, state: Path) -> Impostor:
+    """Start a service beside itself with a folder of state that another one is using, or has used."""
+    command = list(process.line(-1))
+    command[command.index("--state") + 1] = str(state)
+    folder = re.escape(str(state))
+    return Impostor(process, command, f"{folder} is (in use by another|the folder of a) (shard|manager)")
 
 
 class LinkCut:

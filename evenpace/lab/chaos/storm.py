@@ -27,6 +27,7 @@ from evenpace.lab.chaos.injections import (
     Slow,
     Together,
     clock_jump,
+    foreign_state,
 )
 from evenpace.lab.chaos.rank_links import Apart
 from evenpace.lab.proxy import ProxyLink
@@ -187,6 +188,11 @@ class Storm:
             return any(link.connections for link in self._links(name).values())
         if site == "disk":
             return True
+        if kind == "foreign-state":  # a service that ends would leave its folder to the other
+            _, owner = name.split(">")
+            process = self._cluster.supervisor.processes[owner]
+            stays = process in self._cluster.supervisor.staying(process.role)
+            return stays and self._cluster.listening(owner)
         process = self._cluster.supervisor.processes[name]
         if site == "guest":
             return not process.running
@@ -253,6 +259,9 @@ class Storm:
                 return Damage(fault, cluster.supervisor, name, find, damage.remove, None)
             case "impostor":
                 return Impostor(cluster.supervisor.processes[name])
+            case "foreign-state":
+                service, other = name.split(">")
+                return foreign_state(cluster.supervisor.processes[service], cluster.state(other))
             case "cut":
                 return LinkCut(fault, proxy, proxy.links[name])
             case "stall" | "throttle":
@@ -305,6 +314,8 @@ def _workers_in(name: str) -> list[str]:
 def _touched(kind: str, name: str) -> set[tuple[str, str]]:
     """Return (site, name) of all that other faults must leave alone; an impostor's include the manager."""
     site = KINDS[kind].site
+    if kind == "foreign-state":
+        return {(str(site), part) for part in name.split(">")}
     parts = itertools.chain(*sides_of(name)) if site == "ranks" else links_of(name)
     touched = {(str(site), part) for part in parts}
     if kind == "impostor" and name != MANAGER:

@@ -65,6 +65,7 @@ def test_every_target_comes():
         *SITES.guests,
     }
     assert targets("join") == set(SITES.guests)
+    assert targets("foreign-state") == {f"{a}>{b}" for a, b in itertools.permutations(SERVICES, 2)}
     assert targets("bit-flip") == targets("lost-file") == set(SERVICES[1:])
     assert targets("drain") == {*WORKERS, *SITES.guests}
     assert len({fault.at for fault in faults}) < len(faults)

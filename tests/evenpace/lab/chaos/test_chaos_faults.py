@@ -32,6 +32,7 @@ from evenpace.lab.chaos.injections import (
     Slow,
     Together,
     clock_jump,
+    foreign_state,
 )
 from evenpace.lab.chaos.rank_links import Apart, Ear
 from evenpace.lab.chaos.supervisor import Supervisor
@@ -231,6 +232,33 @@ def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
         refusal = wait_until(impostor.fired, "the refusal")
         assert f"is in use by another manager, process {manager.pid}" in refusal
         assert manager.running
+
+
+def test_a_service_with_the_folder_of_another_is_refused(tmp_path, wait_until):
+    """The error names the folder and whose it is; both go on, and nothing is written there."""
+    folders = {name: tmp_path / name for name in ("manager", "ps-0", "ps-1")}
+
+    def service(name):
+        command = ["manager" if name == "manager" else "ps", "--listen", "127.0.0.1:0"]
+        line = [sys.executable, "-m", "evenpace", *command, "--state", str(folders[name])]
+        return Process(name, line, tmp_path / f"{name}.log")
+
+    manager, shard, other = map(service, folders)
+    with manager, shard:
+        for process in (manager, shard):
+            wait_until(lambda process=process: "listening" in process.log.read_text(), "its start")
+        held = {name: sorted(folder.iterdir()) for name, folder in folders.items() if folder.exists()}
+        for process, owner, said in [
+            (manager, "ps-0", "ps-0 is the folder of a shard of the parameter server"),
+            (shard, "manager", "manager is the folder of a manager"),
+            (other, "ps-0", "ps-0 is in use by another shard"),
+        ]:
+            foreign = foreign_state(process, folders[owner])
+            assert said in wait_until(foreign.fired, "the refusal")
+            foreign.lift()
+        assert manager.running
+        assert shard.running
+        assert held == {name: sorted(folders[name].iterdir()) for name in held}
 
 
 @pytest.mark.parametrize(
