@@ -262,8 +262,10 @@ class JobStore:
         self._common = min(self._common, version)
         self._tried_by_all = None if self._tried_by_all is None else min(self._tried_by_all, version)
         self.tried = min(self.tried, version)
-        later = [v for v in self.versions if v > version]
+        later = {v for v in self.versions if v > version}
         self.versions = tuple(v for v in self.versions if v <= version)
+        with contextlib.suppress(UnavailableError):  # those that could not be read or flushed do not count
+            later |= {v for v in self._found() if v > version}
         for each in later:
             self._remove(each)
 

@@ -275,6 +275,19 @@ def test_a_folder_has_one_shard(tmp_path):
     CheckpointStore(tmp_path).close()
 
 
+def test_a_checkpoint_that_could_not_be_read_does_not_come_back(store, tmp_path):
+    """A job that has gone on from an earlier one does not return to it, even if it can be read again."""
+    saved(store, (10, 20))
+    (path,) = tmp_path.glob("state/*/*20.checkpoint")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    job = store.job("job/run")
+    assert job.newest().snapshot.version == 10
+    path.write_bytes(whole)
+    job.go_back(10).result()
+    assert store.job("job/run").versions == (10,)
+
+
 def test_the_folder_of_a_manager_is_refused(tmp_path):
     """Also after that has ended; nothing is written there."""
     StateWriter(tmp_path).close()

@@ -18,6 +18,7 @@ from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.damage import SparedCopy
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.errors import NotPossibleHereError
+from evenpace.lab.chaos.failing_writes import FailingWrites, make_library
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Sites
 from evenpace.lab.chaos.ledgers import parse
 from evenpace.lab.chaos.rank_links import Ear
@@ -50,6 +51,7 @@ class ChaosCluster:
         guests: Names of workers beyond the job's, which are there now and then.
         proxy: Proxy with a link for each worker and service, such as "w0>ps-1".
         ears: What can keep workers from hearing each other, by worker; empty where that cannot be.
+        writes: Switches for the writes to state, by service; empty where they cannot be made to fail.
         disks: Small file systems for state, by service; empty where they cannot be made.
         kinds: Kinds of faults that come.
         skipped: Reasons why other kinds cannot be caused, by kind.
@@ -61,6 +63,7 @@ class ChaosCluster:
         self.folder = folder
         self.proxy = Proxy(settings.link_mib * 2**20)
         self.disks: dict[str, Disk] = {}
+        self.writes: dict[str, FailingWrites] = {}
         self.skipped: dict[str, str] = {}
         self.ears: dict[str, Ear] = {}
         self._prefixes: dict[str, Sequence[str]] = {}  # by worker, of commands in its network namespace
@@ -127,7 +130,8 @@ class ChaosCluster:
         """Return the processes, links, disks and clocks that faults may befall."""
         if self.settings.deterministic:
             links = tuple(link for link in self.proxy.links if not link.endswith(MANAGER))
-            return Sites({"manager": (MANAGER,)}, links, tuple({MANAGER} & set(self.disks)))
+            disks, writes = (tuple({MANAGER} & set(own)) for own in (self.disks, self.writes))
+            return Sites({"manager": (MANAGER,)}, links, disks, writes=writes)
         return Sites(
             {
                 "worker": tuple(self.workers),
@@ -137,6 +141,7 @@ class ChaosCluster:
             tuple(self.proxy.links),
             tuple(self.disks),
             tuple(self.guests),
+            tuple(self.writes),
         )
 
     def __enter__(self) -> Self:
@@ -145,6 +150,7 @@ class ChaosCluster:
         with self._ending:
             self._try("ranks", self._make_network)  # which must not be among the mounts of the next
             self._try("disk", self._make_disks)
+            self._try("writes", self._make_failing_writes)
             self._try("clock", self._find_clock)
             self._ending.enter_context(self.proxy)
             self._ending = self._ending.pop_all()
@@ -293,6 +299,11 @@ class ChaosCluster:
             self._ending.enter_context(undone.pop_all())
         self._local.host = self.proxy.host = network.host
 
+    def _make_failing_writes(self) -> None:
+        library = make_library(self.folder)
+        for name in self.addresses:
+            self.writes[name] = FailingWrites(library, self.folder / f"{name}.failing", self.state(name))
+
     def _find_clock(self) -> None:
         self._library = clocks.find_library()
 
@@ -328,5 +339,9 @@ class ChaosCluster:
         }
         if self._library is not None:
             environment |= clocks.environment(self._library, log.with_suffix(".offset"))
+        if name in self.writes:
+            preloaded = environment.get("LD_PRELOAD", "")
+            environment |= self.writes[name].environment()
+            environment["LD_PRELOAD"] = f"{environment['LD_PRELOAD']}:{preloaded}".removesuffix(":")
         witness = ("evenpace.lab.chaos.witness", str(log.with_suffix(".clock")))
         return Surroundings(self._prefixes.get(name, ()), witness, environment)

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Literal
 
 MANAGER = "manager"  # name of the manager's process
-Site = Literal["process", "guest", "link", "ranks", "disk", "clock"]  # what a fault befalls
+Site = Literal["process", "guest", "link", "ranks", "disk", "writes", "clock"]  # what a fault befalls
 ExchangeName = Literal["parameter-server", "all-reduce"]
 """How the workers' gradients meet."""
 
@@ -79,6 +79,7 @@ KINDS = {
     ),
     "partition": Kind("link", 1, (1.0, 60.0), "likewise or stalled, from workers to manager or shards", True),
     "disk": Kind("disk", 2, (2.0, 10.0), "no space left where state is kept"),
+    "failing-writes": Kind("writes", 2, (2.0, 10.0), "writes and fsync of state fail with EIO"),
     "clock": Kind("clock", 2, (3.0, 10.0), "the wall clock jumps, and jumps back"),
     "join": Kind("guest", 2, (5.0, 40.0), "a worker more joins, and leaves later", only_with="all-reduce"),
     "drain": Kind("process", 2, (0.2, 8.0), "a worker is drained, and comes back", only_with="all-reduce"),
@@ -138,6 +139,7 @@ class Sites:
     links: tuple[str, ...]
     disks: tuple[str, ...]
     guests: tuple[str, ...] = ()  # workers that are there now and then
+    writes: tuple[str, ...] = ()  # services whose writes can fail
 
 
 def schedule(
@@ -237,8 +239,8 @@ def _moment(draw: random.Random, kinds: Sequence[str], sites: Sites) -> Iterator
 def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
     """Return the targets of a fault, in a random order."""
     site = KINDS[kind].site
-    if site in ("disk", "guest"):
-        names = sites.disks if site == "disk" else sites.guests
+    if site in ("disk", "guest", "writes"):
+        names = {"disk": sites.disks, "guest": sites.guests, "writes": sites.writes}[site]
         return tuple(draw.sample(names, len(names)))
     if site == "ranks":
         return tuple(_sides(draw, (*sites.processes.get("worker", ()), *sites.guests), kind))

@@ -15,6 +15,7 @@ from typing import Protocol
 from evenpace.lab.chaos import clocks, witness
 from evenpace.lab.chaos.damage import SparedCopy
 from evenpace.lab.chaos.disks import Disk
+from evenpace.lab.chaos.failing_writes import FailingWrites
 from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.proxy import Proxy, ProxyLink
@@ -410,6 +411,28 @@ class FullDisk:
     def lift(self) -> None:
         """Make room again."""
         self._disk.clear()
+
+
+class BadDisk:
+    """Disk on which no write to a service's state succeeds."""
+
+    def __init__(self, writes: FailingWrites) -> None:
+        self._writes = writes
+        writes.begin()
+
+    @property
+    def moot(self) -> bool:
+        """Return whether there was nothing to write."""
+        return not self._writes.failed
+
+    def fired(self) -> str | None:
+        """Return how many writes have failed, in words; None before the first."""
+        failed = self._writes.failed
+        return f"{failed} writes failed with EIO" if failed else None
+
+    def lift(self) -> None:
+        """Let writes succeed again."""
+        self._writes.end()
 
 
 class ClockJump:

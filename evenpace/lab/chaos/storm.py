@@ -12,6 +12,7 @@ from evenpace.lab.chaos import damage
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of, sides_of
 from evenpace.lab.chaos.injections import (
+    BadDisk,
     BlackHole,
     Damage,
     Drain,
@@ -188,11 +189,10 @@ class Storm:
             return any(link.connections for link in self._links(name).values())
         if site == "disk":
             return True
+        if site == "writes":  # a manager cannot start meanwhile
+            return name != MANAGER or self._is_up(name)
         if kind == "foreign-state":  # a service that ends would leave its folder to the other
-            _, owner = name.split(">")
-            process = self._cluster.supervisor.processes[owner]
-            stays = process in self._cluster.supervisor.staying(process.role)
-            return stays and self._cluster.listening(owner)
+            return self._is_up(name.partition(">")[2])
         process = self._cluster.supervisor.processes[name]
         if site == "guest":
             return not process.running
@@ -212,6 +212,12 @@ class Storm:
         ):  # that is heard of: others neither fall silent nor have their names in use
             return self._cluster.member_state(name) in ("working", "waiting")
         return self._cluster.listening(name)
+
+    def _is_up(self, service: str) -> bool:
+        """Return whether a service listens, and was not asked to end."""
+        process = self._cluster.supervisor.processes[service]
+        stays = process in self._cluster.supervisor.staying(process.role)
+        return stays and self._cluster.listening(service)
 
     def _may_leave(self, guest: str) -> bool:
         """Return whether a guest may leave: no other fault is befalling it, and others have its state."""
@@ -275,11 +281,14 @@ class Storm:
                 return Together({key: BlackHole(proxy, link) for key, link in self._links(name).items()})
             case "disk":
                 return FullDisk(cluster.disks[name])
+            case "failing-writes":
+                return BadDisk(cluster.writes[name])
             case _:
                 return clock_jump(fault, cluster.supervisor.processes[name])
 
     def _look(self, active: Active) -> None:
-        if active.evidence is None or KINDS[active.fault.kind].site == "disk":  # what is deleted makes room
+        # What is deleted makes room; and the writes that fail are counted.
+        if active.evidence is None or KINDS[active.fault.kind].site in ("disk", "writes"):
             active.evidence = active.injection.fired()
 
     def _end(self, active: Active, *, counts: bool = True) -> None:
@@ -318,6 +327,8 @@ def _touched(kind: str, name: str) -> set[tuple[str, str]]:
         return {(str(site), part) for part in name.split(">")}
     parts = itertools.chain(*sides_of(name)) if site == "ranks" else links_of(name)
     touched = {(str(site), part) for part in parts}
+    if (site, name) == ("writes", MANAGER):
+        touched.add(("process", name))
     if kind == "impostor" and name != MANAGER:
         touched |= {(str(site), part) for part in links_of(MANAGER)} | {("link", f"{name}>{MANAGER}")}
     return touched

@@ -25,6 +25,7 @@ SITES = Sites(
     tuple(f"{worker}>{service}" for worker in WORKERS for service in SERVICES),
     ("ps-0",),
     ("guest0", "guest1"),
+    SERVICES[:2],
 )
 
 
@@ -106,7 +107,8 @@ def test_workers_are_frozen_until_out_one_soon_after_the_other():
 def test_faults_last_for_a_part_of_the_run_at_most(minutes):
     """Or for what their kind needs; long ones last for minutes where there are hours."""
     seconds = 60.0 * minutes
-    faults = list(schedule(3, kinds_with("parameter-server"), SITES, ChaosConfig.gap, seconds))
+    kinds = kinds_with("parameter-server")
+    faults = [one for seed in range(3) for one in schedule(seed, kinds, SITES, ChaosConfig.gap, seconds)]
     for fault in faults:
         assert fault.seconds <= max(KINDS[fault.kind].seconds[0], LONGEST * seconds)
     longest = max(fault.seconds for fault in faults if fault.kind == "black-hole")
@@ -174,12 +176,14 @@ def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_pat
     """A kind that is named must fire: without it there is no run, and no file of one."""
     monkeypatch.setattr(clocks, "_PLACES", ())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # lest this process gets mounts of its own
+    monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "cluster").mkdir()
     with ChaosCluster(ChaosConfig(1, 0, workers=1, shards=1), tmp_path / "cluster") as cluster:
         kinds = kinds_with("parameter-server")
-        assert cluster.kinds == [kind for kind in kinds if kind not in ("disk", "clock")]
+        assert cluster.kinds == [kind for kind in kinds if kind not in ("disk", "failing-writes", "clock")]
     assert cluster.skipped == {
         "disk": "no file systems of our own: it takes root",
+        "failing-writes": "no C compiler here: install Debian's `gcc` and `libc6-dev`",
         "clock": "no libfaketime here: install Debian's `faketime`",
     }
     (tmp_path / "ranks").mkdir()
