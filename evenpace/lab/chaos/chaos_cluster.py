@@ -22,11 +22,12 @@ from evenpace.lab.chaos.failing_writes import FailingWrites, make_library
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Sites
 from evenpace.lab.chaos.ledgers import parse
 from evenpace.lab.chaos.rank_links import Ear
-from evenpace.lab.chaos.reference_training import LEAST, MICRO_BATCH, MOST, SIMILARITY
+from evenpace.lab.chaos.reference_training import LEAST, MICRO_BATCH, MOST, ORDERED, SIMILARITY
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.cluster import LocalCluster, Surroundings, free_ports
 from evenpace.lab.network import NetworkError, WorkerNetwork
 from evenpace.lab.proxy import Proxy
+from idl.bounds import Bounds
 from idl.errors import EvenpaceError
 from rpc.address import Address
 from rpc.processes import Process
@@ -205,6 +206,24 @@ class ChaosCluster:
     def drain(self, worker: str) -> None:
         """Ask the manager to drain a worker, unless that was done just now."""
         self._ask("drain", worker, lambda manager, job: manager.drain(job, worker))
+
+    def order_batch_size(self, worker: str, samples: int) -> str | None:
+        """Ask for batches of another size in a worker's job; return the manager's answer, if there is one."""
+        return self._ask(
+            "batch size", worker, lambda manager, job: manager.set_total_batch_size(job, samples)
+        )
+
+    def order_bounds(self, worker: str, bounds: Bounds) -> str | None:
+        """Ask for other bounds of a worker's batch size; return the manager's answer, if there is one."""
+        what = f"bounds from {bounds.minimum} to {bounds.maximum}"
+        return self._ask(what, worker, lambda manager, job: manager.set_bounds(job, worker, bounds))
+
+    def drawn_bounds(self, amount: float) -> Bounds:
+        """Return bounds of a worker's batch size, by a number from 0 to 1, that all workers could have."""
+        workers = self.settings.workers
+        most = MOST if self.settings.sizer in MEASURING else ORDERED
+        least = max(1, int(amount * LEAST / workers))
+        return Bounds(least, most // workers + 1 + int(amount * most / workers))
 
     def copy_to_lose(self, shard: str) -> SparedCopy | None:
         """Return a shard's newest checkpoint of a job, if all shards have an earlier one."""

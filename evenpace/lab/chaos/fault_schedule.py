@@ -9,7 +9,9 @@ from operator import itemgetter
 from typing import Literal
 
 MANAGER = "manager"  # name of the manager's process
-Site = Literal["process", "guest", "link", "ranks", "disk", "writes", "clock"]  # what a fault befalls
+Site = Literal[
+    "process", "guest", "link", "ranks", "disk", "writes", "clock", "operator"
+]  # what a fault befalls
 ExchangeName = Literal["parameter-server", "all-reduce"]
 """How the workers' gradients meet."""
 
@@ -81,6 +83,8 @@ KINDS = {
     "disk": Kind("disk", 2, (2.0, 10.0), "no space left where state is kept"),
     "failing-writes": Kind("writes", 2, (2.0, 10.0), "writes and fsync of state fail with EIO"),
     "clock": Kind("clock", 2, (3.0, 10.0), "the wall clock jumps, and jumps back"),
+    "batch-size": Kind("operator", 2, (0.0, 0.0), "an operator changes the size of the whole batch"),
+    "bounds": Kind("operator", 2, (1.0, 10.0), "an operator bounds a worker's batch size, and lifts it"),
     "join": Kind("guest", 2, (5.0, 40.0), "a worker more joins, and leaves later", only_with="all-reduce"),
     "drain": Kind("process", 2, (0.2, 8.0), "a worker is drained, and comes back", only_with="all-reduce"),
     "rank-black-hole": Kind(
@@ -120,7 +124,7 @@ class Fault:
             one target, as `links_of` has it; two sides of workers are, as `sides_of` has it; and of a foreign
             state "ps-0>ps-1", a service and the one whose folder it is given.
         seconds: Duration.
-        amount: What else the kind needs: a clock's jump in seconds; from 0 to 1 for a link.
+        amount: What else the kind needs: a clock's jump in seconds; from 0 to 1 for others.
     """
 
     number: int
@@ -242,6 +246,9 @@ def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
     if site in ("disk", "guest", "writes"):
         names = {"disk": sites.disks, "guest": sites.guests, "writes": sites.writes}[site]
         return tuple(draw.sample(names, len(names)))
+    if site == "operator":
+        workers = sites.processes.get("worker", ())
+        return tuple(draw.sample(workers, len(workers)))
     if site == "ranks":
         return tuple(_sides(draw, (*sites.processes.get("worker", ()), *sites.guests), kind))
     if site == "link":

@@ -435,6 +435,36 @@ class BadDisk:
         self._writes.end()
 
 
+class Order:
+    """Change of a running job by an operator.
+
+    Args:
+        order: Asks the manager for it, and returns its answer; None if it does not answer, or was asked just
+            now.
+        undo: Takes the change back, if the manager answers.
+        size: Samples of the whole batch from then on; None where it stays.
+    """
+
+    moot = False
+
+    def __init__(
+        self,
+        order: Callable[[], str | None],
+        undo: Callable[[], object] = lambda: None,
+        size: int | None = None,
+    ) -> None:
+        self._order, self._undo = order, undo
+        self.size = size
+
+    def fired(self) -> str | None:
+        """Return the manager's answer."""
+        return self._order()
+
+    def lift(self) -> None:
+        """Take the change back, where that is to be done."""
+        self._undo()
+
+
 class ClockJump:
     """Jump of a process's wall clock by some seconds, and back at the end."""
 

@@ -25,13 +25,16 @@ from evenpace.lab.chaos.injections import (
     Join,
     Kill,
     LinkCut,
+    Order,
     Slow,
     Together,
     clock_jump,
     foreign_state,
 )
 from evenpace.lab.chaos.rank_links import Apart
+from evenpace.lab.chaos.reference_training import LEAST, ORDERED
 from evenpace.lab.proxy import ProxyLink
+from idl.bounds import Bounds
 from rpc.processes import state
 
 _UNTIL_OUT = "freeze-until-out"
@@ -157,7 +160,7 @@ class Storm:
         return sum(
             max(0.0, min(one.ended or until, until) - max(one.began, since))
             for one in (*self.active, *self.over)
-            if KINDS[one.fault.kind].site not in ("guest", "ranks")
+            if KINDS[one.fault.kind].site not in ("guest", "ranks", "operator")
             and {worker, MANAGER} & set(_workers_in(one.target))
         )
 
@@ -205,7 +208,7 @@ class Storm:
                 return False
         if kind in ("bit-flip", "lost-file"):
             return self._cluster.copy_to_lose(name) is not None
-        if kind not in ("freeze-until-out", "impostor", "drain"):
+        if kind not in ("freeze-until-out", "impostor", "drain", "batch-size", "bounds"):
             return True
         if (
             process.role == "worker"
@@ -281,6 +284,13 @@ class Storm:
                 return Together({key: BlackHole(proxy, link) for key, link in self._links(name).items()})
             case "disk":
                 return FullDisk(cluster.disks[name])
+            case "batch-size":
+                size = LEAST + int(fault.amount * (ORDERED - LEAST))
+                return Order(partial(cluster.order_batch_size, name, size), size=size)
+            case "bounds":
+                bounds = cluster.drawn_bounds(fault.amount)
+                order = partial(cluster.order_bounds, name)
+                return Order(partial(order, bounds), partial(order, Bounds()))
             case "failing-writes":
                 return BadDisk(cluster.writes[name])
             case _:

@@ -67,6 +67,7 @@ def test_every_target_comes():
     }
     assert targets("join") == set(SITES.guests)
     assert targets("foreign-state") == {f"{a}>{b}" for a, b in itertools.permutations(SERVICES, 2)}
+    assert targets("bounds") == targets("batch-size") == set(WORKERS)
     assert targets("bit-flip") == targets("lost-file") == set(SERVICES[1:])
     assert targets("drain") == {*WORKERS, *SITES.guests}
     assert len({fault.at for fault in faults}) < len(faults)
@@ -137,7 +138,14 @@ def test_wrong_settings_are_refused():
         ChaosConfig(1, 0, ("kill", "lost-file", "bit-flip"), deterministic=True)
     with pytest.raises(ValueError, match="faults bit-flip: do not come with all-reduce"):
         ChaosConfig(1, 0, ("bit-flip",), exchange="all-reduce")
-    assert not {"bit-flip", "freeze-until-out"} & set(ChaosConfig(1, 0, deterministic=True).wanted)
+    for settings in ({"deterministic": True}, {"exact": True}):
+        with pytest.raises(ValueError, match="faults batch-size, bounds: change batches"):
+            ChaosConfig(1, 0, ("bounds", "batch-size"), **settings)
+    with pytest.raises(ValueError, match="faults batch-size: come with sizer fixed, but schedule chooses"):
+        ChaosConfig(1, 0, ("batch-size",), sizer="schedule")
+    assert "bounds" in ChaosConfig(1, 0, sizer="schedule").wanted
+    assert {"bounds", "batch-size"} <= set(ChaosConfig(1, 0, exchange="all-reduce").wanted)
+    assert not {"bit-flip", "freeze-until-out", "bounds"} & set(ChaosConfig(1, 0, deterministic=True).wanted)
     with pytest.raises(ValueError, match="deterministic and exact: give one of them"):
         ChaosConfig(1, 0, deterministic=True, exact=True)
     with pytest.raises(ValueError, match="sizer goodput: goes by what is measured"):

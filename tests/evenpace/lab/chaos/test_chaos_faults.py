@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from batchsize_manager.client import ManagerClient
 from evenpace.lab import cluster
 from evenpace.lab.chaos import clocks, witness
+from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.injections import (
@@ -35,6 +38,8 @@ from evenpace.lab.chaos.injections import (
     foreign_state,
 )
 from evenpace.lab.chaos.rank_links import Apart, Ear
+from evenpace.lab.chaos.reference_training import SPEC
+from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.network import WorkerNetwork
 from evenpace.lab.proxy import Proxy
@@ -496,6 +501,38 @@ def test_a_clock_jumps_for_one_process(tmp_path, wait_until):
         assert wait_until(jump.fired, "the jump").startswith("its clock is -86")
         jump.lift()
         wait_until(lambda: abs(witness.read(told)[1] - time.time()) < 5, "the jump back")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("batch-size", "changed the batch size"), ("bounds", "given w0")]
+)
+def test_an_operator_changes_batches(tmp_path, wait_until, kind, expected):
+    """The manager's answer is the evidence; bounds are lifted at the end, and a size stays."""
+    (tmp_path / "cluster").mkdir()
+    settings = ChaosConfig(1, 0, (kind,), workers=1, shards=1, link_mib=100.0)
+    with ChaosCluster(settings, tmp_path / "cluster") as chaos:
+        name = "w0"
+        supervisor, storm = chaos.supervisor, Storm(chaos, iter(()), tmp_path / "faults")
+        supervisor.poll()
+        wait_until(chaos.listening, "the services")
+        chaos.start_workers()
+        wait_until(lambda: supervisor.poll() or chaos.trains(supervisor.processes[name]), "training")
+        order = storm._inject(Fault(0, 0.0, kind, (name,), 1.0, 0.5), name)
+
+        def in_force():
+            with ManagerClient(chaos.manager) as manager:
+                status = manager.status("job-0")
+            (member,) = status.members
+            return status.summary.batch_size, member.bounds.minimum, member.bounds.maximum
+
+        before = in_force()
+        assert before[:2] == (SPEC.total_batch_size, 1)
+        assert expected in wait_until(order.fired, "the answer")
+        after = in_force()
+        assert after == ((120, *before[1:]) if kind == "batch-size" else (before[0], 24, 289))
+        time.sleep(1.1)  # the manager is asked about a worker once in a second
+        order.lift()
+        assert in_force() == (after if kind == "batch-size" else before)
 
 
 def test_a_disk_is_filled_up_and_leaves_nothing(tmp_path):
