@@ -107,7 +107,7 @@ _ROLES = {"worker": 2.0, "shard": 1.0, "manager": 1.0}  # relative frequency of 
 _SERVICE = 0.25  # share of black holes that swallow all links of a service
 _SECOND = 0.5  # share of freezes until a worker is out during which another worker is frozen
 _SECOND_SECONDS = 12.0  # seconds after which the other one is frozen, at most
-_SIDES = 4  # pairs of sides that are tried
+_SIDES = 4  # pairs of sides, and sets of workers that lose a service, that are tried
 LONGEST = 1 / 8  # share of a run that a fault lasts, at most: a short run has to make progress, too
 _JUMPS = (-86_400.0, -3600.0, -30.0, 30.0, 3600.0, 864_000.0)  # seconds
 
@@ -282,13 +282,16 @@ def _sides(draw: random.Random, workers: Sequence[str], kind: str) -> Iterator[s
 
 
 def _partitions(draw: random.Random, links: Sequence[str]) -> Iterator[str]:
-    """Yield links by which some workers lose the manager alone, and some lose all shards alone."""
+    """Yield links by which some workers lose the manager alone, and some lose all shards alone.
+
+    There are several of each, since a job may have to keep one of the workers that are drawn.
+    """
     workers, services = _ends(links)
     for others in (
         [name for name in services if name == MANAGER],
         [name for name in services if name != MANAGER],
     ):
-        if others:
+        for _ in range(_SIDES if others else 0):
             some = sorted(draw.sample(workers, draw.randint(1, len(workers))), key=workers.index)
             yield f"{','.join(some)}>{','.join(others)}"
 

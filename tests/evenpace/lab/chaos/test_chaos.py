@@ -90,6 +90,12 @@ def test_a_partition_is_between_some_workers_and_the_manager_or_all_shards():
     assert targets("partition") == {
         f"{names}>{services}" for names in some for services in ("manager", "ps-0,ps-1")
     }
+    alone = replace(SITES, links=tuple(link for link in SITES.links if link.endswith("manager")))
+    faults = list(schedule(1, ["partition"], alone, 5.0, 5000.0))
+    kept = [
+        any(set(WORKERS) - {*one.partition(">")[0].split(",")} for one in fault.targets) for fault in faults
+    ]
+    assert sum(kept) > 0.9 * len(kept)  # else a third would leave no worker out
     assert links_of("w0,w2>ps-0,ps-1") == ["w0>ps-0", "w0>ps-1", "w2>ps-0", "w2>ps-1"]
 
 
