@@ -244,8 +244,8 @@ def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
     """Return the targets of a fault, in a random order."""
     site = KINDS[kind].site
     if site in ("disk", "guest", "writes"):
-        names = {"disk": sites.disks, "guest": sites.guests, "writes": sites.writes}[site]
-        return tuple(draw.sample(names, len(names)))
+        befallen = {"disk": sites.disks, "guest": sites.guests, "writes": sites.writes}[site]
+        return tuple(draw.sample(befallen, len(befallen)))
     if site == "operator":
         workers = sites.processes.get("worker", ())
         return tuple(draw.sample(workers, len(workers)))
@@ -265,8 +265,8 @@ def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
         return tuple(draw.sample(pairs, len(pairs)))
     # By role first: the manager is one process, the workers are many.
     roles = sorted(sites.processes, key=lambda role: draw.random() / _ROLES[role])
-    if (befallen := KINDS[kind].roles) is not None:
-        roles = [role for role in roles if role in befallen]
+    if (allowed := KINDS[kind].roles) is not None:
+        roles = [role for role in roles if role in allowed]
     if kind in ("freeze-until-out", "drain"):  # by others, of which there must be one
         roles = ["worker"] if len(sites.processes.get("worker", ())) > 1 else []
     by_role = sites.processes | {"worker": (*sites.processes.get("worker", ()), *sites.guests)}

@@ -269,8 +269,8 @@ class Storm:
             case "impostor":
                 return Impostor(cluster.supervisor.processes[name])
             case "foreign-state":
-                service, other = name.split(">")
-                return foreign_state(cluster.supervisor.processes[service], cluster.state(other))
+                service, owner = name.split(">")
+                return foreign_state(cluster.supervisor.processes[service], cluster.state(owner))
             case "cut":
                 return LinkCut(fault, proxy, proxy.links[name])
             case "stall" | "throttle":
