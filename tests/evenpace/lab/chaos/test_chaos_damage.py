@@ -1,4 +1,4 @@
-"""Damage that `evenpace chaos` does to checkpoints, on real files and real processes."""
+"""Damage that `evenpace lab chaos` does to checkpoints, on real files and real processes."""
 
 import random
 import sys
