@@ -247,8 +247,8 @@ def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
         befallen = {"disk": sites.disks, "guest": sites.guests, "writes": sites.writes}[site]
         return tuple(draw.sample(befallen, len(befallen)))
     if site == "operator":
-        workers = sites.processes.get("worker", ())
-        return tuple(draw.sample(workers, len(workers)))
+        befallen = sites.processes.get("worker", ())
+        return tuple(draw.sample(befallen, len(befallen)))
     if site == "ranks":
         return tuple(_sides(draw, (*sites.processes.get("worker", ()), *sites.guests), kind))
     if site == "link":
