@@ -38,9 +38,10 @@ from idl.bounds import Bounds
 from rpc.processes import state
 
 _UNTIL_OUT = "freeze-until-out"
-# Kinds whose target, or evidence, takes a job that goes on.
+_NEEDS_CHECKPOINTS = ("bit-flip", "lost-file")  # kinds whose target takes a job that goes on
+# Kinds whose evidence does.
 _AWAITS_THE_JOB = (
-    *(_UNTIL_OUT, "bit-flip", "lost-file", "join", "drain"),
+    *(*_NEEDS_CHECKPOINTS, _UNTIL_OUT, "join", "drain"),
     *("rank-black-hole", "rank-partition"),
 )
 # Kinds that end a worker, or its connection, after which it may count as dead.
@@ -171,7 +172,7 @@ class Storm:
             injection = self._inject(fault, target)
             self.active.append(Active(fault, target, injection, time.monotonic()))
             return True
-        patience = _OUT_SECONDS if fault.kind in _AWAITS_THE_JOB else _PATIENCE_SECONDS
+        patience = _OUT_SECONDS if fault.kind in _NEEDS_CHECKPOINTS else _PATIENCE_SECONDS
         if self._elapsed - fault.at > patience:
             self.without_target.append(fault)
             return True
@@ -206,7 +207,7 @@ class Storm:
             frozen = sum(one.fault.kind == kind for one in self.active)
             if frozen >= self._cluster.settings.workers - 1:
                 return False
-        if kind in ("bit-flip", "lost-file"):
+        if kind in _NEEDS_CHECKPOINTS:
             return self._cluster.copy_to_lose(name) is not None
         if kind not in ("freeze-until-out", "impostor", "drain", "batch-size", "bounds"):
             return True
