@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _LATEST = 3  # newest checkpoints of a job that are always kept
 _SUFFIX = ".checkpoint"
 _PART = ".part"  # suffix of a file that is being written
+_LOCK_FILE = "lock"
+_MANAGERS = "manager.lock"  # that of a manager in its folder
 
 
 class CheckpointStore:
@@ -41,7 +43,7 @@ class CheckpointStore:
         ledger: The folder for files that record each job's steps; None for no such files.
 
     Raises:
-        UnavailableError: Another process uses the folder.
+        UnavailableError: Another process uses the folder, or it is a manager's.
         OSError: The folder cannot be used.
     """
 
@@ -51,7 +53,11 @@ class CheckpointStore:
         folder.mkdir(parents=True, exist_ok=True)
         if ledger is not None:
             ledger.mkdir(parents=True, exist_ok=True)
-        self._lock = (folder / "lock").open("w")
+        if (folder / _MANAGERS).exists():
+            raise UnavailableError(
+                f"{folder} is the folder of a manager: give each shard a folder of its own"
+            )
+        self._lock = (folder / _LOCK_FILE).open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -256,8 +262,10 @@ class JobStore:
         self._common = min(self._common, version)
         self._tried_by_all = None if self._tried_by_all is None else min(self._tried_by_all, version)
         self.tried = min(self.tried, version)
-        later = [v for v in self.versions if v > version]
+        later = {v for v in self.versions if v > version}
         self.versions = tuple(v for v in self.versions if v <= version)
+        with contextlib.suppress(UnavailableError):  # those that could not be read or flushed do not count
+            later |= {v for v in self._found() if v > version}
         for each in later:
             self._remove(each)
 

@@ -137,12 +137,15 @@ class Process:
             end_process(self.popen, seconds)
         self._close_pipes()
 
-    def tail(self) -> str:
-        """Return the last lines of its last start's log."""
+    def said(self) -> str:
+        """Return its last start's log."""
         with self.log.open("rb") as stream:
             stream.seek(self._logged)
-            lines = stream.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-_LAST_LINES:])
+            return stream.read().decode(errors="replace")
+
+    def tail(self) -> str:
+        """Return the last lines of its last start's log."""
+        return "\n".join(self.said().splitlines()[-_LAST_LINES:])
 
     def failure(self) -> ProcessFailedError:
         """Return an error that says how it ended, with the end of its log."""

@@ -30,6 +30,7 @@ from rpc.periodic import Periodic
 log = logging.getLogger(__name__)
 
 _LOCK_FILE = "manager.lock"
+_SHARDS = "lock"  # that of a shard in its folder
 _PENDING = 400_000  # records of workers' iterations that may wait to be written
 _GATHER_SECONDS = 0.05  # a process that is killed loses these; its workers make up for what they reported
 _RETRY_SECONDS = 1.0
@@ -79,8 +80,8 @@ class StateWriter:
         has_ended: Whether nothing is written any more; from any thread.
 
     Raises:
-        StateError: Another process has the folder, or the file in it cannot be used; the message says what
-            to do.
+        StateError: Another process has the folder, it is a shard's, or the file in it cannot be used; the
+            message says what to do.
     """
 
     def __init__(self, folder: Path, retention: Retention | None = None) -> None:
@@ -296,6 +297,11 @@ def _lock(folder: Path) -> IO[str]:
     """Lock the folder until the returned file is closed, or the process has ended."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / _SHARDS).exists():
+            raise StateError(
+                f"--state {folder} is the folder of a shard of the parameter server: give each manager a "
+                f"folder of its own"
+            )
         stream = (folder / _LOCK_FILE).open("a+")
     except OSError as error:
         raise StateError(f"--state {folder} cannot be used: {error}") from error

@@ -16,13 +16,14 @@ from evenpace.lab.chaos.config import ChaosConfig
 @json_path
 @click.pass_context
 def chaos(context: click.Context, settings: ChaosConfig, json_path: Path | None) -> None:
-    """Train on a local cluster while its parts are killed, frozen, cut off, lied to and impersonated.
+    """Train on a local cluster while its parts are killed, frozen, cut off, damaged and impersonated.
 
     What shards, manager and workers have written down must then show that nothing was lost, and of each kind
     of fault at least one must have fired. Status 1 if not; the folder with all of it is kept then. Full disks
-    need root, clocks that jump need libfaketime, packets lost between ranks need root and nftables; where
-    these are missing, they are left out and that is said, unless --faults names them: then there is no run.
-    No fault is meant to last for more than an eighth of the run, but for the seconds that its kind needs.
+    need root, writes that fail a C compiler, clocks that jump libfaketime, packets lost between ranks root
+    and nftables; where these are missing, they are left out and that is said, unless --faults names them:
+    then there is no run. No fault is meant to last for more than an eighth of the run, but for the seconds
+    that its kind needs.
 
     With all-reduce, workers form groups that the manager decides on, without shards; they join and are
     drained as well, and some worker that has the job's state is always left alive.

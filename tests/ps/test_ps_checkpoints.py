@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchsize_manager.storage.state_writer import StateWriter
 from idl.errors import UnavailableError
 from idl.layout import Group, Layout, Tensor
 from idl.synchronisation import Synchronisation
@@ -272,6 +273,28 @@ def test_a_folder_has_one_shard(tmp_path):
         CheckpointStore(tmp_path)
     first.close()
     CheckpointStore(tmp_path).close()
+
+
+def test_a_checkpoint_that_could_not_be_read_does_not_come_back(store, tmp_path):
+    """A job that has gone on from an earlier one does not return to it, even if it can be read again."""
+    saved(store, (10, 20))
+    (path,) = tmp_path.glob("state/*/*20.checkpoint")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    job = store.job("job/run")
+    assert job.newest().snapshot.version == 10
+    path.write_bytes(whole)
+    job.go_back(10).result()
+    assert store.job("job/run").versions == (10,)
+
+
+def test_the_folder_of_a_manager_is_refused(tmp_path):
+    """Also after that has ended; nothing is written there."""
+    StateWriter(tmp_path).close()
+    held = sorted(tmp_path.iterdir())
+    with pytest.raises(UnavailableError, match=f"{tmp_path} is the folder of a manager: give each shard"):
+        CheckpointStore(tmp_path)
+    assert sorted(tmp_path.iterdir()) == held
 
 
 def test_old_jobs_are_removed(store, tmp_path):

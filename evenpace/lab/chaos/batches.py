@@ -4,7 +4,7 @@ What a sizer chooses depends on measurements, and may be another size when a job
 iterations. So these batches are found in the shards' ledgers, by attempt.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from evenpace.lab.chaos.ledgers import Rewind, Step
 from idl.plan import JobSpec
@@ -62,6 +62,35 @@ def taken(
             ):
                 violations.append(f"{what} from {start}, not from {least} to {most}")
     return lambda attempt, iteration: found.get((attempt, iteration), (None, ""))[0], violations
+
+
+def same_versions(
+    spec: JobSpec, entries: Iterable[Step | Rewind], final: Sequence[Batch | None]
+) -> dict[int, int]:
+    """Return by attempt the last version that came of the batches that the job has in the end.
+
+    A job that has gone back may repeat iterations with other sizes, so that versions before that differ.
+
+    Args:
+        spec: The data set.
+        entries: The lines of a shard's ledger.
+        final: The batches that the job has in the end, by iteration.
+    """
+    held: list[Batch] = []
+    last: dict[int, int] = {}
+    other: int | None = None  # first iteration with another batch
+    for entry in entries:
+        if isinstance(entry, Rewind):
+            del held[entry.version :]
+            other = None if other is None or entry.version <= other else other
+        else:
+            epoch, start = _next(spec, held[-1] if held else None)
+            held.append((epoch, start, sum(count for _, count, _ in entry.slices)))
+            iteration = len(held) - 1
+            if other is None and held[-1:] != list(final[iteration : iteration + 1]):
+                other = iteration
+        last[entry.attempt] = max(last.get(entry.attempt, 0), len(held) if other is None else other)
+    return last
 
 
 def sizes_of(spec: JobSpec, batches: Iterable[Batch | None]) -> list[int]:

@@ -13,18 +13,21 @@ from typing import Self
 
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.sizers import MEASURING
-from evenpace.lab.chaos import clocks, disks, journalling_worker
+from evenpace.lab.chaos import clocks, damage, disks, journalling_worker
 from evenpace.lab.chaos.config import ChaosConfig
+from evenpace.lab.chaos.damage import SparedCopy
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.errors import NotPossibleHereError
+from evenpace.lab.chaos.failing_writes import FailingWrites, make_library
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Sites
 from evenpace.lab.chaos.ledgers import parse
 from evenpace.lab.chaos.rank_links import Ear
-from evenpace.lab.chaos.reference_training import LEAST, MICRO_BATCH, MOST, SIMILARITY
+from evenpace.lab.chaos.reference_training import LEAST, MICRO_BATCH, MOST, ORDERED, SIMILARITY
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.cluster import LocalCluster, Surroundings, free_ports
 from evenpace.lab.network import NetworkError, WorkerNetwork
 from evenpace.lab.proxy import Proxy
+from idl.bounds import Bounds
 from idl.errors import EvenpaceError
 from rpc.address import Address
 from rpc.processes import Process
@@ -49,6 +52,7 @@ class ChaosCluster:
         guests: Names of workers beyond the job's, which are there now and then.
         proxy: Proxy with a link for each worker and service, such as "w0>ps-1".
         ears: What can keep workers from hearing each other, by worker; empty where that cannot be.
+        writes: Switches for the writes to state, by service; empty where they cannot be made to fail.
         disks: Small file systems for state, by service; empty where they cannot be made.
         kinds: Kinds of faults that come.
         skipped: Reasons why other kinds cannot be caused, by kind.
@@ -60,6 +64,7 @@ class ChaosCluster:
         self.folder = folder
         self.proxy = Proxy(settings.link_mib * 2**20)
         self.disks: dict[str, Disk] = {}
+        self.writes: dict[str, FailingWrites] = {}
         self.skipped: dict[str, str] = {}
         self.ears: dict[str, Ear] = {}
         self._prefixes: dict[str, Sequence[str]] = {}  # by worker, of commands in its network namespace
@@ -80,7 +85,7 @@ class ChaosCluster:
             proxy=self.proxy,
             lookahead=settings.lookahead,
             policy="even" if settings.deterministic else None,
-            state=self._state(MANAGER),
+            state=self.state(MANAGER),
             sizer=settings.sizer,
             batch_size=f"{LEAST}:{MOST}" if settings.sizer in MEASURING else None,
             similarity=SIMILARITY if settings.sizer in MEASURING else None,
@@ -126,7 +131,8 @@ class ChaosCluster:
         """Return the processes, links, disks and clocks that faults may befall."""
         if self.settings.deterministic:
             links = tuple(link for link in self.proxy.links if not link.endswith(MANAGER))
-            return Sites({"manager": (MANAGER,)}, links, tuple({MANAGER} & set(self.disks)))
+            disks, writes = (tuple({MANAGER} & set(own)) for own in (self.disks, self.writes))
+            return Sites({"manager": (MANAGER,)}, links, disks, writes=writes)
         return Sites(
             {
                 "worker": tuple(self.workers),
@@ -136,6 +142,7 @@ class ChaosCluster:
             tuple(self.proxy.links),
             tuple(self.disks),
             tuple(self.guests),
+            tuple(self.writes),
         )
 
     def __enter__(self) -> Self:
@@ -144,6 +151,7 @@ class ChaosCluster:
         with self._ending:
             self._try("ranks", self._make_network)  # which must not be among the mounts of the next
             self._try("disk", self._make_disks)
+            self._try("writes", self._make_failing_writes)
             self._try("clock", self._find_clock)
             self._ending.enter_context(self.proxy)
             self._ending = self._ending.pop_all()
@@ -198,6 +206,29 @@ class ChaosCluster:
     def drain(self, worker: str) -> None:
         """Ask the manager to drain a worker, unless that was done just now."""
         self._ask("drain", worker, lambda manager, job: manager.drain(job, worker))
+
+    def order_batch_size(self, worker: str, samples: int) -> str | None:
+        """Ask for batches of another size in a worker's job; return the manager's answer, if there is one."""
+        return self._ask(
+            "batch size", worker, lambda manager, job: manager.set_total_batch_size(job, samples)
+        )
+
+    def order_bounds(self, worker: str, bounds: Bounds) -> str | None:
+        """Ask for other bounds of a worker's batch size; return the manager's answer, if there is one."""
+        what = f"bounds from {bounds.minimum} to {bounds.maximum}"
+        return self._ask(what, worker, lambda manager, job: manager.set_bounds(job, worker, bounds))
+
+    def drawn_bounds(self, amount: float) -> Bounds:
+        """Return bounds of a worker's batch size, by a number from 0 to 1, that all workers could have."""
+        workers = self.settings.workers
+        most = MOST if self.settings.sizer in MEASURING else ORDERED
+        least = max(1, int(amount * LEAST / workers))
+        return Bounds(least, most // workers + 1 + int(amount * most / workers))
+
+    def copy_to_lose(self, shard: str) -> SparedCopy | None:
+        """Return a shard's newest checkpoint of a job, if all shards have an earlier one."""
+        others = [self.state(other) for other in self.shards if other != shard]
+        return damage.copy_to_lose(self.state(shard), others)
 
     def can_lose(self, workers: Collection[str]) -> bool:
         """Return whether the job goes on if some workers die.
@@ -269,7 +300,7 @@ class ChaosCluster:
     def _make_disks(self) -> None:
         disks.private_mounts()
         for name in self.addresses:
-            self.disks[name] = disks.make_disk(name, self._state(name))
+            self.disks[name] = disks.make_disk(name, self.state(name))
             self._ending.callback(disks.unmount, self.disks[name])
 
     def _make_network(self) -> None:
@@ -287,15 +318,21 @@ class ChaosCluster:
             self._ending.enter_context(undone.pop_all())
         self._local.host = self.proxy.host = network.host
 
+    def _make_failing_writes(self) -> None:
+        library = make_library(self.folder)
+        for name in self.addresses:
+            self.writes[name] = FailingWrites(library, self.folder / f"{name}.failing", self.state(name))
+
     def _find_clock(self) -> None:
         self._library = clocks.find_library()
 
-    def _state(self, service: str) -> Path:
+    def state(self, service: str) -> Path:
+        """Return the folder of a service's state."""
         return self.folder / "state" / service
 
     def _shard_options(self, name: str) -> Sequence[str]:
         return (
-            *("--state", str(self._state(name))),
+            *("--state", str(self.state(name))),
             *("--checkpoint-every", str(self.settings.checkpoint_every)),
             *("--ledger", str(self.folder / "ledgers" / name)),
             *(("--deterministic",) if self.settings.deterministic else ()),
@@ -321,5 +358,9 @@ class ChaosCluster:
         }
         if self._library is not None:
             environment |= clocks.environment(self._library, log.with_suffix(".offset"))
+        if name in self.writes:
+            preloaded = environment.get("LD_PRELOAD", "")
+            environment |= self.writes[name].environment()
+            environment["LD_PRELOAD"] = f"{environment['LD_PRELOAD']}:{preloaded}".removesuffix(":")
         witness = ("evenpace.lab.chaos.witness", str(log.with_suffix(".clock")))
         return Surroundings(self._prefixes.get(name, ()), witness, environment)

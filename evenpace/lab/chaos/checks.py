@@ -1,7 +1,7 @@
 """Checks of what must hold of a run under any faults: histories in, violations in words out."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +38,12 @@ def exactly_once(shard: ShardSteps, spec: JobSpec, batches: Batches) -> Iterator
             if wrong := np.flatnonzero(counts != 1).size:
                 yield f"{shard.name}: epoch {epoch}: {wrong} samples not used exactly once"
             counts[:] = 0
+
+
+def sizes_ordered(sizes: Iterable[int], ordered: Collection[int]) -> Iterator[str]:
+    """Check that batches have sizes that were asked for."""
+    for size in sorted(set(sizes) - set(ordered)):
+        yield f"batches of {size} samples, where {', '.join(map(str, sorted(ordered)))} were asked for"
 
 
 def all_there(shards: Sequence[ShardSteps], iterations: int) -> Iterator[str]:

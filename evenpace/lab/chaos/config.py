@@ -1,8 +1,8 @@
 """The configuration of a run under faults: a value that checks itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, get_args
 
 from batchsize_manager.sizers import MEASURING, SIZERS
 from evenpace.lab.chaos.fault_schedule import KINDS, ExchangeName, kinds_with
@@ -10,7 +10,12 @@ from evenpace.lab.fields import parse_names
 from idl.settings import Setting, check_settings
 
 _TAKE_WORKERS_OUT = {"freeze-until-out"}
-_ONLY_WITH_ALL_REDUCE = [name for name, kind in KINDS.items() if kind.only_with == "all-reduce"]
+_ORDERS = {name for name, kind in KINDS.items() if kind.site == "operator"}
+_BEFALL_SHARDS = {name for name, kind in KINDS.items() if kind.roles == ("shard",)}
+_ONLY_WITH = {
+    exchange: ", ".join(name for name, kind in KINDS.items() if kind.only_with == exchange)
+    for exchange in get_args(ExchangeName)
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,8 @@ class ChaosConfig:
         Sequence[str] | None,
         Setting(
             f"Kinds that come, each of which must fire: {', '.join(KINDS)}; "
-            f"{', '.join(_ONLY_WITH_ALL_REDUCE)} only with all-reduce.  [default: all that can here]",
+            f"{'; '.join(f'{names} only with {exchange}' for exchange, names in _ONLY_WITH.items())}.  "
+            "[default: all that can here]",
             name="faults",
             metavar="KIND,...",
             read=parse_names,
@@ -102,19 +108,39 @@ class ChaosConfig:
                 f"sizer {self.sizer}: goes by what is measured, so that other bits are to be expected; "
                 f"leave it out with --deterministic and --exact"
             )
-        if self.deterministic and (wrong := sorted(_TAKE_WORKERS_OUT & set(self.wanted))):
-            raise ValueError(
-                f"faults {', '.join(wrong)}: take workers out, after which other bits are to be expected; "
-                f"leave them out with --deterministic"
-            )
+        for kinds, why in self._left_out:
+            if wrong := sorted(kinds & set(self.wanted)):
+                raise ValueError(f"faults {', '.join(wrong)}: {why}")
 
     @property
     def wanted(self) -> tuple[str, ...]:
         """Return the kinds that come if they can be caused on this machine."""
         if self.kinds is not None:
             return tuple(self.kinds)
-        kinds = kinds_with(self.exchange)
-        return tuple(kind for kind in kinds if not (self.deterministic and kind in _TAKE_WORKERS_OUT))
+        left_out: set[str] = set().union(*(kinds for kinds, _ in self._left_out))
+        return tuple(kind for kind in kinds_with(self.exchange) if kind not in left_out)
+
+    @property
+    def _left_out(self) -> Iterator[tuple[set[str], str]]:
+        """Yield kinds that other settings rule out, and why."""
+        if self.deterministic:
+            yield (
+                _TAKE_WORKERS_OUT,
+                "take workers out, after which other bits are to be expected; leave them out with "
+                "--deterministic",
+            )
+            yield (
+                _BEFALL_SHARDS,
+                "befall shards; with deterministic, faults befall the manager and the links to shards",
+            )
+        if self.same_bits:
+            yield (
+                _ORDERS,
+                "change batches, after which other bits are to be expected; leave them out with "
+                "--deterministic and --exact",
+            )
+        if self.sizer != "fixed":
+            yield {"batch-size"}, f"come with sizer fixed, but {self.sizer} chooses the size"
 
     @property
     def same_bits(self) -> bool:

@@ -1,6 +1,7 @@
 """Schedule of faults: a function of the seed alone. It knows no process, connection or clock."""
 
 import heapq
+import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +9,9 @@ from operator import itemgetter
 from typing import Literal
 
 MANAGER = "manager"  # name of the manager's process
-Site = Literal["process", "guest", "link", "ranks", "disk", "clock"]  # what a fault befalls
+Site = Literal[
+    "process", "guest", "link", "ranks", "disk", "writes", "clock", "operator"
+]  # what a fault befalls
 ExchangeName = Literal["parameter-server", "all-reduce"]
 """How the workers' gradients meet."""
 
@@ -25,6 +28,7 @@ class Kind:
         meaning: Description, in words.
         of_all_scales: True if 1 to 10 seconds are as likely as 10 to 100.
         only_with: The only exchange with which it comes; None for all.
+        roles: Roles of the processes that it befalls; None for all.
     """
 
     site: Site
@@ -33,6 +37,7 @@ class Kind:
     meaning: str
     of_all_scales: bool = False
     only_with: ExchangeName | None = None
+    roles: tuple[str, ...] | None = None
 
 
 KINDS = {
@@ -42,7 +47,31 @@ KINDS = {
     "freeze-until-out": Kind(
         "process", 1.5, (0.0, 20.0), "SIGSTOP, until others got a worker's part; then SIGCONT"
     ),
+    "bit-flip": Kind(
+        "process",
+        1.5,
+        (0.2, 4.0),
+        "a bit of a shard's newest checkpoint flips, then SIGKILL",
+        only_with="parameter-server",
+        roles=("shard",),
+    ),
+    "lost-file": Kind(
+        "process",
+        1.5,
+        (0.2, 4.0),
+        "a shard's newest checkpoint is gone, then SIGKILL",
+        only_with="parameter-server",
+        roles=("shard",),
+    ),
     "impostor": Kind("process", 1.5, (0.0, 0.0), "another process with a name or state that is in use"),
+    "foreign-state": Kind(
+        "process",
+        1.5,
+        (0.0, 0.0),
+        "a shard or manager is given the folder of another service",
+        only_with="parameter-server",
+        roles=("shard", "manager"),
+    ),
     "cut": Kind("link", 3, (0.0, 0.5), "connections reset, maybe within a message; new ones refused"),
     "stall": Kind("link", 3, (0.5, 12.0), "no byte passes, and nothing is closed"),
     "throttle": Kind("link", 2, (2.0, 10.0), "few bytes pass each second"),
@@ -52,7 +81,10 @@ KINDS = {
     ),
     "partition": Kind("link", 1, (1.0, 60.0), "likewise or stalled, from workers to manager or shards", True),
     "disk": Kind("disk", 2, (2.0, 10.0), "no space left where state is kept"),
+    "failing-writes": Kind("writes", 2, (2.0, 10.0), "writes and fsync of state fail with EIO"),
     "clock": Kind("clock", 2, (3.0, 10.0), "the wall clock jumps, and jumps back"),
+    "batch-size": Kind("operator", 2, (0.0, 0.0), "an operator changes the size of the whole batch"),
+    "bounds": Kind("operator", 2, (1.0, 10.0), "an operator bounds a worker's batch size, and lifts it"),
     "join": Kind("guest", 2, (5.0, 40.0), "a worker more joins, and leaves later", only_with="all-reduce"),
     "drain": Kind("process", 2, (0.2, 8.0), "a worker is drained, and comes back", only_with="all-reduce"),
     "rank-black-hole": Kind(
@@ -75,7 +107,7 @@ _ROLES = {"worker": 2.0, "shard": 1.0, "manager": 1.0}  # relative frequency of 
 _SERVICE = 0.25  # share of black holes that swallow all links of a service
 _SECOND = 0.5  # share of freezes until a worker is out during which another worker is frozen
 _SECOND_SECONDS = 12.0  # seconds after which the other one is frozen, at most
-_SIDES = 4  # pairs of sides that are tried
+_SIDES = 4  # pairs of sides, and sets of workers that lose a service, that are tried
 LONGEST = 1 / 8  # share of a run that a fault lasts, at most: a short run has to make progress, too
 _JUMPS = (-86_400.0, -3600.0, -30.0, 30.0, 3600.0, 864_000.0)  # seconds
 
@@ -89,9 +121,10 @@ class Fault:
         at: Seconds since the faults began.
         kind: A name in `KINDS`.
         targets: Targets in the order in which they are tried, until one can be befallen. Several links may be
-            one target, as `links_of` has it; two sides of workers are, as `sides_of` has it.
+            one target, as `links_of` has it; two sides of workers are, as `sides_of` has it; and of a foreign
+            state "ps-0>ps-1", a service and the one whose folder it is given.
         seconds: Duration.
-        amount: What else the kind needs: a clock's jump in seconds; from 0 to 1 for a link.
+        amount: What else the kind needs: a clock's jump in seconds; from 0 to 1 for others.
     """
 
     number: int
@@ -110,6 +143,7 @@ class Sites:
     links: tuple[str, ...]
     disks: tuple[str, ...]
     guests: tuple[str, ...] = ()  # workers that are there now and then
+    writes: tuple[str, ...] = ()  # services whose writes can fail
 
 
 def schedule(
@@ -209,9 +243,12 @@ def _moment(draw: random.Random, kinds: Sequence[str], sites: Sites) -> Iterator
 def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
     """Return the targets of a fault, in a random order."""
     site = KINDS[kind].site
-    if site in ("disk", "guest"):
-        names = sites.disks if site == "disk" else sites.guests
-        return tuple(draw.sample(names, len(names)))
+    if site in ("disk", "guest", "writes"):
+        befallen = {"disk": sites.disks, "guest": sites.guests, "writes": sites.writes}[site]
+        return tuple(draw.sample(befallen, len(befallen)))
+    if site == "operator":
+        befallen = sites.processes.get("worker", ())
+        return tuple(draw.sample(befallen, len(befallen)))
     if site == "ranks":
         return tuple(_sides(draw, (*sites.processes.get("worker", ()), *sites.guests), kind))
     if site == "link":
@@ -222,8 +259,14 @@ def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
             workers, services = _ends(names)
             names = tuple(f"{','.join(workers)}>{service}" for service in services)
         return tuple(draw.sample(names, len(names)))
+    if kind == "foreign-state":
+        services = [name for role in ("manager", "shard") for name in sites.processes.get(role, ())]
+        pairs = [f"{one}>{other}" for one, other in itertools.permutations(services, 2)]
+        return tuple(draw.sample(pairs, len(pairs)))
     # By role first: the manager is one process, the workers are many.
     roles = sorted(sites.processes, key=lambda role: draw.random() / _ROLES[role])
+    if (allowed := KINDS[kind].roles) is not None:
+        roles = [role for role in roles if role in allowed]
     if kind in ("freeze-until-out", "drain"):  # by others, of which there must be one
         roles = ["worker"] if len(sites.processes.get("worker", ())) > 1 else []
     by_role = sites.processes | {"worker": (*sites.processes.get("worker", ()), *sites.guests)}
@@ -239,13 +282,16 @@ def _sides(draw: random.Random, workers: Sequence[str], kind: str) -> Iterator[s
 
 
 def _partitions(draw: random.Random, links: Sequence[str]) -> Iterator[str]:
-    """Yield links by which some workers lose the manager alone, and some lose all shards alone."""
+    """Yield links by which some workers lose the manager alone, and some lose all shards alone.
+
+    There are several of each, since a job may have to keep one of the workers that are drawn.
+    """
     workers, services = _ends(links)
     for others in (
         [name for name in services if name == MANAGER],
         [name for name in services if name != MANAGER],
     ):
-        if others:
+        for _ in range(_SIDES if others else 0):
             some = sorted(draw.sample(workers, draw.randint(1, len(workers))), key=workers.index)
             yield f"{','.join(some)}>{','.join(others)}"
 

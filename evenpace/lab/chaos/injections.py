@@ -7,12 +7,15 @@ again where there was nothing to befall; `lift` ends the fault.
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from evenpace.lab.chaos import clocks, witness
+from evenpace.lab.chaos.damage import SparedCopy
 from evenpace.lab.chaos.disks import Disk
+from evenpace.lab.chaos.failing_writes import FailingWrites
 from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.proxy import Proxy, ProxyLink
@@ -147,25 +150,113 @@ class Drain:
         """Do nothing: the supervisor starts the process again."""
 
 
+class Damage:
+    """Damage to a shard's newest checkpoint, and SIGKILL, so that its next start needs an earlier one.
+
+    The shard is stopped meanwhile, lest it replaces the file.
+
+    Args:
+        fault: The fault.
+        supervisor: Supervisor of the processes.
+        name: Name of the shard.
+        find: Returns the checkpoint that its job can lose, if there is one at present.
+        harm: Damages a file, and returns how, in words.
+        noticed: What the shard's log must say of a version that it finds damaged; None if it says nothing.
+    """
+
+    def __init__(
+        self,
+        fault: Fault,
+        supervisor: Supervisor,
+        name: str,
+        find: Callable[[], SparedCopy | None],
+        harm: Callable[[Path], str],
+        noticed: str | None,
+    ) -> None:
+        self._fault, self._supervisor, self._process = fault, supervisor, supervisor.processes[name]
+        self._find, self._harm, self._noticed = find, harm, noticed
+        self._copy: SparedCopy | None = None
+        self._done = ""  # to the file, in words
+        self._starts = 0  # of the shard, until then
+        self._strike()
+
+    @property
+    def moot(self) -> bool:
+        """Return whether there has been no checkpoint that the job could lose."""
+        return self._copy is None
+
+    def _strike(self) -> None:
+        freeze = Freeze(self._process)
+        self._copy = self._find() if freeze.fired() else None
+        if self._copy is not None:
+            self._starts = self._process.starts
+            self._done = self._harm(self._copy.path)
+            self._supervisor.kill(self._process.name, self._fault.seconds)
+        freeze.lift()
+
+    def fired(self) -> str | None:
+        """Return what was done to which file, and from which version the shard has gone on."""
+        if self._copy is None:
+            if self._process in self._supervisor.staying("shard"):
+                self._strike()
+            return None
+        if self._process.starts == self._starts:
+            return None
+        said, version = self._process.said(), self._copy.version
+        line = rf"job {re.escape(self._copy.job)}: restored from its checkpoint of version (\d+)"
+        restored = re.search(line, said)
+        if restored is None or int(restored[1]) >= version:
+            return None
+        noticed = (self._noticed or "").format(version=version)
+        if noticed not in said:
+            return None
+        return f"{self._done}; {noticed or 'gone on'}, then restored from version {restored[1]}"
+
+    def lift(self) -> None:
+        """Do nothing: the supervisor starts the process again."""
+
+
 class Impostor:
-    """Second run of a running process's command beside it: it must be refused, and end."""
+    """Second run of a running process's command beside it: it must be refused, and end.
+
+    Args:
+        process: The process.
+        command: Another command, by default its own.
+        refused: Pattern of the last message with which it is refused.
+    """
 
     moot = False
 
-    def __init__(self, process: Process) -> None:
-        self._twin = replace(process, command=process.line(-1), log=process.log.with_suffix(".second"))
+    def __init__(
+        self,
+        process: Process,
+        command: Sequence[str] | None = None,
+        refused: str = r"worker '.+' is a member already|is in use by another",
+    ) -> None:
+        self._refused = refused
+        self._twin = replace(
+            process, command=command or process.line(-1), log=process.log.with_suffix(".second")
+        )
         self._twin.start()
 
     def fired(self) -> str | None:
         """Return the message with which it was refused."""
         assert self._twin.popen is not None
         code, said = self._twin.popen.poll(), self._twin.tail()
-        refused = re.search(r"worker '.+' is a member already|is in use by another", said)
+        refused = re.search(self._refused, said)
         return f"ended with status {code}: {said.splitlines()[-1]}" if code and refused else None
 
     def lift(self) -> None:
         """End it, if it still runs."""
         self._twin.end(0.0)
+
+
+def foreign_state(process: Process, state: Path) -> Impostor:
+    """Start a service beside itself with a folder of state that another one is using, or has used."""
+    command = list(process.line(-1))
+    command[command.index("--state") + 1] = str(state)
+    folder = re.escape(str(state))
+    return Impostor(process, command, f"{folder} is (in use by another|the folder of a) (shard|manager)")
 
 
 class LinkCut:
@@ -320,6 +411,58 @@ class FullDisk:
     def lift(self) -> None:
         """Make room again."""
         self._disk.clear()
+
+
+class BadDisk:
+    """Disk on which no write to a service's state succeeds."""
+
+    def __init__(self, writes: FailingWrites) -> None:
+        self._writes = writes
+        writes.begin()
+
+    @property
+    def moot(self) -> bool:
+        """Return whether there was nothing to write."""
+        return not self._writes.failed
+
+    def fired(self) -> str | None:
+        """Return how many writes have failed, in words; None before the first."""
+        failed = self._writes.failed
+        return f"{failed} writes failed with EIO" if failed else None
+
+    def lift(self) -> None:
+        """Let writes succeed again."""
+        self._writes.end()
+
+
+class Order:
+    """Change of a running job by an operator.
+
+    Args:
+        order: Asks the manager for it, and returns its answer; None if it does not answer, or was asked just
+            now.
+        undo: Takes the change back, if the manager answers.
+        size: Samples of the whole batch from then on; None where it stays.
+    """
+
+    moot = False
+
+    def __init__(
+        self,
+        order: Callable[[], str | None],
+        undo: Callable[[], object] = lambda: None,
+        size: int | None = None,
+    ) -> None:
+        self._order, self._undo = order, undo
+        self.size = size
+
+    def fired(self) -> str | None:
+        """Return the manager's answer."""
+        return self._order()
+
+    def lift(self) -> None:
+        """Take the change back, where that is to be done."""
+        self._undo()
 
 
 class ClockJump:

@@ -21,6 +21,7 @@ SCHEDULED = JobSpec.of(560, SCHEDULE, SPEC.seed)  # of a run with a schedule, in
 LEAST, MOST = 48, 600  # samples of a batch, of a run with a sizer that chooses
 # The noise scale grows from 1,500 samples to 10,000 in 400 iterations, and with it such a batch.
 SIMILARITY = 0.02
+ORDERED = 192  # most samples of a batch that an operator asks for, from `LEAST` on
 MICRO_BATCH = 8  # samples, in a run with exact sums
 PRINT_EVERY = 10  # versions: what went wrong is forgotten by the parameters in time
 OPTIONS = {

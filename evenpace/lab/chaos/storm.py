@@ -5,12 +5,16 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from evenpace.lab.chaos import damage
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of, sides_of
 from evenpace.lab.chaos.injections import (
+    BadDisk,
     BlackHole,
+    Damage,
     Drain,
     Freeze,
     FreezeUntilOut,
@@ -21,17 +25,25 @@ from evenpace.lab.chaos.injections import (
     Join,
     Kill,
     LinkCut,
+    Order,
     Slow,
     Together,
     clock_jump,
+    foreign_state,
 )
 from evenpace.lab.chaos.rank_links import Apart
+from evenpace.lab.chaos.reference_training import LEAST, ORDERED
 from evenpace.lab.proxy import ProxyLink
+from idl.bounds import Bounds
 from rpc.processes import state
 
 _UNTIL_OUT = "freeze-until-out"
-# Kinds whose evidence takes a job that goes on.
-_AWAITS_THE_JOB = (_UNTIL_OUT, "join", "drain", "rank-black-hole", "rank-partition")
+_NEEDS_CHECKPOINTS = ("bit-flip", "lost-file")  # kinds whose target takes a job that goes on
+# Kinds whose evidence does.
+_AWAITS_THE_JOB = (
+    *(*_NEEDS_CHECKPOINTS, _UNTIL_OUT, "join", "drain"),
+    *("rank-black-hole", "rank-partition"),
+)
 # Kinds that end a worker, or its connection, after which it may count as dead.
 _TAKE_OUT = ("kill", "drain", "cut", "half-open", "black-hole", "partition")
 _RETURN_SECONDS = 15.0  # seconds after such a fault in which a worker that lives is certain to have come back
@@ -127,11 +139,10 @@ class Storm:
         under way last as scheduled.
         """
         begun = {one.fault.kind for one in (*self.active, *self.over)}
-        again = [replace(fault, at=self._elapsed) for fault in self.without_target]
         first: dict[str, Fault] = {}
-        for fault in (*self._waiting, *filter(None, [self._next]), *self._faults, *again):
+        for fault in (*self._waiting, *filter(None, [self._next]), *self._faults, *self.without_target):
             if fault.kind not in begun:
-                first.setdefault(fault.kind, fault)
+                first.setdefault(fault.kind, replace(fault, at=self._elapsed))
         self._next, self._waiting = None, list(first.values())
 
     def lift(self) -> None:
@@ -150,7 +161,7 @@ class Storm:
         return sum(
             max(0.0, min(one.ended or until, until) - max(one.began, since))
             for one in (*self.active, *self.over)
-            if KINDS[one.fault.kind].site not in ("guest", "ranks")
+            if KINDS[one.fault.kind].site not in ("guest", "ranks", "operator")
             and {worker, MANAGER} & set(_workers_in(one.target))
         )
 
@@ -161,7 +172,8 @@ class Storm:
             injection = self._inject(fault, target)
             self.active.append(Active(fault, target, injection, time.monotonic()))
             return True
-        if self._elapsed - fault.at > _PATIENCE_SECONDS:
+        patience = _OUT_SECONDS if fault.kind in _NEEDS_CHECKPOINTS else _PATIENCE_SECONDS
+        if self._elapsed - fault.at > patience:
             self.without_target.append(fault)
             return True
         return False
@@ -181,6 +193,10 @@ class Storm:
             return any(link.connections for link in self._links(name).values())
         if site == "disk":
             return True
+        if site == "writes":  # a manager cannot start meanwhile
+            return name != MANAGER or self._is_up(name)
+        if kind == "foreign-state":  # a service that ends would leave its folder to the other
+            return self._is_up(name.partition(">")[2])
         process = self._cluster.supervisor.processes[name]
         if site == "guest":
             return not process.running
@@ -191,13 +207,21 @@ class Storm:
             frozen = sum(one.fault.kind == kind for one in self.active)
             if frozen >= self._cluster.settings.workers - 1:
                 return False
-        if kind not in ("freeze-until-out", "impostor", "drain"):
+        if kind in _NEEDS_CHECKPOINTS:
+            return self._cluster.copy_to_lose(name) is not None
+        if kind not in ("freeze-until-out", "impostor", "drain", "batch-size", "bounds"):
             return True
         if (
             process.role == "worker"
         ):  # that is heard of: others neither fall silent nor have their names in use
             return self._cluster.member_state(name) in ("working", "waiting")
         return self._cluster.listening(name)
+
+    def _is_up(self, service: str) -> bool:
+        """Return whether a service listens, and was not asked to end."""
+        process = self._cluster.supervisor.processes[service]
+        stays = process in self._cluster.supervisor.staying(process.role)
+        return stays and self._cluster.listening(service)
 
     def _may_leave(self, guest: str) -> bool:
         """Return whether a guest may leave: no other fault is befalling it, and others have its state."""
@@ -236,8 +260,18 @@ class Storm:
             case "rank-black-hole" | "rank-partition":
                 one, other = ({worker: cluster.ears[worker] for worker in side} for side in sides_of(name))
                 return Apart(one, other)
+            case "bit-flip":
+                flip = partial(damage.flip_bit, place=fault.amount)
+                find = partial(cluster.copy_to_lose, name)
+                return Damage(fault, cluster.supervisor, name, find, flip, "version {version} cannot be read")
+            case "lost-file":
+                find = partial(cluster.copy_to_lose, name)
+                return Damage(fault, cluster.supervisor, name, find, damage.remove, None)
             case "impostor":
                 return Impostor(cluster.supervisor.processes[name])
+            case "foreign-state":
+                service, owner = name.split(">")
+                return foreign_state(cluster.supervisor.processes[service], cluster.state(owner))
             case "cut":
                 return LinkCut(fault, proxy, proxy.links[name])
             case "stall" | "throttle":
@@ -251,11 +285,21 @@ class Storm:
                 return Together({key: BlackHole(proxy, link) for key, link in self._links(name).items()})
             case "disk":
                 return FullDisk(cluster.disks[name])
+            case "batch-size":
+                size = LEAST + int(fault.amount * (ORDERED - LEAST))
+                return Order(partial(cluster.order_batch_size, name, size), size=size)
+            case "bounds":
+                bounds = cluster.drawn_bounds(fault.amount)
+                order = partial(cluster.order_bounds, name)
+                return Order(partial(order, bounds), partial(order, Bounds()))
+            case "failing-writes":
+                return BadDisk(cluster.writes[name])
             case _:
                 return clock_jump(fault, cluster.supervisor.processes[name])
 
     def _look(self, active: Active) -> None:
-        if active.evidence is None or KINDS[active.fault.kind].site == "disk":  # what is deleted makes room
+        # What is deleted makes room; and the writes that fail are counted.
+        if active.evidence is None or KINDS[active.fault.kind].site in ("disk", "writes"):
             active.evidence = active.injection.fired()
 
     def _end(self, active: Active, *, counts: bool = True) -> None:
@@ -290,8 +334,12 @@ def _workers_in(name: str) -> list[str]:
 def _touched(kind: str, name: str) -> set[tuple[str, str]]:
     """Return (site, name) of all that other faults must leave alone; an impostor's include the manager."""
     site = KINDS[kind].site
+    if kind == "foreign-state":
+        return {(str(site), part) for part in name.split(">")}
     parts = itertools.chain(*sides_of(name)) if site == "ranks" else links_of(name)
     touched = {(str(site), part) for part in parts}
+    if (site, name) == ("writes", MANAGER):
+        touched.add(("process", name))
     if kind == "impostor" and name != MANAGER:
         touched |= {(str(site), part) for part in links_of(MANAGER)} | {("link", f"{name}>{MANAGER}")}
     return touched

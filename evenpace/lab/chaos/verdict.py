@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from batchsize_manager.sizers import MEASURING
 from evenpace.lab.chaos import checks
-from evenpace.lab.chaos.batches import Batch, Batches, scheduled, sizes_of, taken
+from evenpace.lab.chaos.batches import Batch, Batches, same_versions, scheduled, sizes_of, taken
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.fault_schedule import KINDS
+from evenpace.lab.chaos.injections import Order
 from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.ledgers import Journal, ShardSteps
 from evenpace.lab.chaos.reference_training import LEAST, MOST, SCHEDULED, SPEC, train_alone
@@ -129,10 +130,12 @@ def judge(
         for kind, (came, fired, without_target) in outcome.counts.items()
         if not fired
     ]
+    orders = [one.injection for one in storm.over if isinstance(one.injection, Order)]
+    ordered = {order.size for order in orders if order.size is not None}
     for ending in cluster.supervisor.endings:
         _judge_ending(ending, cluster, storm, outcome)
     for job in cluster.jobs:
-        found = outcome.jobs[job] = _judge_job(cluster, job, history[job], outcome.excused)
+        found = outcome.jobs[job] = _judge_job(cluster, job, history[job], outcome.excused, ordered)
         found.longest_stall = round(progress[job].longest, 2)
         whose = f"{job}: " if len(cluster.jobs) > 1 else ""
         outcome.violations += [whose + what for what in found.violations[:_MOST]]
@@ -142,7 +145,11 @@ def judge(
 
 
 def _judge_job(
-    cluster: ChaosCluster, job: str, history: list[dict[str, Any]], excused: Mapping[str, float]
+    cluster: ChaosCluster,
+    job: str,
+    history: list[dict[str, Any]],
+    excused: Mapping[str, float],
+    ordered: Collection[int],
 ) -> Found:
     records = step_records(cluster, job)
     shards = list(_steps(records))
@@ -161,6 +168,8 @@ def _judge_job(
     if sizes := sizes_of(spec, held):
         found.sizes = min(sizes), max(sizes)
         found.changes = sum(one != other for one, other in itertools.pairwise(sizes))
+    if cluster.settings.sizer == "fixed":
+        found.violations += checks.sizes_ordered(sizes, {spec.total_batch_size, *ordered})
     found.violations += checks.all_there(shards, max(len(shard.steps) for shard in shards))
     for shard in shards:
         found.violations += checks.exactly_once(shard, spec, batches)
@@ -170,19 +179,26 @@ def _judge_job(
     found.violations += checks.history_agrees(history, shortest, batches, unreported=unreported)
     if by_workers:
         found.violations += checks.attempts_agree(journals)
-    _judge_parameters(
-        cluster, job, journals, found, excused, spec, [batch for batch in held if batch is not None]
-    )
+    same = None
+    if _sizes_change(cluster):
+        same = same_versions(spec, records.ledgers()[shortest.name], held)
+    known = [batch for batch in held if batch is not None]
+    _judge_parameters(cluster, job, journals, found, excused, spec, known, same)
     return found
 
 
 def _batches(cluster: ChaosCluster, records: StepRecords, spec: JobSpec, found: Found) -> Batches:
-    """Return the job's batches: those that are due, or where a sizer chooses, those in the ledgers."""
-    if cluster.settings.sizer not in MEASURING:
+    """Return the job's batches: those that are due, or where somebody chooses, those in the ledgers."""
+    if not _sizes_change(cluster):
         return scheduled(spec)
     batches, violations = taken(spec, records.ledgers(), LEAST, MOST)
     found.violations += violations
     return batches
+
+
+def _sizes_change(cluster: ChaosCluster) -> bool:
+    """Return whether the batch's size may differ from one attempt to the next."""
+    return cluster.settings.sizer in MEASURING or "batch-size" in cluster.settings.wanted
 
 
 def _judge_ending(ending: Ending, cluster: ChaosCluster, storm: Storm, outcome: Verdict) -> None:
@@ -211,8 +227,12 @@ def _judge_parameters(
     excused: Mapping[str, float],
     spec: JobSpec,
     batches: Sequence[Batch],
+    same: Mapping[int, int] | None,
 ) -> None:
-    """Compare the parameters that workers had with those of one process, and of a run without faults."""
+    """Compare the parameters that workers had with those of one process, and of a run without faults.
+
+    Where sizes change, `same` has the last version of each attempt that came of these batches.
+    """
     last, workers = found.iterations, cluster.jobs[job]
     finals = _finals(cluster.folder, workers)
     found.violations += [
@@ -233,7 +253,7 @@ def _judge_parameters(
         found.violations += checks.finals_equal(finals)
     for journal in journals:
         for attempt, version, values in journal.prints:
-            if version in prints:
+            if version in prints and (same is None or version <= same.get(attempt, 0)):
                 what = f"{journal.worker}'s parameters of version {version} in attempt {attempt}"
                 mine = np.array(values)
                 found.error = max(found.error, checks.relative_error(mine, prints[version], scale))

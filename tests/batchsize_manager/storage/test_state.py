@@ -47,6 +47,7 @@ from idl.exchange import FIXED_GROUP, FORMED_GROUP
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.plan import JobSpec
 from idl.records import IterationRecord, WorkerRecord
+from ps.checkpoint_store import CheckpointStore
 from tests.disks import fill
 
 pytestmark = pytest.mark.usefixtures("time_to_close")
@@ -436,6 +437,16 @@ def test_a_second_writer_is_refused_with_the_reason(tmp_path):
         StateWriter(tmp_path)
     with opened(tmp_path):
         pass
+
+
+def test_the_folder_of_a_shard_is_refused(tmp_path):
+    """Also after that has ended; nothing is written there."""
+    CheckpointStore(tmp_path).close()
+    with pytest.raises(
+        StateError, match=f"--state {tmp_path} is the folder of a shard of the parameter server"
+    ):
+        StateWriter(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

@@ -25,6 +25,7 @@ SITES = Sites(
     tuple(f"{worker}>{service}" for worker in WORKERS for service in SERVICES),
     ("ps-0",),
     ("guest0", "guest1"),
+    SERVICES[:2],
 )
 
 
@@ -65,6 +66,9 @@ def test_every_target_comes():
         *SITES.guests,
     }
     assert targets("join") == set(SITES.guests)
+    assert targets("foreign-state") == {f"{a}>{b}" for a, b in itertools.permutations(SERVICES, 2)}
+    assert targets("bounds") == targets("batch-size") == set(WORKERS)
+    assert targets("bit-flip") == targets("lost-file") == set(SERVICES[1:])
     assert targets("drain") == {*WORKERS, *SITES.guests}
     assert len({fault.at for fault in faults}) < len(faults)
     assert len(faults) > 300
@@ -86,6 +90,12 @@ def test_a_partition_is_between_some_workers_and_the_manager_or_all_shards():
     assert targets("partition") == {
         f"{names}>{services}" for names in some for services in ("manager", "ps-0,ps-1")
     }
+    alone = replace(SITES, links=tuple(link for link in SITES.links if link.endswith("manager")))
+    faults = list(schedule(1, ["partition"], alone, 5.0, 5000.0))
+    kept = [
+        any(set(WORKERS) - {*one.partition(">")[0].split(",")} for one in fault.targets) for fault in faults
+    ]
+    assert sum(kept) > 0.9 * len(kept)  # else a third would leave no worker out
     assert links_of("w0,w2>ps-0,ps-1") == ["w0>ps-0", "w0>ps-1", "w2>ps-0", "w2>ps-1"]
 
 
@@ -104,7 +114,8 @@ def test_workers_are_frozen_until_out_one_soon_after_the_other():
 def test_faults_last_for_a_part_of_the_run_at_most(minutes):
     """Or for what their kind needs; long ones last for minutes where there are hours."""
     seconds = 60.0 * minutes
-    faults = list(schedule(3, kinds_with("parameter-server"), SITES, ChaosConfig.gap, seconds))
+    kinds = kinds_with("parameter-server")
+    faults = [one for seed in range(3) for one in schedule(seed, kinds, SITES, ChaosConfig.gap, seconds)]
     for fault in faults:
         assert fault.seconds <= max(KINDS[fault.kind].seconds[0], LONGEST * seconds)
     longest = max(fault.seconds for fault in faults if fault.kind == "black-hole")
@@ -129,6 +140,18 @@ def test_wrong_settings_are_refused():
         ChaosConfig(1, 0, link_mib=0)
     with pytest.raises(ValueError, match="faults freeze-until-out: take workers out"):
         ChaosConfig(1, 0, ("kill", "freeze-until-out"), deterministic=True)
+    with pytest.raises(ValueError, match="faults bit-flip, lost-file: befall shards"):
+        ChaosConfig(1, 0, ("kill", "lost-file", "bit-flip"), deterministic=True)
+    with pytest.raises(ValueError, match="faults bit-flip: do not come with all-reduce"):
+        ChaosConfig(1, 0, ("bit-flip",), exchange="all-reduce")
+    for settings in ({"deterministic": True}, {"exact": True}):
+        with pytest.raises(ValueError, match="faults batch-size, bounds: change batches"):
+            ChaosConfig(1, 0, ("bounds", "batch-size"), **settings)
+    with pytest.raises(ValueError, match="faults batch-size: come with sizer fixed, but schedule chooses"):
+        ChaosConfig(1, 0, ("batch-size",), sizer="schedule")
+    assert "bounds" in ChaosConfig(1, 0, sizer="schedule").wanted
+    assert {"bounds", "batch-size"} <= set(ChaosConfig(1, 0, exchange="all-reduce").wanted)
+    assert not {"bit-flip", "freeze-until-out", "bounds"} & set(ChaosConfig(1, 0, deterministic=True).wanted)
     with pytest.raises(ValueError, match="deterministic and exact: give one of them"):
         ChaosConfig(1, 0, deterministic=True, exact=True)
     with pytest.raises(ValueError, match="sizer goodput: goes by what is measured"):
@@ -167,12 +190,14 @@ def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_pat
     """A kind that is named must fire: without it there is no run, and no file of one."""
     monkeypatch.setattr(clocks, "_PLACES", ())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # lest this process gets mounts of its own
+    monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "cluster").mkdir()
     with ChaosCluster(ChaosConfig(1, 0, workers=1, shards=1), tmp_path / "cluster") as cluster:
         kinds = kinds_with("parameter-server")
-        assert cluster.kinds == [kind for kind in kinds if kind not in ("disk", "clock")]
+        assert cluster.kinds == [kind for kind in kinds if kind not in ("disk", "failing-writes", "clock")]
     assert cluster.skipped == {
         "disk": "no file systems of our own: it takes root",
+        "failing-writes": "no C compiler here: install Debian's `gcc` and `libc6-dev`",
         "clock": "no libfaketime here: install Debian's `faketime`",
     }
     (tmp_path / "ranks").mkdir()

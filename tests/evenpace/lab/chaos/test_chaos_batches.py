@@ -3,7 +3,7 @@
 import pytest
 
 from evenpace.lab.chaos import checks
-from evenpace.lab.chaos.batches import scheduled, sizes_of, taken
+from evenpace.lab.chaos.batches import same_versions, scheduled, sizes_of, taken
 from evenpace.lab.chaos.ledgers import Rewind, ShardSteps, Step
 from idl.plan import JobSpec
 
@@ -50,6 +50,23 @@ def test_batches_of_a_ledger_are_known_by_attempt():
 def test_sizes_are_those_of_batches_that_do_not_end_an_epoch():
     """A last batch may be smaller, which is no change of the size."""
     assert sizes_of(SPEC, [(0, 0, 8), (0, 8, 8), (0, 16, 4), None, (1, 0, 12)]) == [8, 8, 12]
+
+
+def test_versions_that_came_of_other_batches_are_known():
+    """In attempt 0 the second batch was another, and in attempt 2 the fourth, which was taken back, too."""
+    entries = [*LEDGER, Rewind(2, 3), step(3, 8, 2, attempt=2), Rewind(3, 3), step(3, 4, 4, attempt=3)]
+    final = [(0, 0, 8), (0, 8, 5), (0, 13, 7), (1, 0, 8)]
+    assert same_versions(SPEC, entries, final) == {0: 1, 1: 4, 2: 3, 3: 4}
+    assert same_versions(SPEC, LEDGER, final) == {0: 1, 1: 4}
+    assert same_versions(SPEC, LEDGER, final[:3]) == {0: 1, 1: 3}
+
+
+def test_a_size_that_nobody_asked_for_is_told():
+    """Each such size once."""
+    assert list(checks.sizes_ordered([8, 8, 5], {8, 5, 7})) == []
+    assert list(checks.sizes_ordered([8, 6, 6, 5], {8, 5})) == [
+        "batches of 6 samples, where 5, 8 were asked for"
+    ]
 
 
 def test_shards_that_took_other_batches_are_told():

@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from batchsize_manager.client import ManagerClient
 from evenpace.lab import cluster
 from evenpace.lab.chaos import clocks, witness
+from evenpace.lab.chaos.chaos_cluster import ChaosCluster
+from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import Fault
 from evenpace.lab.chaos.injections import (
@@ -32,8 +35,11 @@ from evenpace.lab.chaos.injections import (
     Slow,
     Together,
     clock_jump,
+    foreign_state,
 )
 from evenpace.lab.chaos.rank_links import Apart, Ear
+from evenpace.lab.chaos.reference_training import SPEC
+from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.network import WorkerNetwork
 from evenpace.lab.proxy import Proxy
@@ -231,6 +237,33 @@ def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
         refusal = wait_until(impostor.fired, "the refusal")
         assert f"is in use by another manager, process {manager.pid}" in refusal
         assert manager.running
+
+
+def test_a_service_with_the_folder_of_another_is_refused(tmp_path, wait_until):
+    """The error names the folder and whose it is; both go on, and nothing is written there."""
+    folders = {name: tmp_path / name for name in ("manager", "ps-0", "ps-1")}
+
+    def service(name):
+        command = ["manager" if name == "manager" else "ps", "--listen", "127.0.0.1:0"]
+        line = [sys.executable, "-m", "evenpace", *command, "--state", str(folders[name])]
+        return Process(name, line, tmp_path / f"{name}.log")
+
+    manager, shard, other = map(service, folders)
+    with manager, shard:
+        for process in (manager, shard):
+            wait_until(lambda process=process: "listening" in process.log.read_text(), "its start")
+        held = {name: sorted(folder.iterdir()) for name, folder in folders.items() if folder.exists()}
+        for process, owner, said in [
+            (manager, "ps-0", "ps-0 is the folder of a shard of the parameter server"),
+            (shard, "manager", "manager is the folder of a manager"),
+            (other, "ps-0", "ps-0 is in use by another shard"),
+        ]:
+            foreign = foreign_state(process, folders[owner])
+            assert said in wait_until(foreign.fired, "the refusal")
+            foreign.lift()
+        assert manager.running
+        assert shard.running
+        assert held == {name: sorted(folders[name].iterdir()) for name in held}
 
 
 @pytest.mark.parametrize(
@@ -468,6 +501,38 @@ def test_a_clock_jumps_for_one_process(tmp_path, wait_until):
         assert wait_until(jump.fired, "the jump").startswith("its clock is -86")
         jump.lift()
         wait_until(lambda: abs(witness.read(told)[1] - time.time()) < 5, "the jump back")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("batch-size", "changed the batch size"), ("bounds", "given w0")]
+)
+def test_an_operator_changes_batches(tmp_path, wait_until, kind, expected):
+    """The manager's answer is the evidence; bounds are lifted at the end, and a size stays."""
+    (tmp_path / "cluster").mkdir()
+    settings = ChaosConfig(1, 0, (kind,), workers=1, shards=1, link_mib=100.0)
+    with ChaosCluster(settings, tmp_path / "cluster") as chaos:
+        name = "w0"
+        supervisor, storm = chaos.supervisor, Storm(chaos, iter(()), tmp_path / "faults")
+        supervisor.poll()
+        wait_until(chaos.listening, "the services")
+        chaos.start_workers()
+        wait_until(lambda: supervisor.poll() or chaos.trains(supervisor.processes[name]), "training")
+        order = storm._inject(Fault(0, 0.0, kind, (name,), 1.0, 0.5), name)
+
+        def in_force():
+            with ManagerClient(chaos.manager) as manager:
+                status = manager.status("job-0")
+            (member,) = status.members
+            return status.summary.batch_size, member.bounds.minimum, member.bounds.maximum
+
+        before = in_force()
+        assert before[:2] == (SPEC.total_batch_size, 1)
+        assert expected in wait_until(order.fired, "the answer")
+        after = in_force()
+        assert after == ((120, *before[1:]) if kind == "batch-size" else (before[0], 24, 289))
+        time.sleep(1.1)  # the manager is asked about a worker once in a second
+        order.lift()
+        assert in_force() == (after if kind == "batch-size" else before)
 
 
 def test_a_disk_is_filled_up_and_leaves_nothing(tmp_path):

@@ -23,10 +23,11 @@ from evenpace.lab.chaos import storm as storms
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.fault_schedule import Fault
+from evenpace.lab.chaos.injections import Order
 from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.journalling_worker import train
 from evenpace.lab.chaos.reference_training import SPEC
-from evenpace.lab.chaos.storm import Storm
+from evenpace.lab.chaos.storm import Active, Storm
 from evenpace.lab.chaos.supervisor import Ending
 from evenpace.lab.chaos.verdict import CALM, judge
 from evenpace.observer import Observer
@@ -221,6 +222,29 @@ def test_batches_of_chosen_sizes_are_judged_as_the_ledgers_have_them(resized):
     found = outcome.jobs[JOB]
     assert (found.changes, found.sizes) == (3, (64, 160))
     assert found.compared > 2
+
+
+def test_sizes_that_an_operator_asks_for_are_judged_by_his_orders(resized, tmp_path):
+    """All that were asked for are allowed, and no other."""
+    run = resized.copied(tmp_path, kinds=("batch-size",))
+    for size in (64, 128, 160):
+        order = Order(lambda: "changed", size=size)
+        run.storm.over.append(Active(kill(kind="batch-size"), "w0", order, 0.0, 0.0, "changed"))
+    assert run.judged().violations == []
+    run.storm.over.pop()
+    said_of(run, r"batches of 160 samples, where 64, 96, 128 were asked for")
+
+
+def test_parameters_of_another_size_are_not_compared(resized, tmp_path):
+    """Those of a version that was reached with other batches than the job has now; others are."""
+    run = resized.copied(tmp_path, sizer="similarity")
+    before = run.judged().jobs[JOB]
+    with run.journal() as lines:
+        (print_,) = [line for line in lines if line[:3] == ["reached", 1, 40]]
+        lines.append(["reached", 0, 40, [value + 1 for value in print_[3]]])
+    found = run.judged().jobs[JOB]
+    assert found.compared == before.compared
+    assert not [one for one in found.violations if "parameters" in one]
 
 
 def test_of_chosen_sizes_that_are_not_allowed_each_is_seen(resized, tmp_path, monkeypatch):
