@@ -70,8 +70,8 @@ PLANTED = (
         (
             Change(
                 "worker/meter.py",
-                "        self.stopwatch.take()\n        self._recorder.begin()\n        self.tally",
-                "        self._recorder.begin()\n        self.tally",
+                "        self.stopwatch.take()\n        self._communicated",
+                "        self._communicated",
             ),
         ),
         "tests/worker/test_session_rewind.py -k taken_off",
