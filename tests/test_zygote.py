@@ -70,7 +70,7 @@ def test_temporary_files_lie_in_the_folder_that_the_environment_names(tmp_path):
 @pytest.mark.slow
 def test_services_on_disks_of_their_own_see_the_mounts_of_who_started_them(tmp_path, wait_until):
     """The services of `evenpace lab chaos`, which mounts disks for their state, have its mounts."""
-    chaos = ["chaos", "--minutes", "5", "--workers", "1", "--shards", "1", "--faults", "disk"]
+    chaos = ["lab", "chaos", "--minutes", "5", "--workers", "1", "--shards", "1", "--faults", "disk"]
     with subprocess.Popen(
         [*COMMAND, *chaos],
         env=os.environ | {"TMPDIR": str(tmp_path)},

@@ -61,7 +61,7 @@ IMPORTED = (
 )
 
 _ordinary = subprocess.Popen
-_STARTERS = {"bench", "chaos", "demo", "experiment"}  # commands that start processes of ours in turn
+_STARTERS = {"lab", "demo"}  # commands that start processes of ours in turn
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST = 2**17  # bytes of a request
 

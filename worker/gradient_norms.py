@@ -26,7 +26,6 @@ from idl.plan import Assignment
 from idl.preconditioning import PRECONDITIONED, STEPS
 from worker.second_moment import SecondMoment
 
-_UNKNOWN = math.nan  # this very object: another NaN is a gradient's
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth
 _SMALL = 2**17  # elements, of which a gradient's norms take well below a millisecond
 _SHARE = 0.01  # of the time of the iterations, that norms may take
@@ -153,7 +152,8 @@ class OwnNorms:
     def __init__(self) -> None:
         self.of_micro_batches = True
         self.not_finite: int | None = None
-        self._own: dict[int, list[tuple[int, SupportsFloat]]] = {}  # by iteration, the last two
+        # Samples and squared norms, None where that is unknown, by iteration: the last two.
+        self._own: dict[int, list[tuple[int, SupportsFloat | None]]] = {}
         self._attempt = 0
         self._told: StepNorms | None = None
         self._reduced: list[tuple[int, SupportsFloat]] = []
@@ -182,12 +182,15 @@ class OwnNorms:
         for iteration in [one for one in self._own if one < part.iteration - 1]:
             del self._own[iteration]
         own = self._own.setdefault(part.iteration, [])
-        own.append((count, _UNKNOWN if once and own else squares))
+        own.append((count, None if once and own else squares))
 
     def scale(self, iteration: int, factor: SupportsFloat) -> None:
         """Multiply the squared norms of an iteration, whose gradient was scaled after they were taken."""
         own = self._own.get(iteration, ())
-        self._own[iteration] = [(count, squares * factor) for count, squares in own]  # type: ignore[operator]
+        self._own[iteration] = [
+            (count, None if squares is None else squares * factor)  # type: ignore[operator]
+            for count, squares in own
+        ]
 
     def take_all(self, step: StepNorms | None) -> None:
         """Take the norms of a step at the shards; finer ones, of this worker's own, take precedence."""
@@ -266,9 +269,12 @@ class OwnNorms:
         found, self.not_finite = self.not_finite, None
         return found
 
-    def _part(self, iteration: int, own: list[tuple[int, SupportsFloat]], squared: float) -> StepNorms:
-        contributions = [(count, float(squares)) for count, squares in own]
-        known = (f for (_, s), (_, f) in zip(own, contributions, strict=True) if s is not _UNKNOWN)
-        if not all(map(math.isfinite, known)):
+    def _part(
+        self, iteration: int, own: list[tuple[int, SupportsFloat | None]], squared: float
+    ) -> StepNorms | None:
+        contributions = [(count, float(squares)) for count, squares in own if squares is not None]
+        if not all(math.isfinite(squares) for _, squares in contributions):
             self.not_finite = iteration
+        if len(contributions) < len(own):
+            return None
         return StepNorms(iteration, GradientNorms.of(contributions, squared))

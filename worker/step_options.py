@@ -34,6 +34,7 @@ class StepOptions:
         # schedule that is stepped in each iteration changes values alone, which take little memory.
         self._changes: deque[tuple[int, Sequence[Group], NDArray[np.float64]]] = deque(maxlen=_CHANGES)
         self._now = groups  # with the loop's present options
+        self._noted: Sequence[Group] | None = None  # those that were noted last
 
     def at(self, iteration: int, changed: Sequence[Group] | None = None) -> Sequence[Group] | None:
         """Return the options of an iteration that is being finished.
@@ -48,8 +49,9 @@ class StepOptions:
         self._now = changed or self._now
         if iteration > self.reached:
             self.reached = iteration
-            if self._now is not None:
+            if self._now is not None and self._now is not self._noted:
                 self._note(iteration, self._now)
+                self._noted = self._now
             return self._now
         for since, groups, values in reversed(self._changes):
             if since <= iteration:

@@ -17,8 +17,8 @@ class JobConfig:
         report_timeout: The time for which others wait for a member's report before it is taken out; ten
             typical iterations, where these take longer.
         reconnect_grace: The time in which a member whose connection broke may come back.
-        return_grace: The time in which a member may come back after the manager was restarted, or its own
-            connection broke and nobody else has the training's state.
+        return_grace: The time in which a member whose connection broke is waited for where nobody else has
+            the training's state.
 
     Raises:
         ValueError: A number is out of its range.

@@ -76,7 +76,7 @@ def _restore_member(job: Job, saved: SavedMember, now: float) -> None:
         device=saved.device,
         beats=saved.beats,
     )
-    member.back_by, member.is_returning = now + job.config.return_grace, True
+    member.back_by, member.is_returning = now + job.config.silence, True
     member.leaving = DRAINED if saved.drained else ""
     if saved.cut_off:
         job.members.cut_off(saved.worker, now - job.config.absence)

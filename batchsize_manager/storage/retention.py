@@ -34,7 +34,7 @@ class Retention:
         int,
         Setting(
             "With --state: MiB of each job's history, of which the oldest iterations are deleted; 0 for "
-            "all. An iteration takes about 52 bytes for each worker.",
+            "all. An iteration takes 52 to 68 bytes for each worker.",
             name="keep-mib",
             least=0,
             unit=2**20,

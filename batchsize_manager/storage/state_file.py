@@ -34,6 +34,7 @@ from batchsize_manager.storage.state_format import (
     explained,
     pack_norms,
     pack_values,
+    seal,
 )
 from batchsize_manager.storage.state_reader import StateReader
 
@@ -306,7 +307,7 @@ class StateFile:
         A worker that comes back gets a new row.
         """
         execute, number = self._connection.execute, self._id(run)
-        execute("UPDATE runs SET state = ? WHERE id = ?", (to_json(replace(state, members=())), number))
+        execute("UPDATE runs SET state = ? WHERE id = ?", (seal(to_json(replace(state, members=()))), number))
         if run not in self._members:  # the rows in the file may be damaged: write them again
             execute("DELETE FROM members WHERE run = ?", (number,))
         before = self._members.get(run, {})
@@ -314,7 +315,7 @@ class StateFile:
         for worker, *_ in before.keys() - after.keys():
             execute("DELETE FROM members WHERE run = ? AND worker = ?", (number, worker))
         for key, member in after.items():
-            values = (to_json(member), number, member.worker) if member != before.get(key) else ()
+            values = (seal(to_json(member)), number, member.worker) if member != before.get(key) else ()
             if values and key in before:
                 execute("UPDATE members SET state = ? WHERE run = ? AND worker = ?", values)
             elif values:

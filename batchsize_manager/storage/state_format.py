@@ -1,14 +1,18 @@
 """The format of a manager's state file: SQLite tables, and workers' records packed into blobs.
 
-The records of an iteration's workers are two blobs, of 52 bytes for each worker; nothing is pickled.
+The records of an iteration's workers are two blobs, of up to 68 bytes for each worker; nothing is pickled.
+The states of jobs and members are sealed by a checksum, since most flips of a bit in JSON leave JSON of
+another value.
 """
 
 import contextlib
 import re
 import sqlite3
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from idl.errors import EvenpaceError
 from idl.gradient_norms import GradientNorms, StepNorms
@@ -17,7 +21,7 @@ from idl.records import COLUMNS, IterationRecord
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # to wait until another process releases the file
 
-FORMAT = 9  # SQLite's user_version
+FORMAT = 10  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
 MOST_WORKERS = 2**32  # of a run, in its life: their numbers are below
@@ -30,7 +34,7 @@ CREATE TABLE runs (
     run TEXT NOT NULL UNIQUE,
     job TEXT NOT NULL,
     policy TEXT NOT NULL,  -- of the manager; that of an operator is in state
-    state TEXT NOT NULL,  -- JSON: JobState without its members
+    state TEXT NOT NULL,  -- sealed JSON: JobState without its members
     begun REAL NOT NULL,  -- seconds since 1970, here and below
     ended REAL,
     ending TEXT,
@@ -40,7 +44,7 @@ CREATE TABLE members (
     id INTEGER PRIMARY KEY,  -- ascends in the order of slices
     run INTEGER NOT NULL,
     worker TEXT NOT NULL,
-    state TEXT NOT NULL,  -- JSON: SavedMember
+    state TEXT NOT NULL,  -- sealed JSON: SavedMember
     UNIQUE (run, worker)
 );
 CREATE TABLE workers (
@@ -141,6 +145,24 @@ def explained(path: Path) -> Iterator[None]:
         raise StateError(
             f"{path} is damaged ({error}): put a copy back, or move it away to start without memory of jobs"
         ) from error
+
+
+def seal(text: str) -> str:
+    """Put a text's checksum before it."""
+    return f"{zlib.crc32(text.encode()):08x} {text}"
+
+
+def unseal(sealed: Any) -> str:
+    """Return the text that was sealed.
+
+    Raises:
+        ValueError: This is no such text, or it has changed.
+    """
+    if isinstance(sealed, str):
+        text = sealed.partition(" ")[2]
+        if seal(text) == sealed:
+            return text
+    raise ValueError(f"{sealed!r:.80}: does not have the checksum that it begins with")
 
 
 def pack_values(record: IterationRecord) -> bytes:

@@ -27,6 +27,7 @@ from batchsize_manager.storage.state_format import (
     explained,
     unpack_norms,
     unpack_values,
+    unseal,
 )
 from idl import check
 from idl.records import IterationRecord
@@ -158,7 +159,7 @@ class StateReader:
             raise ValueError("it has an end without a reason, or the reverse")
         if ended is not None:
             check.number("ended", ended, -math.inf, math.inf)
-        saved = replace(from_json(JobState, state), members=tuple(self._members(run)))
+        saved = replace(from_json(JobState, unseal(state)), members=tuple(self._members(run)))
         policy = saved.balancing.policy if saved.balancing is not None else policy
         if not isinstance(learned, bytes):
             learned = repr(learned).encode()  # that are no models either
@@ -258,7 +259,7 @@ class StateReader:
 
 
 def _saved_member(worker: str, state: str) -> SavedMember:
-    member = from_json(SavedMember, state)
+    member = from_json(SavedMember, unseal(state))
     if member.worker != _text("worker", worker):
         raise ValueError(f"worker {worker!r:.80}: must be {member.worker!r}, as in its state")
     return member

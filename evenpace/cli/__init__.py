@@ -48,6 +48,15 @@ class _Group(SectionedGroup):
         """Return a command, by its name or one that it had before."""
         return super().get_command(ctx, cmd_name) or lab.get_command(ctx, cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is to run, and say what a name that it had before is from now on."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in lab.commands and name not in self.commands:
+            click.echo(f"`evenpace {name}` is now `evenpace lab {name}`; the next version lacks it", err=True)
+        return name, command, rest
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and print one line about an error of ours."""
         try:

@@ -4,6 +4,7 @@ They share the machine's address, and else nothing: to Ray they are different ma
 """
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -119,9 +120,16 @@ class RayNode:
 
     @property
     def id(self) -> str:
-        """Return Ray's id of the node, which must run."""
-        lines = [word for process in self.processes for word in process.cmdline()]
-        return next(word.removeprefix(_ID) for word in lines if word.startswith(_ID))
+        """Return Ray's id of the node.
+
+        Raises:
+            UnavailableError: It does not run.
+        """
+        words = itertools.chain.from_iterable(map(_command_line, self.processes))
+        ids = (word.removeprefix(_ID) for word in words if word.startswith(_ID))
+        if (found := next(ids, None)) is None:
+            raise UnavailableError(f"{self._process.name} does not run")
+        return found
 
     def start(self) -> None:
         """Start it, and wait until it is part of the cluster.
@@ -224,3 +232,11 @@ def _health_checks(silence: float) -> Mapping[str, int]:
         "health_check_timeout_ms": period,
         "health_check_failure_threshold": _CHECKS,
     }
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    """Return the words of a process's command; none where it has ended meanwhile."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []

@@ -423,7 +423,7 @@ def test_members_that_do_not_come_back_are_taken_out(tmp_path, wait_until, clien
         in_threads(*(worker.join for worker in workers))
         for worker in workers:
             worker.client.close()
-    with serving(service(tmp_path, workers=2, return_grace=4.0)) as address:
+    with serving(service(tmp_path, workers=2, silence=4.0, heartbeat=1.0)) as address:
         here = connected(workers[0], address)
         reply = here.rewind(here.heartbeat())
         while reply.assignment is None or reply.assignment.count < 64:

@@ -250,7 +250,7 @@ def test_published_profiles_give_gains_and_foresee_times(tmp_path):
 
     out = tmp_path / "figures.json"
     result = CliRunner().invoke(
-        cli, ["experiment", "virtualflow", "--curves", str(PROFILES), "--json", str(out)]
+        cli, ["lab", "experiment", "virtualflow", "--curves", str(PROFILES), "--json", str(out)]
     )
     assert result.exit_code == 0, result.output
     figures = json.loads(out.read_text())

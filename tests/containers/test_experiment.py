@@ -21,7 +21,16 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path, monkeypatch):
     schedule = tmp_path / "schedule.csv"
     schedule.write_text("worker,start,end,cpu,memory\n0,10,1000,1,0\n")
     arguments = [
-        *("experiment", "contention", "--containers", "--workload", "cifarnet", "--schemes", "lb-bsp:ema"),
+        *(
+            "lab",
+            "experiment",
+            "contention",
+            "--containers",
+            "--workload",
+            "cifarnet",
+            "--schemes",
+            "lb-bsp:ema",
+        ),
         *("--shares", "0.3,0.3", "--iterations", "40", "--batch-size", "32", "--settle", "20"),
         *("--schedule", str(schedule), "--out", str(tmp_path / "out"), "--", "--test-samples", "50"),
     ]

@@ -96,7 +96,9 @@ def test_commands_of_the_lab_have_their_earlier_names(name):
     """`evenpace bench` does what `evenpace lab bench` does, and the help no longer lists it."""
     earlier, now = (CliRunner().invoke(cli, [*words, name, "--help"]) for words in ([], ["lab"]))
     assert (earlier.exit_code, now.exit_code) == (0, 0)
-    assert earlier.output == now.output.replace("lab ", "", 1)
+    assert earlier.stdout == now.stdout.replace("lab ", "", 1)
+    assert earlier.stderr == f"`evenpace {name}` is now `evenpace lab {name}`; the next version lacks it\n"
+    assert now.stderr == ""
     assert not re.search(rf"^  {name} ", CliRunner().invoke(cli, ["--help"]).output, re.M)
 
 

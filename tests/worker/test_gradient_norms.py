@@ -146,7 +146,9 @@ def test_a_slice_that_is_reduced_twice_has_no_norms(norms):
     for _ in range(2):
         own.add(parts[0], 8, 4.0, once=True)
         own.take_reduced(0, 1.0)
+    own.scale(0, 0.5)
     assert own.take() is None
+    assert own.take_not_finite() is None
 
 
 def test_statistics_are_no_part_of_a_gradient():

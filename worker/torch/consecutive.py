@@ -1,7 +1,5 @@
 """PyTorch: gradients of one rank alone, in pairs of successive iterations that differ by their noise."""
 
-import math
-
 import torch
 from torch import distributed
 
@@ -25,7 +23,8 @@ class ConsecutivePairs:
         self._second: Assignment | None = None
         # Of the first, by number of the bucket: a copy, and where the bucket's parameters are.
         self._kept: dict[int, tuple[torch.Tensor, list[int]]] = {}
-        self._squares: list[torch.Tensor | float] = []  # of the first, the second, and the difference
+        # Of the first, the second, and the difference; empty where they cannot be compared.
+        self._squares: list[torch.Tensor | float] = []
 
     def add(
         self,
@@ -49,14 +48,15 @@ class ConsecutivePairs:
             return
         before, of = self._kept.pop(bucket.index(), (gradient, []))
         if of != parameters:  # buckets are formed anew after a model's first iteration
-            self._squares = [math.nan] * 3
-        else:
+            self._squares = []
+        elif self._squares:
             added = [squared_norm(before, diagonal), squared_norm(gradient, diagonal)]
             added.append(squared_norm(before.sub_(gradient), diagonal))
             self._squares = [sum_ + one for sum_, one in zip(self._squares, added, strict=True)]
         if bucket.is_last():
             assert self._first is not None
-            self._norms.take_pair(self._first, part, self._squares)
+            if self._squares:
+                self._norms.take_pair(self._first, part, self._squares)
             self._first = self._second = None
 
     def _begin(self, part: Assignment) -> None:

@@ -70,10 +70,10 @@ class Preconditioner:
         if diagonals is None:
             return None
         pieces = [_in_order(d.view(like.shape), like) for d, like in zip(diagonals, gradients, strict=True)]
+        elements = sum(map(torch.numel, pieces))
         memory = self._flat.get(bucket[0])
-        if memory is None or memory.numel() != sum(map(torch.numel, pieces)):
-            memory = self._flat[bucket[0]] = torch.cat(pieces)
-            return memory
+        if memory is None or memory.numel() != elements:
+            memory = self._flat[bucket[0]] = pieces[0].new_empty(elements)
         return torch.cat(pieces, out=memory)
 
     def _computed(self) -> dict[torch.Tensor, torch.Tensor]:

@@ -44,8 +44,8 @@ _AWAITS_THE_JOB = (
     *(*_NEEDS_CHECKPOINTS, _UNTIL_OUT, "join", "drain"),
     *("rank-black-hole", "rank-partition"),
 )
-# Kinds after which a worker may count as dead: it ends, or its connection, or it is frozen while the manager is
-# killed and started again.
+# Kinds after which a worker may count as dead: it ends, or its connection, or it is frozen while the manager
+# is killed and started again.
 _TAKE_OUT = ("kill", "drain", "cut", "half-open", "black-hole", "partition", _UNTIL_OUT)
 _RETURN_SECONDS = 15.0  # seconds after such a fault in which a worker that lives is certain to have come back
 _EVIDENCE_SECONDS = 60.0  # seconds that a fault may last longer, until there is evidence of it

@@ -70,8 +70,8 @@ PLANTED = (
         (
             Change(
                 "worker/meter.py",
-                "        self.stopwatch.take()\n        self._communicated",
-                "        self._communicated",
+                "        self.stopwatch.take()\n        self._communicated = None\n        self._recorder",
+                "        self._communicated = None\n        self._recorder",
             ),
         ),
         "tests/worker/test_session_rewind.py -k taken_off",
@@ -142,6 +142,61 @@ PLANTED = (
             ),
         ),
         "tests/worker/torch/test_formed_groups.py -k given_up",
+    ),
+    Planted(
+        "With all-reduce, a job begins again at iteration 0,",
+        (
+            Change(
+                "worker/exchanges/all_reduce.py",
+                "self._formed, self._steps = first.attempt, first.iteration",
+                "self._formed = first.attempt",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k given_last",
+    ),
+    Planted(
+        "With all-reduce, a worker that takes its first",
+        (
+            Change(
+                "worker/torch/formed_group.py",
+                "lacks=seat.lacks)\n                self._state.note()\n",
+                "lacks=seat.lacks)\n",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k given_last",
+    ),
+    Planted(
+        "With all-reduce, a job is over, although the only",
+        (
+            Change(
+                "batchsize_manager/job/regrouping.py",
+                " and not self._presence.may_return:",
+                ":",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_rendezvous.py -k cut_off_is_waited",
+    ),
+    Planted(
+        "With all-reduce, workers wait for minutes after",
+        (
+            Change(
+                "worker/torch/survivable_group.py",
+                "                    _break_when_unheard(one)\n",
+                "",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k packets_are_lost",
+    ),
+    Planted(
+        "A worker that trains alone is said to have a NaN",
+        (
+            Change(
+                "worker/torch/consecutive.py",
+                "            self._squares = []\n        elif",
+                '            self._squares = [float("nan")] * 3\n        elif',
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k formed_anew",
     ),
 )
 

@@ -172,7 +172,7 @@ def test_a_restored_job_plans_what_it_would_have_planned():
 def test_members_have_time_to_come_back():
     """They count as disconnected; any call is a sign of life, and who gives none in time has died."""
     driver = Beating("a", "b", "c", "d")
-    config = JobConfig(workers=4, return_grace=30.0)
+    config = JobConfig(workers=4, silence=30.0)
     driver.job = restored(driver.job, config)
     driver.now = 110.0
     driver.job.heartbeat("a", "a", 0, driver.now)

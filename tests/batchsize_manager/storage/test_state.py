@@ -38,6 +38,7 @@ from batchsize_manager.storage.state_format import (
     STATE_FILE,
     StateError,
     pack_values,
+    seal,
     unpack_values,
 )
 from batchsize_manager.storage.state_reader import DamagedRun, open_state
@@ -356,14 +357,33 @@ def test_a_state_that_lacks_a_later_field_has_its_default(tmp_path):
     """So a field with a default can be added; one that is unknown, or not of its type, is damage."""
     file = StateFile(tmp_path / STATE_FILE)
     file.apply([begun()])
-    execute = file._connection.execute
-    execute("UPDATE runs SET state = json_remove(state, '$.paused')")
+    fields = json.loads(to_json(state()))
+
+    def write(fields):
+        file._connection.execute("UPDATE runs SET state = ?", (seal(json.dumps(fields)),))
+
+    write({name: value for name, value in fields.items() if name != "paused"})
     assert file.reader.runs()[0].state == state()
-    for wrong in ("'$.later', 1", "'$.paused', 1", "'$.batch_size', 1001", "'$.attempt', -1"):
-        execute("UPDATE runs SET state = ?", (to_json(state()),))
-        execute(f"UPDATE runs SET state = json_set(state, {wrong})")
+    for wrong in ({"later": 1}, {"paused": 1}, {"batch_size": 1001}, {"attempt": -1}):
+        write(fields | wrong)
         (run,) = file.reader.unfinished()
         assert isinstance(run, DamagedRun)
+    file.close()
+
+
+def test_any_flipped_bit_of_a_state_is_noticed(tmp_path):
+    """Most leave JSON, with another value: a size, a bound, an incarnation."""
+    file = StateFile(tmp_path / STATE_FILE)
+    file.apply([begun(), Saved("r", state(SavedMember("w0", "i0", Bounds(1, 5))))])
+    execute = file._connection.execute
+    (sealed,) = execute("SELECT CAST(state AS BLOB) FROM members").fetchone()
+    for place in range(8 * len(sealed)):
+        flipped = bytearray(sealed)
+        flipped[place // 8] ^= 1 << place % 8
+        execute("UPDATE members SET state = CAST(? AS TEXT)", (bytes(flipped),))
+        assert members(file.reader, "r") == ()
+    execute("UPDATE members SET state = CAST(? AS TEXT)", (sealed,))
+    assert [member.worker for member in members(file.reader, "r")] == ["w0"]
     file.close()
 
 

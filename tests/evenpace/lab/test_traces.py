@@ -37,7 +37,7 @@ HEADER = "worker,iteration,speed,cpu,memory\n"
 
 def invoke(*arguments):
     """Run `evenpace lab trace` in this process."""
-    return CliRunner().invoke(cli, ["trace", *map(str, arguments)])
+    return CliRunner().invoke(cli, ["lab", "trace", *map(str, arguments)])
 
 
 def assert_equal(one, other):
@@ -416,7 +416,7 @@ def live_process(address, out):
     """A real `evenpace lab trace live`."""
     command = ["live", "--manager", str(address), "--job", "job", "--out", str(out)]
     return subprocess.Popen(
-        [sys.executable, "-m", "evenpace", "trace", *command],
+        [sys.executable, "-m", "evenpace", "lab", "trace", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

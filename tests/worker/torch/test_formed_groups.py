@@ -189,6 +189,18 @@ def test_workers_without_a_launcher_train_as_one_process(tmp_path, wait_until, o
         assert {line[5] for name in "abc" for line in run.seen(name)} == {3}
 
 
+def test_buckets_that_are_formed_anew_are_no_sign_of_a_nan(tmp_path, wait_until):
+    """The first two gradients of a worker that trains alone lie in memory in different orders."""
+    with (
+        manager_process("--workers", "1", "--end-on-nan") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, "--optimizer", "sgd", "--hidden", "40000") as run,
+    ):
+        run.start("a")
+        run.reaches("a", 2)
+        run.end_all("a", after=10)  # soon after that, it diverges
+        assert "NaN" not in run.log("a")
+
+
 @pytest.mark.parametrize("options", [(), ("--lookahead", "1")])
 def test_workers_join_and_are_drained(tmp_path, wait_until, options):
     """Nobody is restarted; schedulers, options and what else the script has reach who joins."""

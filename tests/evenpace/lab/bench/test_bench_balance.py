@@ -23,7 +23,7 @@ PROFILES = SHARED_DATA / "gpu-throughput-profiles" / "throughput.csv"
 
 def bench(*arguments):
     """Run the command."""
-    return CliRunner().invoke(cli, ["bench", "balance", *map(str, arguments)])
+    return CliRunner().invoke(cli, ["lab", "bench", "balance", *map(str, arguments)])
 
 
 # -- measured curves

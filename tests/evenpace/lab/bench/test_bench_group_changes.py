@@ -11,7 +11,7 @@ from evenpace.lab.bench.config import GroupChangesConfig
 
 def run(*options):
     """Run the command."""
-    return CliRunner().invoke(cli, ["bench", "recovery", *options], catch_exceptions=False)
+    return CliRunner().invoke(cli, ["lab", "bench", "recovery", *options], catch_exceptions=False)
 
 
 @pytest.mark.slow

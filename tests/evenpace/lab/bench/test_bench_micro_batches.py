@@ -17,7 +17,7 @@ def test_both_take_turns_on_the_same_micro_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batches, "_CASES", (("digits", ("--batch-norm",), (4,)),))
     monkeypatch.setattr(micro_batches, "_MEMORY", ("transformer", (), 4))
     path = tmp_path / "figures.json"
-    command = ["bench", "micro-batches", "--number", "4", "--iterations", "3", "--memory", "2,4"]
+    command = ["lab", "bench", "micro-batches", "--number", "4", "--iterations", "3", "--memory", "2,4"]
     done = CliRunner().invoke(cli, [*command, "--json", str(path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     figures = json.loads(path.read_text())

@@ -67,7 +67,7 @@ def series(iterations, speeds, expected=None):
 
 def invoke(*arguments):
     """Run `evenpace lab bench predictors` in this process."""
-    return CliRunner().invoke(cli, ["bench", "predictors", *map(str, arguments)])
+    return CliRunner().invoke(cli, ["lab", "bench", "predictors", *map(str, arguments)])
 
 
 def rmse(errors):
@@ -369,7 +369,7 @@ def test_an_end_in_the_middle_of_a_fit_leaves_nothing_running(tmp_path, wait_unt
     """The process that learns ends with the benchmark, in whichever way that is stopped."""
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
-    command = [sys.executable, script, "bench", "predictors", "--no-timing"]
+    command = [sys.executable, script, "lab", "bench", "predictors", "--no-timing"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with psutil.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes) as process:
         while "learning" not in (line := process.stdout.readline()):

@@ -12,7 +12,7 @@ from evenpace.lab.bench.config import ShardsConfig
 
 def bench(*arguments):
     """Run the command in this process."""
-    return CliRunner().invoke(cli, ["bench", "ps", "--shards", *map(str, arguments)])
+    return CliRunner().invoke(cli, ["lab", "bench", "ps", "--shards", *map(str, arguments)])
 
 
 def test_two_shards_take_half_the_time_of_one(needs_network, tmp_path, wait_until):

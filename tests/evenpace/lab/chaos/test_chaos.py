@@ -166,7 +166,7 @@ def test_wrong_settings_are_refused():
 
 def test_an_option_without_a_meaning_is_refused():
     """With all-reduce there are no shards."""
-    result = CliRunner().invoke(cli, ["chaos", "--with", "all-reduce", "--shards", "2"])
+    result = CliRunner().invoke(cli, ["lab", "chaos", "--with", "all-reduce", "--shards", "2"])
     assert result.exit_code == 2
     assert "--shards: has no meaning with all-reduce" in result.output
 

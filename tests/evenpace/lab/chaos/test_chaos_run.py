@@ -21,7 +21,7 @@ def start(tmp_path, *options):
     """The command, with all its files below a folder of the test's."""
     with (tmp_path / "out").open("wb") as out:
         return psutil.Popen(
-            [sys.executable, "-m", "evenpace", "chaos", "--workers", "2", *options],
+            [sys.executable, "-m", "evenpace", "lab", "chaos", "--workers", "2", *options],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(tmp_path)},

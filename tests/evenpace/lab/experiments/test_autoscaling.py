@@ -21,7 +21,7 @@ SCALES = [1.0, 3.0, 2.0, 10.0, 8.0, 30.0, 25.0, 60.0, 50.0, 120.0, 100.0, 400.0]
 
 def experiment(name, traces, *options):
     """The result of a command."""
-    arguments = ["experiment", name, "--traces", traces, *options]
+    arguments = ["lab", "experiment", name, "--traces", traces, *options]
     return CliRunner().invoke(cli, [*map(str, arguments)], env={"COLUMNS": "200"})
 
 

@@ -27,7 +27,7 @@ def made(work, critical, deviation=0.0, sizes=SIZES, factors=None):
 
 def experiment(path, *options):
     """The result of the command on a file."""
-    arguments = ["experiment", "batch-sizes", "--data", str(path), *map(str, options)]
+    arguments = ["lab", "experiment", "batch-sizes", "--data", str(path), *map(str, options)]
     return CliRunner().invoke(cli, arguments, env={"COLUMNS": "200"})
 
 

@@ -26,7 +26,7 @@ TRACES = SHARED_DATA / "cluster-traces" / "pollux"
 
 def experiment(traces, *options):
     """The result of the command."""
-    arguments = ["experiment", "elasticity", "--traces", traces, *options]
+    arguments = ["lab", "experiment", "elasticity", "--traces", traces, *options]
     return CliRunner().invoke(cli, [*map(str, arguments)], env={"COLUMNS": "200"})
 
 

@@ -31,7 +31,7 @@ ITERATIONS = 24
 
 def experiment(*arguments):
     """Run `evenpace lab experiment` in this process."""
-    return CliRunner().invoke(cli, ["experiment", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner().invoke(cli, ["lab", "experiment", *map(str, arguments)], catch_exceptions=False)
 
 
 def test_a_service_that_dies_is_named_at_once(tmp_path):

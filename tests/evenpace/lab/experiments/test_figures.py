@@ -19,7 +19,7 @@ SCHEMES = ["bsp", "asp", "lb-bsp:proportional"]
 
 def experiment(*arguments):
     """Run `evenpace lab experiment` in this process."""
-    return CliRunner().invoke(cli, ["experiment", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner().invoke(cli, ["lab", "experiment", *map(str, arguments)], catch_exceptions=False)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def write(folder, model, size, scales, smallest):
 
 def experiment(folder, *options):
     """The result of the command on a folder."""
-    arguments = ["experiment", "forecast", "--data", str(folder), *map(str, options)]
+    arguments = ["lab", "experiment", "forecast", "--data", str(folder), *map(str, options)]
     return CliRunner().invoke(cli, arguments, env={"COLUMNS": "200"})
 
 

@@ -96,7 +96,7 @@ def test_exact_sums_end_with_the_same_bits(tmp_path, images, name, options, mapp
 @pytest.mark.slow
 def test_without_micro_batches_the_mapping_shows(tmp_path):
     """The command prints and saves what each mapping ends with, beside VirtualFlow's tables."""
-    command = ["experiment", "mapping", "--workloads", "transformer"]
+    command = ["lab", "experiment", "mapping", "--workloads", "transformer"]
     options = ["--iterations", "4", "--batch-size", "24", "--samples", "60", "--test-samples", "50"]
     done = CliRunner().invoke(
         cli,
@@ -130,7 +130,9 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path, monkeypatch):
         monkeypatch.setattr(MappedTraining, "run", noted)
         given = ["--workloads", "digits", "--mappings", "1,2-uneven", "--out", str(tmp_path), *options]
         sizes = ["--iterations", "4", "--batch-size", "24", "--samples", "60", "--test-samples", "50"]
-        return CliRunner().invoke(cli, ["experiment", "mapping", *given, *sizes], catch_exceptions=False)
+        return CliRunner().invoke(
+            cli, ["lab", "experiment", "mapping", *given, *sizes], catch_exceptions=False
+        )
 
     def rows():
         return json.loads((tmp_path / "report.json").read_text())["workloads"]["digits"]["mappings"]

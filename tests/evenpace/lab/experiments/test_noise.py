@@ -20,7 +20,7 @@ def shown(tmp_path_factory):
     """What the command prints, and its figures, of 4,000 draws of 30 dimensions."""
     out = tmp_path_factory.mktemp("noise") / "figures.json"
     result = CliRunner().invoke(
-        cli, ["experiment", "noise", "--draws", "4000", "--dimensions", "30", "--json", str(out)]
+        cli, ["lab", "experiment", "noise", "--draws", "4000", "--dimensions", "30", "--json", str(out)]
     )
     assert result.exit_code == 0, result.output
     return result.output, json.loads(out.read_text())
@@ -112,7 +112,9 @@ def training(tmp_path_factory):
     sizes = ["--draws", "200", "--batches", "8,16,40", "--halved", "64"]
     looks = ["--iterations", "120", "--every", "60", "--samples", "400", "--looks", "100"]
     files = ["--json", str(folder / "figures.json"), "--plot", str(folder / "plot.png")]
-    result = CliRunner().invoke(cli, ["experiment", "noise", "--train", "digits", *sizes, *looks, *files])
+    result = CliRunner().invoke(
+        cli, ["lab", "experiment", "noise", "--train", "digits", *sizes, *looks, *files]
+    )
     assert result.exit_code == 0, result.output
     return result.output, json.loads((folder / "figures.json").read_text()), folder / "plot.png"
 
@@ -171,7 +173,7 @@ def normalised(folder, batches):
     """Return our estimator's figures after 200 iterations with batch normalisation, on digits."""
     sizes = ["--draws", "2", "--batches", batches, "--halved", "64"]
     looks = ["--iterations", "200", "--every", "200", "--looks", "100", "--rate", "0.05"]
-    arguments = ["experiment", "noise", "--train", "digits", "--batch-norm", *sizes, *looks]
+    arguments = ["lab", "experiment", "noise", "--train", "digits", "--batch-norm", *sizes, *looks]
     result = CliRunner().invoke(cli, [*arguments, "--json", str(folder / "figures.json")])
     assert result.exit_code == 0, result.output
     (look,) = json.loads((folder / "figures.json").read_text())["training"]["looks"]
@@ -202,7 +204,7 @@ def test_batch_normalisation_misleads_where_batches_are_uneven(tmp_path):
 )
 def test_batch_normalisation_that_cannot_be_is_refused(options, message):
     """A single sample has no statistics, and CifarNet no such layer; the message names what was given."""
-    arguments = ["experiment", "noise", "--draws", "2", "--train", "digits", "--batch-norm", *options]
+    arguments = ["lab", "experiment", "noise", "--draws", "2", "--train", "digits", "--batch-norm", *options]
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code != 0
     assert message in result.output
@@ -210,6 +212,6 @@ def test_batch_normalisation_that_cannot_be_is_refused(options, message):
 
 def test_data_that_is_not_there_is_an_error():
     """The message names what was given."""
-    result = CliRunner().invoke(cli, ["experiment", "noise", "--draws", "2", "--train", "colours"])
+    result = CliRunner().invoke(cli, ["lab", "experiment", "noise", "--draws", "2", "--train", "colours"])
     assert result.exit_code == 1
     assert "Unknown data set 'colours'" in result.output

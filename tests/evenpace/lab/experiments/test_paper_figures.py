@@ -22,7 +22,7 @@ SIZES = "--workers 4 --iterations 40 --predictor ema --first-fit 20 --refit-ever
 
 def paper_page(out, *arguments):
     """Run `evenpace lab experiment paper` in this process."""
-    command = ["experiment", "paper", "--out", str(out), *arguments]
+    command = ["lab", "experiment", "paper", "--out", str(out), *arguments]
     return CliRunner().invoke(cli, command, catch_exceptions=False)
 
 
@@ -143,7 +143,17 @@ def test_what_was_run_is_not_run_again(tmp_path):
 def test_stopping_it_leaves_a_page_and_no_process(tmp_path, wait_until):
     """SIGINT in the middle of an experiment: what was complete is drawn, and all processes have ended."""
     arguments = ("--only", "fig11,fig6", "--set", f"fig11:{SIZES}", "--set", "fig6:--shares 0.4,0.2")
-    command = [sys.executable, "-m", "evenpace", "experiment", "paper", "--out", str(tmp_path), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "evenpace",
+        "lab",
+        "experiment",
+        "paper",
+        "--out",
+        str(tmp_path),
+        *arguments,
+    ]
     with (tmp_path / "log").open("wb") as log:
         popen = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:

@@ -92,7 +92,7 @@ def planted_in(tmp_path, monkeypatch):
         entry = Planted("a symptom", (change,), f"tests/test_it.py -k '{tests}'")
         monkeypatch.setattr(planting, "PLANTED", (entry,))
         figures = tmp_path / "new/figures.json"
-        line = ["planted", "--checkout", str(checkout), "--json", str(figures), *options]
+        line = ["lab", "planted", "--checkout", str(checkout), "--json", str(figures), *options]
         result = CliRunner().invoke(cli, line)
         assert (checkout / "evenpace/__init__.py").read_text() == PACKAGE
         (found,) = json.loads(figures.read_text())["findings"]
@@ -140,7 +140,7 @@ def test_tests_that_take_too_long_decide_nothing(planted_in):
 
 def test_a_finding_is_found():
     """A mend of this checkout, taken out."""
-    result = CliRunner().invoke(cli, ["planted", "--checkout", str(ROOT), "--only", "`StreamLoader`"])
+    result = CliRunner().invoke(cli, ["lab", "planted", "--checkout", str(ROOT), "--only", "`StreamLoader`"])
     assert result.exit_code == 0, result.output
     assert "1/1 found: A `StreamLoader` ends with" in result.output
 
@@ -154,7 +154,7 @@ def test_a_finding_is_found():
 )
 def test_what_cannot_be_planted_at_all_is_said(tmp_path, options, said):
     """A symptom that no finding has, and a folder that is no checkout."""
-    result = CliRunner().invoke(cli, ["planted", *(word.format(folder=tmp_path) for word in options)])
+    result = CliRunner().invoke(cli, ["lab", "planted", *(word.format(folder=tmp_path) for word in options)])
     assert isinstance(result.exception, SystemExit)
     assert result.exit_code == 1
     assert said in str(result.output)

@@ -50,7 +50,7 @@ def data(tmp_path):
 
 def simulate(data, *options, workload="workloads", policies=("tiresias",), columns=200):
     """The result of the command on a cluster of two nodes of one device."""
-    arguments = ["simulate", "--workload", data / workload, "--traces", data / "traces"]
+    arguments = ["lab", "simulate", "--workload", data / workload, "--traces", data / "traces"]
     arguments += ["--cluster", "gpu=2x1", "--json", data / "out.json"]
     arguments += [part for policy in policies for part in ("--policy", policy)]
     return CliRunner().invoke(cli, [*map(str, arguments), *map(str, options)], env={"COLUMNS": str(columns)})
@@ -314,7 +314,7 @@ def test_without_a_file_the_table_is_all(data):
     """Nothing is written that was not asked for."""
     before = sorted(data.rglob("*"))
     arguments = ["--workload", data / "workloads", "--traces", data / "traces", "--policy", "tiresias"]
-    shown = CliRunner().invoke(cli, ["simulate", *map(str, arguments)])
+    shown = CliRunner().invoke(cli, ["lab", "simulate", *map(str, arguments)])
 
     assert shown.exit_code == 0, shown.output
     assert sorted(data.rglob("*")) == before
