@@ -1,6 +1,7 @@
 """Exchanges: the ways in which a job's workers bring their gradients together, named when they join."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 PARAMETER_SERVER = "parameter_server"
 """Workers push to the shards of a parameter server, which keeps the parameters."""
@@ -10,6 +11,9 @@ FIXED_GROUP = "fixed_group"
 
 FORMED_GROUP = "formed_group"
 """Workers all-reduce in a process group that the manager forms, another one in each attempt."""
+
+ExchangeName = Literal["parameter-server", "all-reduce"]
+"""The names in options of commands that start the workers themselves; an all-reduce is in formed groups."""
 
 EXCHANGES = (PARAMETER_SERVER, FIXED_GROUP, FORMED_GROUP)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from idl.errors import UnavailableError
+from idl.folders import MANAGER_LOCK, SHARD_LOCK
 from ps import checkpoint as files
 from ps.checkpoint import ShardCheckpoint, UnreadableError
 from ps.log_fields import log_fields
@@ -31,8 +32,6 @@ log = logging.getLogger(__name__)
 _LATEST = 3  # newest checkpoints of a job that are always kept
 _SUFFIX = ".checkpoint"
 _PART = ".part"  # suffix of a file that is being written
-_LOCK_FILE = "lock"
-_MANAGERS = "manager.lock"  # that of a manager in its folder
 
 
 class CheckpointStore:
@@ -53,11 +52,11 @@ class CheckpointStore:
         folder.mkdir(parents=True, exist_ok=True)
         if ledger is not None:
             ledger.mkdir(parents=True, exist_ok=True)
-        if (folder / _MANAGERS).exists():
+        if (folder / MANAGER_LOCK).exists():
             raise UnavailableError(
                 f"{folder} is the folder of a manager: give each shard a folder of its own"
             )
-        self._lock = (folder / _LOCK_FILE).open("w")
+        self._lock = (folder / SHARD_LOCK).open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

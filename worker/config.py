@@ -7,7 +7,7 @@ from typing import Annotated
 
 from idl import check
 from idl.bounds import Bounds
-from idl.plan import JobSpec
+from idl.plan import JobSpec, Resume
 from idl.settings import Setting
 from rpc.credentials import Credentials
 from rpc.places import Where
@@ -101,3 +101,8 @@ class JobCheckpoint:
     position: tuple[int, int] | None = None
     batch_size: int | None = None
     progress: float | None = None
+
+    @property
+    def point(self) -> Resume:
+        """The point from which the job continues."""
+        return Resume(self.iteration, self.position, self.batch_size, self.progress)

@@ -10,11 +10,12 @@ differ from each other, norms could not be summed. To fetch the shards' would be
 """
 
 import contextlib
+import logging
 import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
@@ -25,6 +26,8 @@ from idl.layout import Layout
 from idl.plan import Assignment
 from idl.preconditioning import PRECONDITIONED, STEPS
 from worker.second_moment import SecondMoment
+
+log = logging.getLogger(__name__)
 
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth
 _SMALL = 2**17  # elements, of which a gradient's norms take well below a millisecond
@@ -143,15 +146,20 @@ class OwnNorms:
     iteration, from the parameter server in the next. With those of this worker's own contributions it makes a
     part of the step's norms, to which the manager joins the other workers' parts.
 
+    Args:
+        log_fields: Returns the structured fields of log lines.
+
     Attributes:
         of_micro_batches: Whether norms of micro-batches are of use; if not, `add` does nothing.
         not_finite: The last iteration for which this worker's own gradient was found to have a NaN or an
             infinity, since `take_not_finite`; None if none was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log_fields: Callable[[], Mapping[str, object]] = dict) -> None:
         self.of_micro_batches = True
         self.not_finite: int | None = None
+        self._log_fields = log_fields
+        self._has_warned = False
         # Samples and squared norms, None where that is unknown, by iteration: the last two.
         self._own: dict[int, list[tuple[int, SupportsFloat | None]]] = {}
         self._attempt = 0
@@ -265,8 +273,16 @@ class OwnNorms:
         return told if told is not None and told.norms.is_finite else None
 
     def take_not_finite(self) -> int | None:
-        """Return `not_finite`, and forget it."""
+        """Return `not_finite`, and forget it; the first one is logged as a warning."""
         found, self.not_finite = self.not_finite, None
+        if found is not None and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "this worker's gradient for iteration %d has a NaN or an infinity; unless a GradScaler skips "
+                "the step, so have the parameters after it. The manager's log names who was the first",
+                found,
+                extra=self._log_fields(),
+            )
         return found
 
     def _part(

@@ -45,10 +45,8 @@ class IterationTimes:
     """The times of one iteration at this worker, in seconds.
 
     Attributes:
-        iteration: The iteration's number.
-        attempt: The attempt that it was done in.
-        total: Samples of the whole batch.
-        count: Samples of this worker's parts of it.
+        part: This worker's first part of it.
+        count: Samples of all of this worker's parts of it.
         batch_processing_time: Seconds as reported to the manager, summed over the parts.
         unmeasured: Parts whose time is not known yet.
         waiting_time: Seconds of waiting at the manager, and at the parameter server before this iteration.
@@ -57,9 +55,7 @@ class IterationTimes:
         first_size: Samples of the script's batches, whose statistical efficiency is 1; None if not known.
     """
 
-    iteration: int
-    attempt: int
-    total: int
+    part: Assignment
     count: int = 0
     batch_processing_time: float = 0.0
     unmeasured: int = 0
@@ -67,10 +63,6 @@ class IterationTimes:
     duration: float = 0.0
     noise_scale: float | None = None
     first_size: int | None = None
-
-    def continues_with(self, following: Assignment) -> bool:
-        """Return whether an assignment is another part of this iteration."""
-        return (following.iteration, following.attempt) == (self.iteration, self.attempt)
 
     def values(self) -> dict[str, float]:
         """Return the values that users see, by name; a worker without samples has no speed.
@@ -89,15 +81,16 @@ class IterationTimes:
             "evenpace/waiting_share": float(waiting_share(self.waiting_time, self.batch_processing_time)),
         }
         if self.duration > 0:
-            values["evenpace/throughput"] = self.total / self.duration
+            values["evenpace/throughput"] = self.part.total / self.duration
         if self.count and self.batch_processing_time > 0:
             values["evenpace/speed"] = self.count / self.batch_processing_time
         if self.noise_scale is not None:
             values["evenpace/noise_scale"] = self.noise_scale
             if self.first_size is not None:
-                efficiency = float(statistical_efficiency(self.noise_scale, self.total, self.first_size))
+                total = self.part.total
+                efficiency = float(statistical_efficiency(self.noise_scale, total, self.first_size))
                 values["evenpace/efficiency"] = efficiency
-                values["evenpace/goodput"] = float(goodput(self.total, self.duration, efficiency))
+                values["evenpace/goodput"] = float(goodput(total, self.duration, efficiency))
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
@@ -156,8 +149,8 @@ class Recorder:
         if not self._writers:
             return measure
         times = self._current
-        if times is None or not times.continues_with(done):
-            times = self._current = IterationTimes(done.iteration, done.attempt, done.total)
+        if times is None or not done.continues(times.part):
+            times = self._current = IterationTimes(done)
         times.count += done.count
         if not callable(seconds):  # count it now: the function may never be called
             with self._lock:
@@ -190,7 +183,7 @@ class Recorder:
             first_size: Samples of the script's batches; None where that is not known.
         """
         times = self._current
-        if times is not None and following is not None and times.continues_with(following):
+        if times is not None and following is not None and following.continues(times.part):
             return
         since, waited = self._since, self._waited
         self.begin()
@@ -216,8 +209,8 @@ class Recorder:
         for times in known:
             self._done.remove(times)
             for scalars, every in list(self._writers):
-                if times.iteration % every == 0:
-                    self._guarded(scalars, partial(scalars.scalars, times.iteration, times.values()))
+                if times.part.iteration % every == 0:
+                    self._guarded(scalars, partial(scalars.scalars, times.part.iteration, times.values()))
 
     def _guarded(self, scalars: Scalars, act: Callable[[], None]) -> None:
         try:

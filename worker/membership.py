@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 _wire = idl.batchsize_manager
 
 _LAST_REPORTS_SECONDS = 1.0  # for the answers to the last reports, before the worker leaves
-_QUIET_SECONDS = {"join": 5.0}  # of waiting for the others, before a line of log says for whom; else:
-_QUIET = 60.0
+_BEGIN_QUIET_SECONDS = 5.0  # of waiting for the job to begin, before a line of log says for whom
+_QUIET_SECONDS = 60.0  # likewise, for it to go on
 _AGAIN_SECONDS = 60.0  # until the same line is logged again, if it is still true
 
 
@@ -68,24 +68,26 @@ class _WaitLog:
 
     Args:
         job: The job's name.
-        method: The call's method.
+        until: What the job is to do then, in words: "to begin".
+        quiet: Seconds of waiting before the first line.
         log_fields: Returns the structured fields of log lines.
     """
 
-    def __init__(self, job: str, method: str, log_fields: Callable[[], Mapping[str, object]]) -> None:
-        self._job, self._method, self._log_fields = job, method, log_fields
-        self._said, self._due = "", _QUIET_SECONDS.get(method, _QUIET)
+    def __init__(
+        self, job: str, until: str, quiet: float, log_fields: Callable[[], Mapping[str, object]]
+    ) -> None:
+        self._job, self._until, self._log_fields = job, until, log_fields
+        self._said, self._due = "", quiet
 
     def __call__(self, awaits: str, seconds: float) -> None:
         """Take what the call waits for, and the seconds since it was made."""
         if seconds < self._due and not (self._said and awaits != self._said):
             return
         self._said, self._due = awaits, seconds + _AGAIN_SECONDS
-        what = "to begin" if self._method == "join" else "to go on"
         log.info(
             "waiting for job %s %s, for %.0f s so far: %s",
             self._job,
-            what,
+            self._until,
             seconds,
             awaits,
             extra=self._log_fields(),
@@ -189,7 +191,7 @@ class Membership:
             heartbeats=True,
         )
         self._joined = False
-        on_wait = _WaitLog(self._identity.job, "join", self._log_fields)
+        on_wait = _WaitLog(self._identity.job, "to begin", _BEGIN_QUIET_SECONDS, self._log_fields)
         while (reply := self._client.call("join", request, on_wait=on_wait)).resume and resume is not None:
             self._client.call("resume", request, bulk=memoryview(learned))
         request.resume, request.run, request.wait = None, reply.run, None
@@ -534,7 +536,7 @@ class Membership:
         self, client: Client, method: str, request: Any, wanted: Callable[[], bool] = lambda: True
     ) -> Any:
         """Call the manager as a member; while the job is paused, repeat the call without a time-out."""
-        on_wait = _WaitLog(self._identity.job, method, self._log_fields)
+        on_wait = _WaitLog(self._identity.job, "to go on", _QUIET_SECONDS, self._log_fields)
         while True:
             try:
                 reply = client.call(method, request, wanted=wanted, on_wait=on_wait)

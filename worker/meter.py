@@ -81,10 +81,6 @@ class Meter:
         self._processing_time = processing_time
         self.stopwatch = stopwatch or self.stopwatch
 
-    def watch_memory(self, usage: Callable[[], float]) -> None:
-        """Set what returns the occupied share of the accelerator's memory, 0 to 1, at an iteration's end."""
-        self.memory_usage = usage
-
     def take_samples(self) -> int:
         """Return the samples that this worker has gone through since the last call."""
         samples, self._samples = self._samples, 0
@@ -96,14 +92,6 @@ class Meter:
         self._communicated = None
         self._monitor.resume()
         self._recorder.begin()
-
-    def begin_iteration(self) -> None:
-        """Measure this worker's computing from now on."""
-        self.stopwatch.start()
-
-    def phase(self, name: str, assignment: Assignment | None) -> contextlib.AbstractContextManager[None]:
-        """Count the time of a `with` block as a phase of an iteration, as `SessionTally.phase` does."""
-        return self.tally.phase(name, assignment)
 
     @contextlib.contextmanager
     def pulling(self, assignment: Assignment) -> Iterator[Callable[[float], None]]:
@@ -137,10 +125,6 @@ class Meter:
         with self.tally.phase("push", done):
             yield
         self._add_communication(time.perf_counter() - begun)
-
-    def end_compute(self, done: Assignment) -> None:
-        """Note that the gradient of a part of an iteration is complete."""
-        self.tally.end_compute(done)
 
     @contextlib.contextmanager
     def reporting(self, done: Assignment) -> Iterator[Measured]:

@@ -14,22 +14,19 @@ from collections.abc import Callable, Sequence
 import idl
 from idl.errors import InvalidRequestError, RewoundError
 from idl.layout import Group
-from idl.plan import Assignment, JobSpec, Resume, Scaling
+from idl.plan import Assignment
 from idl.records import Report
 from idl.synchronisation import Synchronisation
-from rpc.client import Client
-from rpc.places import Where
 from worker.config import JobCheckpoint, SessionConfig, default_worker_name
-from worker.exchanges.all_reduce import AllReduce
+from worker.connections import make_exchange, make_manager_client
 from worker.exchanges.base import Exchange
-from worker.exchanges.parameter_server import ParameterServer
 from worker.gradient_norms import OwnNorms
-from worker.learning_rates import Factor, unscaled
+from worker.learning_rates import Factor
 from worker.limits import Limits
 from worker.membership import Membership
 from worker.meter import Meter
-from worker.resources.device import as_kind, cpu_kind
-from worker.shard_clients import ShardClients
+from worker.resources.device import Device
+from worker.training import Training
 
 __all__ = ["JobCheckpoint", "Session", "SessionConfig", "default_worker_name"]
 
@@ -49,6 +46,9 @@ class Session:
         incarnation: This session's id; no other session ever has it.
         assignment: This worker's part of the current iteration; None before `join`, and once released.
         synchronisation: How the job's workers wait for each other, as the manager answered to `join`.
+        run: The name of the job's run, different for each start of the job; empty before `join`.
+        training: What the job trains on, and how far it is.
+        device: What this worker computes with.
         norms: Norms of this worker's gradients, for the gradient noise.
         meter: Measures this worker's iterations.
         limits: What this worker can take.
@@ -63,28 +63,23 @@ class Session:
         self.incarnation = uuid.uuid4().hex
         self.assignment: Assignment | None = None
         self.synchronisation = Synchronisation()
-        self.norms = OwnNorms()
+        self.run = ""
+        self.device = Device(config.device)
+        self.norms = OwnNorms(self.log_fields)
         self.meter = Meter(self.log_fields)
         self.limits = Limits(config.bounds, self.log_fields)
-        self.exchange = exchange or self._make_exchange()
+        self.exchange = exchange or make_exchange(config, self.norms, self.meter, self.log_fields)
         self.failed = False
         self.before_training: list[Callable[[], None]] = []
         self.before_batch: list[Callable[[], None]] = []
-        self._spec: JobSpec | None = None
-        self._resumed: JobCheckpoint | None = None
-        self._device: str | None = None
-        self._threads: int | None = None
-        self._lr_factor: Factor = unscaled
-        self._run = ""
         self._begun: Assignment | None = None  # the assignment that the loop was given
         self._finished = -1  # the latest iteration that the loop has gone through
-        self._warned_of_values = False
-        self._training = False
+        self._has_started = False  # to train
         self._closing = threading.Lock()
         self._closed = False
         self._identity = idl.common.Identity(config.job, config.worker, self.incarnation)
         self._membership = Membership(
-            self._client(idl.batchsize_manager.BatchSizeManager, config.manager, "BatchSizeManager"),
+            make_manager_client(config, self.log_fields),
             self._identity,
             config.barrier_timeout,
             self.exchange.forfeit,
@@ -92,26 +87,12 @@ class Session:
             self.exchange.fence,
             self.log_fields,
         )
-
-    @property
-    def spec(self) -> JobSpec | None:
-        """Return the data that the job trains on, and its order; None before a loader has declared it."""
-        return self._spec
-
-    @property
-    def run(self) -> str:
-        """Return the name of the job's run, different for each start of the job; empty before `join`."""
-        return self._run
+        self.training = Training(lambda: self.assignment, self._membership.checkpoint)
 
     @property
     def reconnects(self) -> int:
         """Return how often a connection to a service was made again; may be called from any thread."""
         return self._membership.reconnects + self.exchange.reconnects
-
-    @property
-    def sums_exactly(self) -> bool:
-        """Return whether gradients are summed in fixed point, as the manager answered to `join`."""
-        return self.synchronisation.exact
 
     @property
     def is_repeated(self) -> bool:
@@ -129,87 +110,14 @@ class Session:
     def log_fields(self) -> dict[str, object]:
         """Return the structured fields of log lines about this worker; may be called from any thread."""
         fields: dict[str, object] = {"job": self.config.job, "worker": self.config.worker}
-        if self._run:
-            fields |= {"run": self._run, "attempt": self._membership.attempt}
+        if self.run:
+            fields |= {"run": self.run, "attempt": self._membership.attempt}
         assignment = self.assignment
         return fields if assignment is None else fields | {"iteration": assignment.iteration}
 
-    def declare(self, spec: JobSpec) -> None:
-        """Set the data that the job trains on, and its order.
-
-        Raises:
-            InvalidRequestError: Another loader has set it.
-        """
-        if self._spec is not None:
-            raise InvalidRequestError(
-                "this worker has an evenpace loader already; a job has one, for its training data "
-                "(use the framework's own for evaluation)"
-            )
-        self._spec = spec
-
-    def resume(self, checkpoint: JobCheckpoint) -> None:
-        """Resume a saved job; to be called before `join`.
-
-        Raises:
-            InvalidRequestError: The training has begun, or the checkpoint is of another job.
-        """
-        if self.assignment is not None:
-            raise InvalidRequestError("a checkpoint must be loaded before the training begins")
-        if checkpoint.spec != self._spec:
-            raise InvalidRequestError(f"the checkpoint is of {checkpoint.spec}, but this is {self._spec}")
-        self._resumed = checkpoint
-
-    def describe(self, device: str | None = None, threads: int | None = None) -> None:
-        """Set what this worker computes with, which `join` tells the manager; what is left out stays.
-
-        Args:
-            device: The kind of its GPU, in words.
-            threads: The threads that it computes with on its CPU.
-        """
-        self._device = device or self._device
-        self._threads = threads or self._threads
-
     def scale_lr_by(self, factor: Factor) -> None:
-        """Set the function that gives the factor of learning rates; see `worker.learning_rates`."""
-        self._lr_factor = factor
-
-    @property
-    def scaling(self) -> Scaling:
-        """The comparison of the present batch with batches of the size that the script gives.
-
-        Raises:
-            InvalidRequestError: There is no present batch.
-        """
-        if self.assignment is None or self._spec is None:
-            raise InvalidRequestError("there is no batch: this worker is not in a running job")
-        now = self.assignment
-        return now.scaling or Scaling(self._spec.total_batch_size, 1.0, float(now.iteration))
-
-    @property
-    def lr_scale(self) -> float:
-        """The factor of learning rates in the present iteration, by the function that `scale_lr_by` has set.
-
-        Raises:
-            InvalidRequestError: There is no present batch, or a script's function gave no factor.
-        """
-        scaling = self.scaling
-        assert self._spec is not None
-        return self._lr_factor(scaling, self._spec.total_batch_size)
-
-    def checkpoint(self) -> JobCheckpoint:
-        """Return the checkpoint to be saved beside the parameters, between two iterations.
-
-        Raises:
-            InvalidRequestError: The training has not begun, or this worker was released.
-        """
-        if self.assignment is None or self._spec is None:
-            raise InvalidRequestError("there is nothing to save: this worker is not in a running job")
-        now = self.assignment
-        position = None if now.batch_start is None else (now.epoch, now.batch_start)
-        learned, batch_size = self._membership.checkpoint()
-        batch_size = batch_size or self._spec.total_batch_size
-        progress = None if now.scaling is None else now.scaling.progress
-        return JobCheckpoint(now.iteration, learned, self._spec, position, batch_size, progress)
+        """Set the function that gives the factor of learning rates, as `Training.scale_lr_by` does."""
+        self.training.scale_lr_by(factor)
 
     def join(self) -> Assignment:
         """Become a member of the job, and wait for the first assignment, until all workers have joined.
@@ -222,19 +130,17 @@ class Session:
             return self.assignment
         if self.released is not None:
             raise InvalidRequestError(f"this worker was released: {self.released}")
-        if self._spec is None:
-            raise InvalidRequestError("join before a loader has said what is trained on")
-        saved = self._resumed
+        saved = self.training.resumed
         joined = self._membership.join(
-            self._spec,
+            self.training.declared,
             self.config.bounds,
-            Resume(saved.iteration, saved.position, saved.batch_size, saved.progress) if saved else None,
+            saved.point if saved else None,
             saved.learned if saved else b"",
             exchange=self.exchange.kind,
-            device=self.config.device or as_kind(self._device or "") or cpu_kind(),
-            threads=self._threads,
+            device=self.device.kind,
+            threads=self.device.threads,
         )
-        self._run = joined.run
+        self.run = joined.run
         self.synchronisation = joined.synchronisation
         self.exchange.joined(joined, self._identity, self.config.host or joined.host)
         self._membership.start_heartbeat()
@@ -259,14 +165,14 @@ class Session:
         Raises:
             InvalidRequestError: A service refuses, or the exchange has no parameters to start from.
         """
-        if self._training:
+        if self._has_started:
             return
-        while not self._training:
+        while not self._has_started:
             assignment = self.join()
             try:
-                self.exchange.open(assignment, self._first_iteration)
+                self.exchange.open(assignment, self.training.first_iteration)
                 self.exchange.take(assignment)
-                self._training = True
+                self._has_started = True
             except RewoundError as error:
                 self._recover(error)
         for act in self.before_training:
@@ -287,7 +193,7 @@ class Session:
                 act()
         except RewoundError as error:
             self._recover(error)
-        self.meter.begin_iteration()
+        self.meter.stopwatch.start()
 
     def finish_iteration(self, groups: Sequence[Group] | None = None) -> Assignment | None:
         """Contribute the gradient, report, and take the new parameters (Alg. 3, from line 5 on).
@@ -309,14 +215,14 @@ class Session:
             ConnectionLostError, DeadlineExceededError: A service cannot be reached, or does not answer.
         """
         done = self.assignment
-        if done is None or not self._training:
+        if done is None or not self._has_started:
             raise InvalidRequestError("finish_iteration before the training has started")
         if self._begun is not done:
             raise InvalidRequestError(
                 f"a step of iteration {done.iteration}, whose samples were not loaded: take one step for "
                 f"each batch, within the loop over the loader"
             )
-        self.meter.end_compute(done)
+        self.meter.tally.end_compute(done)
         try:
             self._finish(done, groups)
         except RewoundError as error:
@@ -346,11 +252,9 @@ class Session:
             RewoundError: The job was rewound meanwhile.
         """
         self._finished = max(self._finished, done.iteration)
-        self.exchange.contribute(done, groups, self.lr_scale)
+        self.exchange.contribute(done, groups, self.training.lr_scale)
         with self.meter.reporting(done) as measured:
-            norms, not_finite = self.norms.take(), self.norms.take_not_finite()
-            if not_finite is not None:
-                self._warn_of_values(not_finite)
+            norms = self.norms.take()
             self._membership.report(
                 Report(
                     done.iteration,
@@ -365,13 +269,13 @@ class Session:
                     at_once=self.limits.at_once if self.limits.at_once < done.at_once else None,
                     shards=self.exchange.digest,
                     norms=norms,
-                    not_finite=not_finite,
+                    not_finite=self.norms.take_not_finite(),
                     communication_time=measured.communicated,
                 ),
                 measured.seconds,
             )
             self.assignment = now = self._membership.next()
-        first_size = None if self._spec is None else self._spec.total_batch_size
+        first_size = self.training.declared.total_batch_size
         self.meter.finish(done, now, self._membership.noise_scale, first_size)
         self._note_release()
         if now is None:
@@ -379,20 +283,9 @@ class Session:
         else:
             self.exchange.take(now)
 
-    def _warn_of_values(self, iteration: int) -> None:
-        """Warn, once, that this worker's gradient was not finite."""
-        if not self._warned_of_values:
-            self._warned_of_values = True
-            log.warning(
-                "this worker's gradient for iteration %d has a NaN or an infinity; unless a GradScaler skips "
-                "the step, so have the parameters after it. The manager's log names who was the first",
-                iteration,
-                extra=self.log_fields(),
-            )
-
     def _recover(self, error: RewoundError) -> None:
         """Recover the job into another attempt, and continue there."""
-        first = None if self._training else self._first_iteration
+        first = None if self._has_started else self.training.first_iteration
         self.assignment = self.exchange.recover(self._membership, error, first)
         self.meter.restart()
         self.norms.take()  # and drop it: the iteration under way may be done again
@@ -401,29 +294,3 @@ class Session:
     def _note_release(self) -> None:
         if self.released is not None:
             log.warning("released: %s", self.released, extra=self.log_fields())
-
-    @property
-    def _first_iteration(self) -> int:
-        """Return the job's first iteration: that of the checkpoint it resumes from, or 0."""
-        return self._resumed.iteration if self._resumed else 0
-
-    def _make_exchange(self) -> Exchange:
-        if not self.config.shards:
-            return AllReduce()
-        definition, name = idl.parameter_server.ParameterServer, "parameter server"
-        clients = [self._client(definition, address, name) for address in self.config.shards]
-        timeout = self.config.barrier_timeout
-        shards = ShardClients(clients, timeout, self.log_fields)
-        return ParameterServer(shards, self.norms, self.meter, timeout, self.log_fields)
-
-    def _client(self, definition: type, where: Where, name: str) -> Client:
-        return Client(
-            definition,
-            where,
-            name,
-            connect_timeout=self.config.connect_timeout,
-            call_timeout=self.config.barrier_timeout,
-            credentials=self.config.credentials,
-            silence=self.config.silence,
-            log_fields=self.log_fields,
-        )

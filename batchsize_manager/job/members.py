@@ -312,11 +312,11 @@ class Members:
         self._cut_off[worker] = self.by_name[worker]
 
     def away(self, since: float) -> list[str]:
-        """Return the members that were cut off, were heard of since a time, and whose names are free."""
-        return [n for n, m in self._cut_off.items() if n not in self.by_name and m.heard_at >= since]
+        """Return the names of all members that `returning` returns."""
+        return [n for n, m in self._cut_off.items() if self.returning(n, m.incarnation, since)]
 
     def returning(self, worker: str, incarnation: str, since: float) -> Member | None:
-        """Return a member that was cut off, if its name is free and it was last heard of after `since`."""
+        """Return a member that was cut off, if its name is free and it was last heard of since a time."""
         member = self._cut_off.get(worker)
         if member is None or member.incarnation != incarnation or worker in self.by_name:
             return None

@@ -28,7 +28,8 @@ class Presence:
     Attributes:
         awaited_until: The time until which the job waits for more members, as the present ones cannot take a
             whole batch; None if they can.
-        may_return: Whether a member that was cut off may come back yet, with the state that it has.
+        may_return: Whether a member that was cut off may come back yet, with the state that it has, where the
+            manager forms the members' group; else False.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class Presence:
         return member
 
     def look_for_returning(self, now: float) -> None:
-        """Note whether a member that was cut off may come back yet."""
-        away = self._members.away(now - self._config.return_grace)
-        self.may_return = self._members.started and bool(away)
+        """Note whether a member that was cut off may come back yet, with the state that it alone may have."""
+        members = self._members
+        if members.regroups and members.started:
+            self.may_return = bool(members.away(now - self._config.return_grace))
 
     def changed(self) -> None:
         """Have the planner plan for the present members; the job fails if they cannot take a whole batch."""

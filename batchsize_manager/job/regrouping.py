@@ -5,6 +5,7 @@ manager keeps nothing of a group beyond its attempt, so that a restarted one dec
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from batchsize_manager.job.attempts import Attempts
@@ -135,12 +136,11 @@ class Regrouping:
         may have it. The job fails if nobody is left that may.
         """
         attempts, members, number = self._attempts, self._members, self._attempts.number
-        staying = members.staying
-        arrivals = {n: m.arrival for n, m in staying.items() if m.arrival and m.has_arrived(number)}
-        if not arrivals or len(arrivals) < len(staying) or self._presence.awaited_until is not None:
+        arrivals = self._gathered
+        if not arrivals:
             return
-        if newest(arrivals.values()) is None and self._iterations.first_open > self._first_iteration:
-            if len(staying) == len(members) and not self._presence.may_return:
+        if self._lacks_state(arrivals):
+            if len(members.staying) == len(members) and not self._presence.may_return:
                 attempts.failure = "no worker has its state any more; restart the job from its checkpoint"
             return
         drained = self._drained
@@ -168,6 +168,11 @@ class Regrouping:
         if needed:
             attempts.want(f"{', '.join(sorted(drained))}: drained once the others have its state")
 
+    @property
+    def waits_for_state(self) -> bool:
+        """True if all are there whom the present attempt's group needs, but none has the training's state."""
+        return bool(arrivals := self._gathered) and self._lacks_state(arrivals)
+
     def note_step(self) -> None:
         """Note what the last change has cost, once the first iteration of its group is complete."""
         group, number = self._attempts.group, self._attempts.number
@@ -184,6 +189,18 @@ class Regrouping:
             f"the change to the group of attempt {number} took {until_step:.3g} s from the end of one "
             f"iteration to that of the next, of which {until_plan:.3g} s until this was planned: {why}"
         )
+
+    @property
+    def _gathered(self) -> dict[str, Arrival]:
+        """The arrivals of all whom the present attempt's group needs, by name; empty while any lacks."""
+        if self._presence.awaited_until is not None:
+            return {}
+        number, staying = self._attempts.number, self._members.staying
+        arrivals = {n: m.arrival for n, m in staying.items() if m.arrival and m.has_arrived(number)}
+        return arrivals if len(arrivals) == len(staying) else {}
+
+    def _lacks_state(self, arrivals: Mapping[str, Arrival]) -> bool:
+        return newest(arrivals.values()) is None and self._iterations.first_open > self._first_iteration
 
     @property
     def _drained(self) -> set[str]:

@@ -22,9 +22,12 @@ def awaited(job: Job) -> str:
         if members.regroups and members.started:
             if late:
                 return f"{said}: {names(late)} {_have(late)} not come to its group yet{refused}"
+            if not job.regrouping.waits_for_state:
+                return f"{said}: {job.planner.lack}: start other workers{refused}"
             away = [n for n, m in members.by_name.items() if m.suspended] + members.away(-inf)
             return (
                 f"{said}: nobody has the training's state but maybe {names(away)}, of which nothing is heard"
+                f"{refused}"
             )
         return f"{said}: the first worker to reach it says where it goes on{refused}"
     if job.operations.paused:

@@ -24,13 +24,12 @@ from batchsize_manager.storage.changes import Change, Completed, Ended, Logged, 
 from batchsize_manager.storage.retention import Retention
 from batchsize_manager.storage.state_file import Refused, StateFile
 from batchsize_manager.storage.state_format import STATE_FILE, StateError
+from idl.folders import MANAGER_LOCK, SHARD_LOCK
 from rpc.counters import Histogram
 from rpc.periodic import Periodic
 
 log = logging.getLogger(__name__)
 
-_LOCK_FILE = "manager.lock"
-_SHARDS = "lock"  # that of a shard in its folder
 _PENDING = 400_000  # records of workers' iterations that may wait to be written
 _GATHER_SECONDS = 0.05  # a process that is killed loses these; its workers make up for what they reported
 _RETRY_SECONDS = 1.0
@@ -297,12 +296,12 @@ def _lock(folder: Path) -> IO[str]:
     """Lock the folder until the returned file is closed, or the process has ended."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / _SHARDS).exists():
+        if (folder / SHARD_LOCK).exists():
             raise StateError(
                 f"--state {folder} is the folder of a shard of the parameter server: give each manager a "
                 f"folder of its own"
             )
-        stream = (folder / _LOCK_FILE).open("a+")
+        stream = (folder / MANAGER_LOCK).open("a+")
     except OSError as error:
         raise StateError(f"--state {folder} cannot be used: {error}") from error
     try:

@@ -25,7 +25,7 @@ class _Session:
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(bounds=Bounds(maximum=_BATCH))
-        self.spec = JobSpec(10**9, _BATCH)
+        self.training = SimpleNamespace(spec=JobSpec(10**9, _BATCH), micro_batch=None)
         self.assignment = Assignment(0, 0, 0, _BATCH, _BATCH)
         self.exchange = AllReduce()
         self.limits = self.meter = self
@@ -34,9 +34,6 @@ class _Session:
 
     def log_fields(self) -> dict[str, object]:
         return {}
-
-    def watch_memory(self, usage: Any) -> None:
-        self.memory_usage = usage
 
     def lower_maximum(self, samples: int) -> None:
         self.told.append(samples)

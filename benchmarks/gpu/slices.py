@@ -13,6 +13,7 @@ from benchmarks.gpu.models import workloads
 from benchmarks.gpu.setup import Setup
 from idl.bounds import Bounds
 from idl.plan import Assignment, JobSpec
+from idl.synchronisation import Synchronisation
 from worker.data.micro_batches import micro_batches_of
 from worker.gradient_norms import OwnNorms
 from worker.limits import Limits
@@ -42,7 +43,10 @@ def slice_of(
     inputs, classes = workload.batch(total, setup.device)
     spec = JobSpec(total, total, micro_batch=micro_batch)
     limits = Limits(Bounds(at_once=number))
-    session = SimpleNamespace(limits=limits, sums_exactly=False, norms=OwnNorms(), spec=spec)
+    training = SimpleNamespace(micro_batch=micro_batch)
+    session = SimpleNamespace(
+        limits=limits, synchronisation=Synchronisation(), norms=OwnNorms(), training=training
+    )
     preconditioner = None if optimize is None else preconditioner_of(optimize(list(model.parameters())))
     accumulation = Accumulation(session, list(model.parameters()), model, None, preconditioner)  # type: ignore[arg-type]
     order = np.arange(total)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -20,6 +21,7 @@ from evenpace.lab.bench.config import (
     TrainConfig,
 )
 from evenpace.lab.fields import whole_numbers
+from idl.exchange import ExchangeName
 from predictors import PREDICTORS, PredictorOptions
 
 
@@ -87,7 +89,7 @@ def bench_ps(config: ShardsConfig, tls: bool, shards: str | None, json_path: Pat
 @click.option(
     "--with",
     "exchange",
-    type=click.Choice(["parameter-server", "all-reduce"]),
+    type=click.Choice(get_args(ExchangeName)),
     default="parameter-server",
     show_default=True,
     help="How the workers' gradients meet.",
@@ -98,7 +100,7 @@ def bench_ps(config: ShardsConfig, tls: bool, shards: str | None, json_path: Pat
 @click.pass_context
 def bench_recovery(
     context: click.Context,
-    exchange: str,
+    exchange: ExchangeName,
     config: RecoveryConfig,
     groups: GroupChangesConfig,
     json_path: Path | None,

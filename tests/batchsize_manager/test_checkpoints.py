@@ -298,14 +298,14 @@ def test_what_the_manager_has_learned_survives():
         service = ManagerService(ManagerConfig(options=options, job=JobConfig(workers=1)))
         with serving(service) as manager:
             session = Session(SessionConfig(manager, worker="w0", barrier_timeout=60))
-            session.declare(JobSpec(100, 10))
+            session.training.declare(JobSpec(100, 10))
             if checkpoint is not None:
-                session.resume(dataclasses.replace(checkpoint, learned=b"rubbish"))
+                session.training.resume(dataclasses.replace(checkpoint, learned=b"rubbish"))
                 with pytest.raises(InvalidRequestError, match="learned: "):
                     session.join()
-                session.resume(dataclasses.replace(checkpoint, iteration=7))
+                session.training.resume(dataclasses.replace(checkpoint, iteration=7))
             assert session.join().iteration == (0 if checkpoint is None else 7)
-            checkpoint = session.checkpoint()
+            checkpoint = session.training.checkpoint()
             session.close()
         learned = unpack_models(checkpoint.learned)["arima"]["w0"]
         assert {name: array.tolist() for name, array in learned.items()} == {

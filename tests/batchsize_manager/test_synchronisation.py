@@ -265,7 +265,7 @@ class Cluster:
         def start(name):
             config = SessionConfig(self.manager, self.shards, worker=name, barrier_timeout=60)
             session = self.sessions[name] = Session(config)
-            session.declare(JobSpec(1200, 12, shuffle=False))
+            session.training.declare(JobSpec(1200, 12, shuffle=False))
             session.exchange.prepare(Layout("float64", "sgd", (Group(3, {"lr": 1.0}),)), np.zeros(3))
             session.start_training()
 

@@ -215,7 +215,8 @@ def test_a_writer_that_fails_is_used_no_more(caplog):
 def test_values_are_finite_and_shares_are_shares(iteration, total, share, seconds, waiting, duration):
     """Values are finite, and shares lie between 0 and 1, whatever was measured."""
     count = int(total * share)
-    values = IterationTimes(iteration, 0, total, count, seconds, 0, waiting, duration).values()
+    part = Assignment(iteration, 0, 0, count, total)
+    values = IterationTimes(part, count, seconds, 0, waiting, duration).values()
     assert set(values) <= NAMES | {NOISE}
     assert all(np.isfinite(value) for value in values.values())
     assert 0 <= values.get("evenpace/waiting_share", 0.0) <= 1

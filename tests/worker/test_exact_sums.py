@@ -42,7 +42,7 @@ def accumulate_all(session, gradient, count):
 def train(session, accumulate=accumulate_all, epochs=2, sizes=SPEC.total_batch_size):
     """Train, with one contribution for each micro-batch; return the parameters at the end."""
     slices = Slices(SPEC.dataset_size, sizes, session, shuffle=True, seed=SPEC.seed, micro_batch=4)
-    session.scale_lr_by(factor_by("sqrt", "adam"))
+    session.training.scale_lr_by(factor_by("sqrt", "adam"))
     session.exchange.prepare(LAYOUT, np.linspace(-1, 1, ELEMENTS, dtype=np.float32))
     session.start_training()
     for _ in range(epochs):
@@ -146,8 +146,8 @@ def test_workers_whose_bits_may_differ_are_named(synchronisation, caplog):
         for number, (device, threads) in enumerate([("A", 1), ("A", 1), ("A", 2), ("B", None)]):
             session = Session(SessionConfig(manager, (manager,), worker=f"w{number}"))
             stack.enter_context(contextlib.closing(session))
-            session.describe(device, threads)
-            session.declare(SPEC)
+            session.device.describe(device, threads)
+            session.training.declare(SPEC)
             sessions.append(session)
         in_threads(*[session.join for session in sessions])
     lines = [record.getMessage() for record in caplog.records if "sums are exact, but" in record.getMessage()]

@@ -216,7 +216,7 @@ def test_worker_that_the_others_need_is_never_released(monkeypatch):
 def test_worker_that_waits_for_others_says_so(monkeypatch, caplog, wait_until):
     """While a job lacks workers, one that has joined logs what it waits for."""
     monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)
-    monkeypatch.setattr(membership_module, "_QUIET_SECONDS", {"join": 0.05})
+    monkeypatch.setattr(membership_module, "_BEGIN_QUIET_SECONDS", 0.05)
     caplog.set_level(logging.INFO, "worker.membership")
     other = dataclasses.replace(SPEC, dataset_size=999)
 

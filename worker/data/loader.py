@@ -72,7 +72,7 @@ class Loader(ABC):
         """
         self.source.begin(self.slices)
         for part in self.slices:
-            with self.session.meter.phase("load", part.assignment):
+            with self.session.meter.tally.phase("load", part.assignment):
                 self.source.take(part)
                 batch = None if part.micro_batches else self.source.collate(self.source.samples(part))
             yield self._sliced(part) if part.micro_batches else batch
@@ -105,5 +105,5 @@ class Loader(ABC):
 
     def _load(self, part: MicroBatch) -> Any:
         """Return a micro-batch, with random numbers of its own."""
-        with self.session.meter.phase("load", self.session.assignment):
+        with self.session.meter.tally.phase("load", self.session.assignment):
             return self._seeded.load(part)

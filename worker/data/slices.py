@@ -79,7 +79,7 @@ class Slices:
             self.spec = JobSpec.of(dataset_size, batch_size, seed, shuffle, drop_last, micro_batch)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
-        session.declare(self.spec)
+        session.training.declare(self.spec)
         self.session = session
         self._advice = advice
         self.order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -158,7 +158,7 @@ class Slices:
         Raises:
             InvalidRequestError: There is no present batch.
         """
-        return self.session.scaling.progress
+        return self.session.training.scaling.progress
 
     def skip_epochs(self) -> int:
         """Skip the epochs that were over before this worker joined, and return their number."""
@@ -208,7 +208,7 @@ class Slices:
 
         To be called between two iterations. The dictionary has numbers, strings and bytes only.
         """
-        saved = self.session.checkpoint()
+        saved = self.session.training.checkpoint()
         return {
             "format": _FORMAT,
             "iteration": saved.iteration,
@@ -236,7 +236,7 @@ class Slices:
                 f"the loader's state is not what state_dict() of format {_FORMAT} gives"
             )
         position = state.get("position")  # earlier versions did not save it, nor the batch size
-        self.session.resume(
+        self.session.training.resume(
             JobCheckpoint(
                 state["iteration"],
                 state["learned"],

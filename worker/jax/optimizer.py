@@ -53,7 +53,7 @@ def distribute(
         )
     factor = factor_by(scale_lr, rule.name)
     optimizer = Optimizer(rule, params, loader, statistics, state)
-    loader.session.scale_lr_by(factor)
+    loader.session.training.scale_lr_by(factor)
     return optimizer
 
 
@@ -105,9 +105,9 @@ class Optimizer:
         self._fill(initial, (params, statistics))
         device = jax.devices()[0]
         if device.platform != "cpu":
-            self._session.describe(device.device_kind)
+            self._session.device.describe(device.device_kind)
         groups = self._groups(rule.options(self._session.join().iteration))
-        if self._session.sums_exactly:
+        if self._session.synchronisation.exact:
             raise InvalidRequestError(
                 "the job sums gradients exactly (`evenpace manager --exact`), which evenpace.jax cannot: "
                 "start the manager without --exact, or train with evenpace.torch or evenpace.keras"

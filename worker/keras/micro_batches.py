@@ -76,8 +76,8 @@ class Accumulation:
             InvalidRequestError: No micro-batch is under way, or its gradient was added before; or a value is
                 too large to be summed exactly, in a job that does.
         """
-        spec, gradient = self._session.spec, ParameterServer.of(self._session.exchange).gradient
-        if spec is None or spec.micro_batch is None:
+        gradient = ParameterServer.of(self._session.exchange).gradient
+        if self._session.training.micro_batch is None:
             gradient.values[:] = flat
             return True
         slice_, part = self._part, self._micro_batch

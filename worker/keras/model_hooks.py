@@ -80,7 +80,7 @@ def distribute(
                 "the optimiser does not know its variables yet: give variables=model.trainable_variables"
             )
         _link(target, loader, variables, model)
-    loader.session.scale_lr_by(factor)
+    loader.session.training.scale_lr_by(factor)
     return target
 
 

@@ -73,7 +73,8 @@ class VariableLink:
         self._options["lr"] = _number(optimizer.learning_rate)
         state = self._state() if int(optimizer.iterations) else None
         for gpu in tf.config.get_visible_devices("GPU")[:1]:
-            self._session.describe(tf.config.experimental.get_device_details(gpu).get("device_name"))
+            details = tf.config.experimental.get_device_details(gpu)
+            self._session.device.describe(details.get("device_name"))
         layout = Layout(self._dtype, name, self._groups(self._options), tuple(tensors))
         self._server.prepare(layout, self._flat(self._variables), state)
         self._session.start_training()

@@ -1,4 +1,4 @@
-"""Names of the devices that workers compute on, by which workers of one kind share what was learned of it.
+"""Devices that workers compute on, and names of their kinds, whose workers share what was learned of it.
 
 An adapter knows its GPU's name; this module names CPUs. It knows no session and no framework.
 """
@@ -9,6 +9,37 @@ from pathlib import Path
 from worker.resources.monitors import available_cpus
 
 _MAX_CHARACTERS = 200
+
+
+class Device:
+    """The device that a worker computes on, as it tells the manager.
+
+    Args:
+        named: Its kind as the user names it; None to go by what is found.
+
+    Attributes:
+        threads: The threads that the worker computes with on its CPU; None where that is not known.
+    """
+
+    def __init__(self, named: str | None = None) -> None:
+        self.threads: int | None = None
+        self._named = named
+        self._found = ""
+
+    @property
+    def kind(self) -> str:
+        """Its kind, in words: as the user names it, or the GPU that was found, or else the CPU's."""
+        return self._named or as_kind(self._found) or cpu_kind()
+
+    def describe(self, gpu: str | None = None, threads: int | None = None) -> None:
+        """Note what was found; what is left out stays.
+
+        Args:
+            gpu: The GPU's name.
+            threads: The threads that the worker computes with on its CPU.
+        """
+        self._found = gpu or self._found
+        self.threads = threads or self.threads
 
 
 def cpu_kind(cores: float | None = None, root: Path = Path("/")) -> str:

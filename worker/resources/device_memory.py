@@ -119,8 +119,7 @@ class MemoryWatch:
     def __call__(self) -> float:
         """Return the occupied share of the memory in the iteration that ends, 0 to 1."""
         memory = self._read()
-        spec = self._session.spec
-        if spec is not None and spec.micro_batch is not None:
+        if self._session.training.micro_batch is not None:
             self._learn_at_once(memory.shortages)
             return memory.share
         self._room = max(self._room, memory.room)
@@ -147,7 +146,7 @@ class MemoryWatch:
 
     def _learn(self, samples: int, peak: int) -> None:
         self._peaks[samples] = max(peak, self._peaks.pop(samples, 0))
-        spec = self._session.spec
+        spec = self._session.training.spec
         largest = largest_batch(self._peaks, self._room)
         if largest is None or spec is None:
             return

@@ -65,8 +65,7 @@ class SyncBatchNorm(_BatchNorm):
             raise InvalidRequestError(
                 "SyncBatchNorm is trained in a session, on batches of an evenpace loader"
             )
-        spec = self._session.spec
-        if spec is not None and spec.micro_batch is not None:
+        if self._session.training.micro_batch is not None:
             raise InvalidRequestError(
                 "SyncBatchNorm takes all ranks in each pass, but in a job with micro-batches they have other "
                 "numbers of passes: use torch.nn's, which normalises within a micro-batch"

@@ -91,7 +91,7 @@ def balance(
                 f"{name} synchronises its statistics, and so mixes the ranks' gradients in the backward pass "
                 f"before they are weighted: scale the loss by weighted(loss) in place of balance"
             )
-    if session.spec is not None and session.spec.micro_batch is not None and loader.accumulation is not None:
+    if session.training.micro_batch is not None and loader.accumulation is not None:
         raise InvalidRequestError(
             "balance was called before with this loader, whose micro-batches are those of one model, so that "
             "ranks would wait for each other: put the models into one module, in DistributedDataParallel, or "
@@ -184,7 +184,7 @@ def weighted(
     )
     if assignment is None:
         raise InvalidRequestError(f"{_LOSS}: only for batches that an evenpace loader gave")
-    if session.spec is not None and session.spec.micro_batch is not None:
+    if session.training.micro_batch is not None:
         raise InvalidRequestError(
             f"{_LOSS}: in a job with micro-batches, ranks have different numbers of passes: "
             f"call balance(model, loader) for a model in DistributedDataParallel"

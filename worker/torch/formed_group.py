@@ -139,7 +139,6 @@ class FormedGroup:
             connected = time.perf_counter()
             if seat.source is not None:
                 self._state.pass_on(seat.source, group, lacks=seat.lacks)
-                self._state.note()
             has_state()
             sent = time.perf_counter()
             self._state.compare(group)

@@ -29,12 +29,12 @@ def scale_lr(optimizer: torch.optim.Optimizer, loader: Loader, rule: Rule = "aut
         session.exchange,
         "the session has a parameter server, which takes the steps: give scale_lr= to distribute",
     )
-    session.scale_lr_by(factor_by(rule, type(optimizer).__name__))
+    session.training.scale_lr_by(factor_by(rule, type(optimizer).__name__))
     own: list[tuple[dict[str, Any], Any]] = []  # groups, with the script's rates, within a step
 
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         after()  # a step that failed has not come so far
-        now = session.lr_scale
+        now = session.training.lr_scale
         for group in optimizer.param_groups if now != 1 else ():
             own.append((group, group["lr"]))
             group["lr"] = group["lr"] * now

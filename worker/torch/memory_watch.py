@@ -66,9 +66,9 @@ def read_device(device: torch.device) -> DeviceMemory:
 def note_device(session: "Session", device: torch.device) -> None:
     """Set the session's device to the name of the GPU that it trains on, or on a CPU its threads."""
     if device.type == "cuda":
-        session.describe(device=torch.cuda.get_device_name(device))
+        session.device.describe(torch.cuda.get_device_name(device))
     else:
-        session.describe(threads=torch.get_num_threads())
+        session.device.describe(threads=torch.get_num_threads())
 
 
 def watch_memory(session: "Session", device: torch.device) -> MemoryWatch | None:
@@ -85,7 +85,7 @@ def watch_memory(session: "Session", device: torch.device) -> MemoryWatch | None
     if not isinstance(watch, MemoryWatch):
         torch.cuda.reset_peak_memory_stats(device)
         watch = MemoryWatch(session, lambda: read_device(device))
-        session.meter.watch_memory(watch)
+        session.meter.memory_usage = watch
     return watch
 
 
@@ -129,8 +129,7 @@ class WithinMemory:
         """
         if len(batch) == 1 and isinstance(batch[0], SlicedBatch):
             return self._by_micro_batches(batch[0])
-        spec = self._session.spec
-        if spec is not None and spec.micro_batch is not None:
+        if self._session.training.micro_batch is not None:
             raise InvalidRequestError(
                 "the job has micro-batches, which must not be cut: "
                 "give `within_memory` what the loader yields"

@@ -85,7 +85,7 @@ class Accumulation:
         self._pass_norms = PassNorms(parameters)
         self._preconditioner = preconditioner
         self._every = EVERY_OFF_CPU if self._on_one_device else 1  # iterations, of which one has norms
-        if preconditioner is not None and session.spec is not None and session.spec.micro_batch is not None:
+        if preconditioner is not None and session.training.micro_batch is not None:
             # There are norms enough, and one of each pass takes twice as long with P.
             preconditioner.every = self._every = max(2, self._every)
         self._diagonals: Sequence[torch.Tensor | None] | None = None  # of the slice; None: no norms are taken
@@ -118,7 +118,7 @@ class Accumulation:
         self._at_once = self._session.limits.begin(part.assignment.at_once)
         self._statistics.begin()
         self._diagonals = self._diagonals_of(part.assignment.iteration)
-        if self._session.sums_exactly:
+        if self._session.synchronisation.exact:
             if self._sums is None:
                 self._sums = ExactSums(dict(zip(self._names, self._parameters, strict=True)), self._moving)
             self._sums.begin(part.assignment.total)
@@ -287,7 +287,7 @@ class Accumulation:
             InvalidRequestError: They have not.
         """
         now, part = self._session.assignment, self._part
-        if now is None or self._session.spec is None or self._session.spec.micro_batch is None:
+        if now is None or self._session.training.micro_batch is None:
             return
         if part is None or part.assignment is not now or self._left:
             left = "all" if part is None or part.assignment is not now else self._left

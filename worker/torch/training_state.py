@@ -79,7 +79,7 @@ class TrainingState:
         """Pass the state of one rank on to those that lack it; all ranks of a group call this.
 
         Where a single one lacks it, others have no part in the transfer of its tensors. A rank keeps its own
-        until all of the sender's has come.
+        until all of the sender's has come, and goes back to no state of before that.
 
         Args:
             source: The rank that sends its state.
@@ -140,6 +140,7 @@ class TrainingState:
         objects = (self._optimizer, *schedulers, *self._also)
         for one, saved in zip(objects, state, strict=True):
             one.load_state_dict(saved)
+        self.note()  # what was noted before is of another state
 
     @torch.no_grad()
     def compare(self, group: distributed.ProcessGroup) -> None:

@@ -195,13 +195,14 @@ def _changes(config: GroupChangesConfig, parameters: int, progress: Progress) ->
                 summary = client.status(_JOB).summary
             kill()
 
-        ways = dict(zip(GROUP_CHANGES, (join, drain, kill, kill_while_forming), strict=True))
-        leave = {"join": 0, "drain": 1, "kill": 1, "kill-while-forming": 2}
+        acts = (join, 0), (drain, 1), (kill, 1), (kill_while_forming, 2)  # each with how many leave by it
+        ways = dict(zip(GROUP_CHANGES, acts, strict=True))
         for _ in range(config.repeats):
             for change, its in costs.items():
-                while len(others) + 1 < config.workers + leave[change]:
+                act, leaving = ways[change]
+                while len(others) + 1 < config.workers + leaving:
                     _cost(job, stays, join)
-                its.append(_cost(job, stays, ways[change]))
+                its.append(_cost(job, stays, act))
                 progress.advance(bar)
     return {change: _summary(its) for change, its in costs.items()}
 

@@ -49,7 +49,7 @@ def main() -> None:
         began, size = 0.0, 0
         for batch, targets in loader:
             began = began or time.perf_counter()  # not before all workers are there
-            size = loader.session.scaling.size
+            size = loader.session.training.scaling.size
             optimizer.zero_grad()
             loss_of(model(batch), targets).backward()
             optimizer.step()

@@ -12,7 +12,7 @@ from evenpace.lab.experiments.flexrr import Board, positions
 from evenpace.lab.workloads import common
 from evenpace.lab.workloads.by_name import WORKLOADS, Training
 from evenpace.lab.workloads.common import Workload
-from idl.plan import Assignment, JobSpec, permutation
+from idl.plan import Assignment, permutation
 from worker.session import Session
 
 
@@ -68,9 +68,7 @@ def _train_one_by_one(
 
 def _indices(session: Session, assignment: Assignment, rank: int, board: Board | None) -> Iterator[int]:
     """Yield the indices of the samples that this worker processes in an iteration."""
-    spec: JobSpec | None = session.spec
-    assert spec is not None
-    order = permutation(spec, assignment.epoch)
+    order = permutation(session.training.declared, assignment.epoch)
     own = range(assignment.start, assignment.start + assignment.count)
     taken = own if board is None else positions(board, rank, assignment.iteration, own.start, len(own))
     for position in taken:

@@ -158,9 +158,9 @@ PLANTED = (
         "With all-reduce, a worker that takes its first",
         (
             Change(
-                "worker/torch/formed_group.py",
-                "lacks=seat.lacks)\n                self._state.note()\n",
-                "lacks=seat.lacks)\n",
+                "worker/torch/training_state.py",
+                "        self.note()  # what was noted before is of another state\n",
+                "",
             ),
         ),
         "tests/worker/torch/test_formed_groups.py -k given_last",

@@ -168,7 +168,7 @@ PLANTED = (
         (
             Change(
                 "worker/torch/ddp.py",
-                "if session.spec is not None and session.spec.micro_batch is not None and",
+                "if session.training.micro_batch is not None and",
                 "if False and",
             ),
         ),

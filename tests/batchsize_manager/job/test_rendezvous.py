@@ -224,7 +224,10 @@ def test_who_was_cut_off_is_waited_for_if_nobody_else_has_the_state(newcomer, re
     assert "a" not in driver.job.members
     if newcomer:
         driver.arrive("b", driver.must("b"))
-        assert awaited(driver.job).endswith("but maybe a, of which nothing is heard")
+        driver.job.refuse("c", "why")
+        assert awaited(driver.job).endswith(
+            "nobody has the training's state but maybe a, of which nothing is heard; c was refused: why"
+        )
     driver.tick_at(10.0)
     driver.job = restored(driver.job, JobConfig(return_grace=20.0), now=driver.now)
     assert not driver.job.take_effects().over

@@ -94,6 +94,19 @@ def test_a_group_says_who_has_not_come():
     assert awaited(driver.job).endswith("b has not come to its group yet")
 
 
+def test_a_group_whose_members_are_too_few_says_what_they_can_take():
+    """All that are left have come, and none is waited for with its state: others are to be started."""
+    driver = Driver("a", "b", total=30, bounds=dict.fromkeys("ab", Bounds(1, 20)), exchange=FORMED_GROUP)
+    driver.job.refuse("c", "minimum 30")
+    driver.job.must_recover("a", "a")
+    driver.job.rewind("a", "a", 1, 0, 0.0, store="a:1")
+    driver.job.leave("b", "b", 0.0)
+    assert awaited(driver.job) == (
+        "attempt 1 has begun, since the workers' first group is to be formed: the workers can take 20 "
+        "samples together at most, less than a batch of 30: start other workers; c was refused: minimum 30"
+    )
+
+
 def test_a_group_that_nobody_can_join_refuses_late_comers_at_once():
     """The error names what to change; while a member seems dead, the job may be over soon."""
     driver = Driver("rank-0", exchange=FIXED_GROUP)

@@ -12,7 +12,7 @@ from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec
 from tests.services import serving
-from worker.resources.device import as_kind, cpu_kind, cpu_name
+from worker.resources.device import Device, as_kind, cpu_kind, cpu_name
 from worker.session import Session, SessionConfig
 
 CPU_INFO = "processor\t: 0\nmodel name\t: Xeon(R)   Gold\x00 6130 CPU @ 2.10GHz\nmodel name\t: another\n"
@@ -30,6 +30,18 @@ def test_a_cpu_is_named_with_the_cores_that_may_be_used(tmp_path):
     assert len(as_kind("x" * 500)) == 200
 
 
+def test_what_a_device_is_found_to_be_adds_up():
+    """A description that leaves something out changes nothing of it; the user's name comes first."""
+    device, named = Device(), Device("my kind")
+    assert (device.kind, device.threads) == (cpu_kind(), None)
+    for each in (device, named):
+        each.describe("NVIDIA\tH100")
+        each.describe(threads=4)
+        each.describe()
+    assert (device.kind, device.threads) == ("NVIDIA H100", 4)
+    assert (named.kind, named.threads) == ("my kind", 4)
+
+
 @pytest.mark.parametrize(
     ("given", "found", "kind"),
     [("my kind", "NVIDIA H100", "my kind"), (None, "NVIDIA H100", "NVIDIA H100"), (None, None, cpu_kind())],
@@ -40,8 +52,8 @@ def test_the_manager_is_told_the_kind_of_device(tmp_path, given, found, kind):
     service = ManagerService(ManagerConfig(job=JobConfig(), state=tmp_path))
     with serving(service) as address:
         session = Session(SessionConfig(address, barrier_timeout=60, device=given))
-        session.describe(found)
-        session.declare(JobSpec(100, 10))
+        session.device.describe(found)
+        session.training.declare(JobSpec(100, 10))
         session.join()
         (managed,) = service.jobs
         assert [member.device for member in managed.job.members.saved] == [kind]
@@ -59,7 +71,7 @@ JOINS = """
 from idl.plan import JobSpec
 from evenpace.context import session
 
-session().declare(JobSpec(100, 10))
+session().training.declare(JobSpec(100, 10))
 session().join()
 """
 

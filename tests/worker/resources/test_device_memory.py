@@ -98,7 +98,7 @@ def watched(counts, room, peak, total=1000):
     """
     reads = iter([DeviceMemory(2 * room(i), room(i), peak(n), 2 * room(i)) for i, n in enumerate(counts)])
     with contextlib.closing(Session(SessionConfig(Address("127.0.0.1", 1)))) as session:
-        session.declare(JobSpec(10_000, total))
+        session.training.declare(JobSpec(10_000, total))
         watch = MemoryWatch(session, lambda: next(reads))
         shares, told = [], []
         for iteration, count in enumerate(counts):
@@ -145,7 +145,7 @@ def test_the_fuller_memory_is_reported(wait_until):
         contextlib.closing(Observer(manager, ())) as seen,
     ):
         peaks = iter([0, 100, 0])
-        session.meter.watch_memory(MemoryWatch(session, lambda: DeviceMemory(100, 0, next(peaks), 100)))
+        session.meter.memory_usage = MemoryWatch(session, lambda: DeviceMemory(100, 0, next(peaks), 100))
         for _ in go_through(session, 3):
             pass
         wait_until(lambda: seen.poll() and len(seen.iterations) == 3, "the last report")

@@ -213,9 +213,9 @@ def test_jobs_that_differ_are_refused(job):
     """A worker that wants another batch size gets an error that names both."""
     session = job(1)
     first, second = session("w0"), session("w1")
-    first.declare(JobSpec(10, 4))
+    first.training.declare(JobSpec(10, 4))
     first.join()
-    second.declare(JobSpec(10, 5))
+    second.training.declare(JobSpec(10, 5))
     with pytest.raises(InvalidRequestError, match=r"total_batch_size 4.*total_batch_size 5"):
         second.join()
 
@@ -431,7 +431,7 @@ def test_an_unreachable_manager_is_named():
     """If no manager listens, the error names it and its address."""
     config = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),), connect_timeout=0.2)
     session = Session(config)
-    session.declare(JobSpec(10, 2))
+    session.training.declare(JobSpec(10, 2))
     with pytest.raises(ConnectionLostError, match=r"BatchSizeManager at .*127\.0\.0\.1"):
         session.join()
 

@@ -52,6 +52,32 @@ def test_a_rank_keeps_its_state_until_the_whole_of_another_has_come(tmp_path):
     assert answers.get() == [[1.0] * 6, [1.0] * 2] * 2
 
 
+def give_or_take(rank, file, answers):
+    """Be the one of two ranks that gives its state, or the one that takes it and loses its first batch."""
+    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    model = torch.nn.BatchNorm1d(2)
+    model.running_mean.fill_(float(rank))
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state.note()
+    state.pass_on(0, distributed.group.WORLD, lacks=rank == 1)
+    model.running_mean.fill_(9.0)  # by the batch that is lost
+    state.go_back()
+    answers.put((rank, model.running_mean.tolist()))
+
+
+def test_a_rank_goes_back_to_no_state_of_before_it_took_another(tmp_path):
+    """Where the first batch with the other's state is lost, the buffers are the other's, too."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    ranks = [context.Process(target=give_or_take, args=(rank, tmp_path / "met", answers)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    assert sorted(answers.get() for _ in ranks) == [(0, [0.0, 0.0]), (1, [0.0, 0.0])]
+
+
 TYPES = [torch.uint8, torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
 
 

@@ -1,0 +1,54 @@
+"""A session's connections as its settings say: its client of the manager, and its exchange of gradients."""
+
+from collections.abc import Callable, Mapping
+
+import idl
+from rpc.client import Client
+from rpc.places import Where
+from worker.config import SessionConfig
+from worker.exchanges.all_reduce import AllReduce
+from worker.exchanges.base import Exchange
+from worker.exchanges.parameter_server import ParameterServer
+from worker.gradient_norms import OwnNorms
+from worker.meter import Meter
+from worker.shard_clients import ShardClients
+
+LogFields = Callable[[], Mapping[str, object]]
+
+
+def make_manager_client(config: SessionConfig, log_fields: LogFields) -> Client:
+    """Make a client of the manager that a session's settings name; it does not connect yet."""
+    manager = idl.batchsize_manager.BatchSizeManager
+    return _make_client(config, manager, config.manager, "BatchSizeManager", log_fields)
+
+
+def make_exchange(config: SessionConfig, norms: OwnNorms, meter: Meter, log_fields: LogFields) -> Exchange:
+    """Make the exchange with the parameter server that a session's settings name; without one, an all-reduce.
+
+    Args:
+        config: The session's settings.
+        norms: Takes the norms of gradients.
+        meter: Measures transfers.
+        log_fields: Returns the structured fields of log lines.
+    """
+    if not config.shards:
+        return AllReduce()
+    server = idl.parameter_server.ParameterServer
+    clients = [_make_client(config, server, at, "parameter server", log_fields) for at in config.shards]
+    shards = ShardClients(clients, config.barrier_timeout, log_fields)
+    return ParameterServer(shards, norms, meter, config.barrier_timeout, log_fields)
+
+
+def _make_client(
+    config: SessionConfig, definition: type, where: Where, name: str, log_fields: LogFields
+) -> Client:
+    return Client(
+        definition,
+        where,
+        name,
+        connect_timeout=config.connect_timeout,
+        call_timeout=config.barrier_timeout,
+        credentials=config.credentials,
+        silence=config.silence,
+        log_fields=log_fields,
+    )
