@@ -69,6 +69,7 @@ def test_every_target_comes():
     assert targets("foreign-state") == {f"{a}>{b}" for a, b in itertools.permutations(SERVICES, 2)}
     assert targets("bounds") == targets("batch-size") == set(WORKERS)
     assert targets("bit-flip") == targets("lost-file") == set(SERVICES[1:])
+    assert targets("state-bit-flip") == {"manager"}
     assert targets("drain") == {*WORKERS, *SITES.guests}
     assert len({fault.at for fault in faults}) < len(faults)
     assert len(faults) > 300
