@@ -284,6 +284,22 @@ PLANTED = (
         "tests/batchsize_manager/storage/test_damaged_rows.py -k flipped_bit",
     ),
     Planted(
+        "`evenpace.observer.Observer` keeps the records of",
+        (
+            Change(
+                "evenpace/observer.py",
+                "if records and (records[0].iteration",
+                "if not records or (records[0].iteration",
+            ),
+            Change(
+                "evenpace/observer.py",
+                "                del records[0]\n",
+                "                records = records[1:]\n",
+            ),
+        ),
+        "tests/evenpace/overview/test_overview_rewinds.py",
+    ),
+    Planted(
         "A new job has the records of another one, whose",
         (
             Change(
