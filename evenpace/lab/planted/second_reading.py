@@ -288,13 +288,9 @@ PLANTED = (
         (
             Change(
                 "evenpace/observer.py",
-                "if records and (records[0].iteration",
-                "if not records or (records[0].iteration",
-            ),
-            Change(
-                "evenpace/observer.py",
-                "                del records[0]\n",
-                "                records = records[1:]\n",
+                "if records and (records[0].iteration, records[0].attempt) == "
+                "(last.iteration, last.attempt):\n                del records[0]",
+                "if True:\n                records = records[1:]",
             ),
         ),
         "tests/evenpace/overview/test_overview_rewinds.py",
