@@ -28,7 +28,7 @@ class Observer:
         timeout: Seconds within which the manager has to answer.
 
     Attributes:
-        iterations: The records of all complete iterations so far.
+        iterations: The records of all complete iterations so far, of each the one that counts.
         members: The members' names, in the order of their slices.
         events: The job's events, in words, as far as it was seen.
     """
@@ -61,11 +61,7 @@ class Observer:
             EvenpaceError: The manager did not answer.
         """
         try:
-            first = self.iterations[-1].iteration + 1 if self.iterations else 0
-            self._run, records = self._manager.history(self._job, first)
-            while records:
-                self.iterations += records
-                _, records = self._manager.history(self._job, records[-1].iteration + 1)
+            self._fetch_iterations()
         except InvalidRequestError:
             return False
         try:
@@ -78,6 +74,21 @@ class Observer:
             self.events.append(event.text)
             self._known_events = event.number
         return True
+
+    def _fetch_iterations(self) -> None:
+        """Fetch new records; those that are void since the job has gone back are dropped."""
+        last = self.iterations[-1] if self.iterations else None
+        self._run, records = self._manager.history(self._job, last.iteration if last is not None else 0)
+        if last is not None:
+            if records and (records[0].iteration, records[0].attempt) == (last.iteration, last.attempt):
+                del records[0]
+            else:
+                _, records = self._manager.history(self._job, 0)
+                kept = records[0].iteration if records else 0  # the manager may have forgotten those before
+                self.iterations = [record for record in self.iterations if record.iteration < kept]
+        while records:
+            self.iterations += records
+            _, records = self._manager.history(self._job, records[-1].iteration + 1)
 
     def pull(self, parameters: NDArray[Any], version: int = -1, timeout: float = 30.0) -> int:
         """Fill `parameters`, (elements,), with at least this version; -1 takes the present one.

@@ -4,6 +4,7 @@ This module knows SQL, and neither threads nor jobs: changes go in, `state_reade
 """
 
 import contextlib
+import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,18 +26,22 @@ from batchsize_manager.storage.changes import (
     Saved,
 )
 from batchsize_manager.storage.json_values import to_json
+from batchsize_manager.storage.state_copies import delete_copies, repairs, write_copy
 from batchsize_manager.storage.state_format import (
     BUSY_SECONDS,
     MOST_WORKERS,
     check_format,
     check_pages,
     create_tables,
+    decoded,
     explained,
     pack_norms,
     pack_values,
     seal,
 )
 from batchsize_manager.storage.state_reader import StateReader
+
+log = logging.getLogger(__name__)
 
 _CHECKED_BYTES = 2**28  # a file up to this size is checked when it is opened, which takes about a second
 _PRUNED_AT_ONCE = 500  # iterations
@@ -71,11 +76,14 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self._ids: dict[str, int] = {}  # row ids by run
         self._numbers: dict[str, dict[str, int]] = {}  # numbers of workers, by run
-        self._members: dict[str, dict[tuple[str, str, bool], SavedMember]] = {}  # as in the file, by run
+        # Members and their rows' ids as in the file, by run.
+        self._members: dict[str, dict[tuple[str, str, bool], tuple[int, SavedMember]]] = {}
         self._sizes: dict[str, int] = {}  # bytes of workers' records, by run that was written to
         self._events: dict[str, int] = {}  # events of a run that was written to, about
+        self._owners: dict[str, tuple[str, str]] = {}  # job and policy of a run that was written to
         self._known: tuple[dict[str, Any], ...] = (
             self._ids,
+            self._owners,
             self._numbers,
             self._members,
             self._sizes,
@@ -104,9 +112,22 @@ class StateFile:
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA synchronous=NORMAL")  # a crash of the machine loses little that was committed
         execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
-        if new:  # else nothing is written: a manager can be started on a full disk
+        if new:  # else nothing is written unless it is damaged: a manager can be started on a full disk
             with self._transaction():
                 create_tables(self._connection)
+        else:
+            self._mend(path)
+
+    def _mend(self, path: Path) -> None:
+        """Write rows that are damaged again, where their copies are sound, and the reverse."""
+        self._connection.text_factory = decoded
+        wanted = list(repairs(self._connection))
+        if wanted:
+            with self._transaction():
+                for repair in wanted:
+                    self._connection.execute(repair.statement, repair.values)
+        for notice in filter(None, (repair.notice for repair in wanted)):
+            log.warning("%s: %s", path, notice)
 
     def close(self) -> None:
         """Close the file; applied changes stay."""
@@ -202,8 +223,8 @@ class StateFile:
                 (number, _PRUNED_AT_ONCE),
             ).rowcount
             if deleted < _PRUNED_AT_ONCE:
-                for table in _OF_A_RUN:
-                    execute(f"DELETE FROM {table} WHERE run = ?", (number,))
+                self._delete_rest(number)
+                execute("DELETE FROM copies WHERE of = 'runs' AND id = ?", (number,))
                 execute("DELETE FROM runs WHERE id = ?", (number,))
         self._vacuum()
         for known in self._known:
@@ -234,8 +255,7 @@ class StateFile:
                     "INSERT INTO runs (run, job, policy, state, begun) VALUES (?, ?, ?, '', ?)",
                     (run, job, policy, at),
                 )
-                for table in _OF_A_RUN:  # of an earlier one with this id, whose row was lost
-                    execute(f"DELETE FROM {table} WHERE run = ?", (self._id(run),))
+                self._delete_rest(self._id(run))  # of an earlier one with this id, whose row was lost
                 self._set_state(run, state)
             case Saved(run, state):
                 self._set_state(run, state)
@@ -301,26 +321,49 @@ class StateFile:
         ).fetchone()
         return int(row[0])
 
+    def _delete_rest(self, number: int) -> None:
+        """Delete the rows that refer to a run."""
+        delete_copies(self._connection, number)
+        for table in _OF_A_RUN:
+            self._connection.execute(f"DELETE FROM {table} WHERE run = ?", (number,))
+
     def _set_state(self, run: str, state: JobState) -> None:
         """Write a job's state; of its members the difference to those in the file, where newcomers come last.
 
         A worker that comes back gets a new row.
         """
         execute, number = self._connection.execute, self._id(run)
-        execute("UPDATE runs SET state = ? WHERE id = ?", (seal(to_json(replace(state, members=()))), number))
+        if run not in self._owners:
+            (self._owners[run],) = execute("SELECT job, policy FROM runs WHERE id = ?", (number,))
+        owner = (run, *self._owners[run])
+        row = (*owner, seal(to_json(replace(state, members=())), *owner))
+        execute("UPDATE runs SET run = ?, job = ?, policy = ?, state = ? WHERE id = ?", (*row, number))
+        write_copy(self._connection, "runs", number, row)
         if run not in self._members:  # the rows in the file may be damaged: write them again
+            delete_copies(self._connection, number)
             execute("DELETE FROM members WHERE run = ?", (number,))
         before = self._members.get(run, {})
-        after = {(member.worker, member.incarnation, member.cut_off): member for member in state.members}
-        for worker, *_ in before.keys() - after.keys():
-            execute("DELETE FROM members WHERE run = ? AND worker = ?", (number, worker))
-        for key, member in after.items():
-            values = (seal(to_json(member)), number, member.worker) if member != before.get(key) else ()
-            if values and key in before:
-                execute("UPDATE members SET state = ? WHERE run = ? AND worker = ?", values)
-            elif values:
-                execute("INSERT INTO members (state, run, worker) VALUES (?, ?, ?)", values)
+        after = {}
+        members = {(member.worker, member.incarnation, member.cut_off): member for member in state.members}
+        for key in before.keys() - members.keys():
+            place, _ = before[key]
+            execute("DELETE FROM members WHERE id = ?", (place,))
+            execute("DELETE FROM copies WHERE of = 'members' AND id = ?", (place,))
+        for key, member in members.items():
+            known = before.get(key)
+            if known is None or known[1] != member:
+                known = self._set_member(number, member, known and known[0]), member
+            after[key] = known
         self._members[run] = after
+
+    def _set_member(self, run: int, member: SavedMember, place: int | None) -> int:
+        """Write a member in the row with an id, or in a new one; return the row's id."""
+        row = (run, member.worker, seal(to_json(member), run, member.worker))
+        statement = "INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)"
+        number = self._connection.execute(statement, (place, *row)).lastrowid
+        assert number is not None
+        write_copy(self._connection, "members", number, row)
+        return number
 
     def _number_workers(self, run: str, workers: Sequence[str]) -> list[int]:
         """Return workers' numbers in packed records; workers without one get one."""

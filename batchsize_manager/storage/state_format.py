@@ -2,7 +2,7 @@
 
 The records of an iteration's workers are two blobs, of up to 68 bytes for each worker; nothing is pickled.
 The states of jobs and members are sealed by a checksum, since most flips of a bit in JSON leave JSON of
-another value.
+another value; it covers whose they are, too. Their rows are there twice, as `state_copies` has it.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from idl.records import COLUMNS, IterationRecord
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # to wait until another process releases the file
 
-FORMAT = 10  # SQLite's user_version
+FORMAT = 11  # SQLite's user_version
 _APPLICATION = 0x45764E70  # its application_id: "EvNp"
 
 MOST_WORKERS = 2**32  # of a run, in its life: their numbers are below
@@ -47,6 +47,12 @@ CREATE TABLE members (
     state TEXT NOT NULL,  -- sealed JSON: SavedMember
     UNIQUE (run, worker)
 );
+CREATE TABLE copies (
+    of TEXT NOT NULL,  -- runs or members
+    id INTEGER NOT NULL,  -- there
+    content TEXT NOT NULL,  -- sealed JSON: the columns that `state_copies` names
+    PRIMARY KEY (of, id)
+) WITHOUT ROWID;
 CREATE TABLE workers (
     run INTEGER NOT NULL,
     number INTEGER NOT NULL,  -- in iterations.workers
@@ -147,20 +153,20 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def seal(text: str) -> str:
-    """Put a text's checksum before it."""
-    return f"{zlib.crc32(text.encode()):08x} {text}"
+def seal(text: str, *whose: Any) -> str:
+    """Put a checksum before a text: of that and of the texts and numbers that say whose it is."""
+    return f"{zlib.crc32(chr(0).join((text, *map(str, whose))).encode(errors='replace')):08x} {text}"
 
 
-def unseal(sealed: Any) -> str:
+def unseal(sealed: Any, *whose: Any) -> str:
     """Return the text that was sealed.
 
     Raises:
-        ValueError: This is no such text, or it has changed.
+        ValueError: This is no such text, or it has changed, or it was sealed with another `whose`.
     """
     if isinstance(sealed, str):
         text = sealed.partition(" ")[2]
-        if seal(text) == sealed:
+        if seal(text, *whose) == sealed:
             return text
     raise ValueError(f"{sealed!r:.80}: does not have the checksum that it begins with")
 

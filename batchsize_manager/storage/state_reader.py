@@ -159,7 +159,9 @@ class StateReader:
             raise ValueError("it has an end without a reason, or the reverse")
         if ended is not None:
             check.number("ended", ended, -math.inf, math.inf)
-        saved = replace(from_json(JobState, unseal(state)), members=tuple(self._members(run)))
+        saved = replace(
+            from_json(JobState, unseal(state, run, job, policy)), members=tuple(self._members(run))
+        )
         policy = saved.balancing.policy if saved.balancing is not None else policy
         if not isinstance(learned, bytes):
             learned = repr(learned).encode()  # that are no models either
@@ -167,7 +169,8 @@ class StateReader:
 
     def _members(self, run: str) -> list[SavedMember]:
         rows = self._rows(
-            "SELECT worker, state FROM members WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
+            "SELECT run, worker, state FROM members "
+            "WHERE run = (SELECT id FROM runs WHERE run = ?) ORDER BY id",
             run,
         )
         return self._sound("members", run, _saved_member, rows)
@@ -258,8 +261,8 @@ class StateReader:
             return self._connection.execute(query, values).fetchall()
 
 
-def _saved_member(worker: str, state: str) -> SavedMember:
-    member = from_json(SavedMember, unseal(state))
+def _saved_member(run: int, worker: str, state: str) -> SavedMember:
+    member = from_json(SavedMember, unseal(state, run, worker))
     if member.worker != _text("worker", worker):
         raise ValueError(f"worker {worker!r:.80}: must be {member.worker!r}, as in its state")
     return member

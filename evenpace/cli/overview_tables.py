@@ -88,8 +88,12 @@ def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> 
                 "policy": Text(_policy(summary)),
                 "samples/s": Text(_number(figures.throughput, "{:,.0f}")),
                 "goodput": Text(_number(figures.goodput, "{:,.0f}")),
-                "× even": Text(_number(figures.speedup, "{:.2f}")),
-                "saved s": Text(f"{figures.saved_seconds:,.0f}" if figures.iterations else _UNKNOWN),
+                "× even": Text(_about(figures.speedup_doubt) + _number(figures.speedup, "{:.2f}")),
+                "saved s": Text(
+                    f"{_about(figures.saved_doubt)}{figures.saved_seconds:,.0f}"
+                    if figures.iterations
+                    else _UNKNOWN
+                ),
                 "stragglers": Text(str(stragglers) if figures.iterations else _UNKNOWN),
             }
         )
@@ -103,6 +107,11 @@ def jobs_table(jobs: Iterable[Shown], width: int, chosen: str | None = None) -> 
     for line, style in zip(lines, styles, strict=True):
         table.add_row(*(line[str(column.header)] for column in table.columns), style=style)
     return table
+
+
+def _about(doubt: str) -> str:
+    """Return the sign before a number that the headline says is not known well."""
+    return "~" if doubt else ""
 
 
 def details(job: Shown, width: int) -> RenderableType:

@@ -46,7 +46,8 @@ def run(
     """Train with SCRIPT on this machine: a manager, a parameter server and workers in one terminal.
 
     All of them end with the job, with a part that fails, or by Ctrl-C. Status 0 once the job is done, 1 if a
-    part failed, 130 if it was interrupted.
+    part failed, 130 if it was interrupted. With --restarts, a worker that fails is started again while the
+    others go on; where none is left, the job begins again.
     """
     from evenpace.launch import check_script
 

@@ -66,7 +66,10 @@ def job_view(job: FollowedJob, figures: JobFigures) -> dict[str, Any]:
             "micro_batch": spec.micro_batch,
             "seed": spec.seed,
             "figures": numbers,
-            "saved_text": phrases.saved(figures.saved_seconds),
+            "speedup_doubt": figures.speedup_doubt,
+            "saved_text": ", ".join(
+                filter(None, (phrases.saved(figures.saved_seconds), figures.saved_doubt))
+            ),
             # All workers, in order; None where they are too many to be drawn one by one.
             "names": sorted(names) if len(names) <= _FEW else None,
             "straggler": _straggler(figures),

@@ -3,17 +3,21 @@
 import contextlib
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from batchsize_manager.client import ManagerClient
 from evenpace.dashboard.listening import free_page_address
 from evenpace.lab.cluster import LOOPBACK, CpuShare, LocalCluster, Surroundings
 from evenpace.lab.followed_logs import FollowedLogs
 from evenpace.lab.local_job_config import LocalJob
+from idl.errors import EvenpaceError
 from rpc.address import Address
 from rpc.processes import ProcessFailedError
 
+_POLL_SECONDS = 0.1
 _CLAIM = "\0evenpace-run"  # an abstract socket, which the kernel frees with its process
 
 
@@ -61,7 +65,7 @@ def run(job: LocalJob, usual: Address, shows: Shows, finished: Callable[[Address
             shows.note(_started(job, cluster.manager, usual, page))
             for name, cores in zip(job.names, job.cpu_shares or [None] * len(job.names), strict=True):
                 cluster.start_worker(name, job.script, job.arguments, share=CpuShare(cores))
-            cluster.wait()
+            _wait(cluster, job.restarts, shows)
         except ProcessFailedError:
             if (failed := cluster.failed()) is None:
                 raise
@@ -69,6 +73,54 @@ def run(job: LocalJob, usual: Address, shows: Shows, finished: Callable[[Address
                 f"{failed.end_in_words()}, which ends the run; what it printed is above"
             ) from None
         finished(cluster.manager)
+
+
+def _wait(cluster: LocalCluster, restarts: int, shows: Shows) -> None:
+    """Wait until all workers have ended well; start a failed one again, up to `restarts` times each.
+
+    A worker that comes back once others have finished the job is not needed: it would wait for them to begin
+    another one.
+
+    Raises:
+        ProcessFailedError: A worker has failed too often, or a service has ended.
+    """
+    gone: set[str] = set()
+    while True:
+        try:
+            if not cluster.check(gone):
+                return
+        except ProcessFailedError:
+            failed = cluster.failed(gone)
+            if failed is None or failed.role != "worker" or failed.starts > restarts:
+                raise
+            if _is_finished(cluster):
+                gone.add(failed.name)
+                shows.note(f"{failed.end_in_words()}, and the others have finished the job")
+            else:
+                times = f"{failed.starts} of {restarts} times at most"
+                shows.note(f"{failed.end_in_words()}; started again, {times}")
+                failed.start()
+        if _is_finished(cluster):
+            late = [one for one in cluster.processes if one.starts > 1 and one.running]
+            for process in late if late and _job_gathers(cluster.manager) else ():
+                gone.add(process.name)
+                shows.note(f"{process.name} is back too late: the others have finished the job")
+                process.end()
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_finished(cluster: LocalCluster) -> bool:
+    """Return whether a worker has ended well, which it does once the job is over."""
+    return any(one.role == "worker" and one.popen and one.popen.poll() == 0 for one in cluster.processes)
+
+
+def _job_gathers(manager: Address) -> bool:
+    """Return whether a job waits for its workers; False if the manager does not say."""
+    try:
+        with ManagerClient(manager) as client:
+            return any(summary.state == "gathering" for summary in client.jobs().jobs)
+    except EvenpaceError:
+        return False
 
 
 @contextlib.contextmanager

@@ -36,6 +36,9 @@ class LocalJob:
             read=parse_shares,
         ),
     ] = None
+    restarts: Annotated[
+        int, Setting("Start each worker that ends with an error again, up to so many times.", least=0)
+    ] = 0
     shards: int = 1
     http: Annotated[
         Address | None, Setting("Serve a live page about the job there, for as long as it runs.")

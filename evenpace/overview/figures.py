@@ -7,6 +7,7 @@ Figures of an *even* split are estimates; `even_split` says how they are made.
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
+from evenpace.overview import phrases
 from evenpace.overview.columns import SHOWN
 
 
@@ -204,8 +205,9 @@ class JobFigures:
             iterations were split evenly; None elsewhere.
         balanced_least: The lowest estimate, with the time curves of `speedup_least` or `speedup_most`.
         balanced_most: The highest estimate, likewise.
-        headline: "1.9x faster than even; 41 min saved", "at least ..." where only a bound is known, "split
-            evenly; balanced would be 2.1x as fast", or the reason why nothing can be said yet.
+        headline: "1.9x faster than even; 41 min saved", "about 3.1x faster than even, at least 1.3x; 4 min
+            saved, at least 29 s" where it is not known well, "split evenly; balanced would be 2.1x as fast",
+            or the reason why nothing can be said yet.
         workers: Workers of the last iterations, the slowest per sample first.
         verdicts: Number of workers by `WorkerFigures.verdict`.
     """
@@ -245,3 +247,15 @@ class JobFigures:
     headline: str
     workers: list[WorkerFigures]
     verdicts: dict[str, int]
+
+    @property
+    def speedup_doubt(self) -> str:
+        """Return how far the speed-up may be off, as the headline has it; empty where it is known well."""
+        if self.speedup is None or self.speedup_least is None or self.speedup_most is None:
+            return ""
+        return phrases.speedup_doubt(phrases.Estimate(self.speedup_least, self.speedup, self.speedup_most))
+
+    @property
+    def saved_doubt(self) -> str:
+        """Return how far the time saved may be off, as the headline has it; empty where it is known well."""
+        return phrases.saved_doubt(phrases.Estimate(self.saved_least, self.saved_seconds, self.saved_most))

@@ -169,7 +169,7 @@ def unknown_noise(iterations: int, measured: int, scale: Estimate) -> str:
 
 
 def headline(workers: int, factors: Estimate | None, won: Estimate, balanced: Estimate | None = None) -> str:
-    """Return what balancing brings, in one line; only a bound where the estimates are far apart.
+    """Return what balancing brings, in one line; also how far that may be off, where it is not known well.
 
     Args:
         workers: Number of workers in the last iterations.
@@ -182,18 +182,39 @@ def headline(workers: int, factors: Estimate | None, won: Estimate, balanced: Es
     if workers < 2 and abs(won.likely) < _WORTH_SAYING:
         return "one worker: nothing to balance"
     if balanced is not None and balanced.likely >= _WORTH_BALANCING:
-        return f"split evenly{_in_all(won.likely)}; balanced would be {would_be(balanced)} as fast"
+        return f"split evenly{_in_all(won)}; balanced would be {would_be(balanced)} as fast"
     if factors.most <= _CERTAIN * factors.least:
-        return _gain(factors.likely, won.likely)
-    if factors.least >= 1 + _SAME:
-        return f"at least {_gain(factors.least, max(won.least, 0.0))}"
-    if factors.most <= 1 - _SAME:
-        return f"at least {_gain(factors.most, min(won.most, 0.0))}"
+        return f"{speedup(factors.likely)}{_in_all(won)}"
+    if factors.least >= 1 + _SAME or factors.most <= 1 - _SAME:
+        return f"about {speedup(factors.likely)}, {speedup_doubt(factors)}{_in_all(won)}"
     return "whether faster than even is not known yet"
 
 
+def speedup_doubt(factors: Estimate) -> str:
+    """Return how far a likely speed-up may be off, in words; empty where it is known well."""
+    if factors.most <= _CERTAIN * factors.least:
+        return ""
+    least, most = (speedup(factor).removesuffix(" than even") for factor in (factors.least, factors.most))
+    if factors.least >= 1 + _SAME:
+        return f"at least {least.removesuffix(' faster')}"
+    if factors.most <= 1 - _SAME:
+        return f"at least {most.removesuffix(' slower')}"
+    return f"from {least} to {most}"
+
+
+def saved_doubt(won: Estimate) -> str:
+    """Return how far the seconds that were saved or lost may be off, in words; empty where they are known."""
+    sure, most = sorted((won.least, won.most), key=abs)
+    if abs(most) <= _CERTAIN * abs(sure) or won.most - won.least < _WORTH_SAYING:
+        return ""
+    if sure * most <= 0:
+        return f"from {saved(won.least)} to {saved(won.most)}"
+    bound = seconds(abs(sure))
+    return "" if bound == seconds(abs(won.likely)) else f"at least {bound}"
+
+
 def saved(total: float) -> str:
-    """Return the seconds that balancing has saved in all, or lost, in words: "41 min saved"."""
+    """Return seconds that balancing has saved, or lost where they are negative, in words: "41 min saved"."""
     return f"{seconds(abs(total))} {'lost' if total < 0 else 'saved'}"
 
 
@@ -204,12 +225,10 @@ def would_be(factor: Estimate) -> str:
     return f"up to {times(factor.most)}×"
 
 
-def _gain(factor: float, total: float) -> str:
-    return f"{speedup(factor)}{_in_all(total)}"
-
-
-def _in_all(total: float) -> str:
-    return "" if abs(total) < _WORTH_SAYING else f"; {saved(total)}"
+def _in_all(won: Estimate) -> str:
+    if abs(won.likely) < _WORTH_SAYING:
+        return ""
+    return "; " + ", ".join(filter(None, (saved(won.likely), saved_doubt(won))))
 
 
 def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:

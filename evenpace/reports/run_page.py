@@ -101,8 +101,16 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
             numbers.quantity(figures.throughput),
             f"samples/s; even: {numbers.quantity(figures.even_throughput)}, estimated",
         ),
-        ("Speedup", f"{numbers.text(figures.speedup, '.2f')}×", "over an even split, of late"),
-        ("Time saved", phrases.seconds(figures.saved_seconds), "against an even split, in all"),
+        (
+            "Speedup",
+            f"{numbers.text(figures.speedup, '.2f')}×",
+            _with_doubt("over an even split, of late", figures.speedup_doubt),
+        ),
+        (
+            "Time saved",
+            phrases.seconds(figures.saved_seconds),
+            _with_doubt("against an even split, in all", figures.saved_doubt),
+        ),
         ("Waiting", numbers.text(figures.waiting_share, ".0%"), "of the workers' time, of late"),
         (
             "Trained",
@@ -114,6 +122,11 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
         ("Gradient noise", _noise_scale(figures), figures.noise_text),
         *_progress(report),
     ]
+
+
+def _with_doubt(what: str, doubt: str) -> str:
+    """Return what a value is of, with how far it may be off, if that is to be said."""
+    return f"{what}; {doubt}" if doubt else what
 
 
 def _progress(report: RunReport) -> list[tuple[str, str, str]]:

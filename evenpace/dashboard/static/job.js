@@ -18,7 +18,7 @@ export function Job({ job, page, stale }) {
       <dl class="figures">
         <${Figure} name="Throughput" value=${number(figures.throughput)} unit="samples/s"
           note=${figures.even_throughput != null && `even split: ${number(figures.even_throughput)}`} />
-        <${Figure} name="Against even" value=${times(figures.speedup)} note=${`${job.saved_text} in all`} />
+        <${Figure} name="Against even" value=${times(figures.speedup)} note=${[job.speedup_doubt, `in all ${job.saved_text}`].filter(Boolean).join("; ")} />
         <${Figure} name="Iteration" value=${seconds(figures.iteration_time)} note=${`${number(job.iteration)} complete, epoch ${figures.epoch ?? "–"}`} />
         <${Figure} name="Waiting" value=${percent(figures.waiting_share)} note="of the workers' time" />
         <${Figure} name="Prediction error" value=${percent(figures.prediction_error)} note="of speeds, RMS" />

@@ -93,6 +93,18 @@ def same_versions(
     return last
 
 
+def scaled(sizes: Iterable[int], workers: int, most: int) -> set[int]:
+    """Return the sizes of batches that follow the number of workers, from 1 to `most` of them.
+
+    Args:
+        sizes: Samples of a batch for all of a job's workers.
+        workers: Number of these.
+        most: The greatest number of workers at one time.
+    """
+    members = range(1, most + 1)
+    return {max(1, (2 * size * here + workers) // (2 * workers)) for size in sizes for here in members}
+
+
 def sizes_of(spec: JobSpec, batches: Iterable[Batch | None]) -> list[int]:
     """Return the sizes of batches in order, those left out that end an epoch and so may be smaller."""
     return [one[2] for one in batches if one is not None and one[1] + one[2] < spec.dataset_size]

@@ -78,7 +78,10 @@ class ChaosCluster:
             folder,
             workers=settings.workers,
             shards=shards,
-            manager_options=("--exact",) if settings.exact else (),
+            manager_options=(
+                *(("--exact",) if settings.exact else ()),
+                *(("--scale-batch",) if settings.scale_batch else ()),
+            ),
             shard_options=self._shard_options,
             surroundings=self._surroundings,
             ports=free_ports(1 + shards),

@@ -68,6 +68,10 @@ class ChaosConfig:
             choices=tuple(SIZERS),
         ),
     ] = "fixed"
+    scale_batch: Annotated[
+        bool,
+        Setting("Let the batch follow the number of workers, as in `evenpace manager`."),
+    ] = False
     deterministic: Annotated[
         bool,
         Setting(
@@ -108,6 +112,13 @@ class ChaosConfig:
                 f"sizer {self.sizer}: goes by what is measured, so that other bits are to be expected; "
                 f"leave it out with --deterministic and --exact"
             )
+        if self.scale_batch and self.same_bits:
+            raise ValueError(
+                "scale_batch: workers that come and go change batches, after which other bits are to be "
+                "expected; leave it out with --deterministic and --exact"
+            )
+        if self.scale_batch and self.sizer != "fixed":
+            raise ValueError(f"scale_batch: comes with sizer fixed, but {self.sizer} chooses the size")
         for kinds, why in self._left_out:
             if wrong := sorted(kinds & set(self.wanted)):
                 raise ValueError(f"faults {', '.join(wrong)}: {why}")
@@ -148,6 +159,11 @@ class ChaosConfig:
         return self.deterministic or self.exact
 
     @property
+    def sizes_change(self) -> bool:
+        """Return whether the batch's size may differ from one attempt to the next."""
+        return self.sizer in MEASURING or "batch-size" in self.wanted or self.scale_batch
+
+    @property
     def command(self) -> str:
         """Return the command line that gives the same faults again."""
         faults = "" if self.kinds is None else f"--faults {','.join(self.kinds)} "
@@ -160,6 +176,7 @@ class ChaosConfig:
             f"--workers {self.workers} {exchange}"
             + "".join(f" --{name} {value:g}" for name, value in others.items() if value != _DEFAULTS[name])
             + sizer
+            + " --scale-batch" * self.scale_batch
             + " --deterministic" * self.deterministic
             + " --exact" * self.exact
         )

@@ -1,14 +1,18 @@
-"""Damage to a shard's checkpoints on disk, and the search for a copy that the job can lose.
+"""Damage to a shard's checkpoints or a manager's state on disk, and the search for what a job can lose.
 
-It knows the files' names and checksums, and no process.
+It knows the files' names, tables and checksums, and no process.
 """
 
+import contextlib
 import itertools
 import os
+import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchsize_manager.storage.state_copies import COPIED
+from batchsize_manager.storage.state_format import STATE_FILE
 from ps.checkpoint import UnreadableError, check, read
 
 _SUFFIX = ".checkpoint"
@@ -61,6 +65,54 @@ def flip_bit(path: Path, place: float) -> str:
         file.seek(byte)
         file.write(bytes([value ^ 1 << bit]))
     return f"bit {bit} of byte {byte} of {path.name} flipped"
+
+
+@dataclass(frozen=True)
+class DamagedState:
+    """Damage to what a manager has saved of a job that has not ended.
+
+    Attributes:
+        job: Name of the job.
+        done: What was done, in words.
+    """
+
+    job: str
+    done: str
+
+
+def flip_saved_bit(folder: Path, place: float) -> DamagedState | None:
+    """Flip one bit of a text in a row of a job or member, in the state of a manager that does not run.
+
+    Args:
+        folder: Folder of the manager's state.
+        place: Where: from 0, the begin of the first row, to 1, the end of the last.
+
+    Returns:
+        What was done; None if there is no job.
+    """
+    with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
+        names = dict(file.execute("SELECT id, job FROM runs WHERE ended IS NULL"))
+        texts = []
+        for table, columns in COPIED.items():
+            owner = "id" if table == "runs" else "run"
+            for column in columns:
+                query = (
+                    f"SELECT {owner}, id, CAST({column} AS BLOB) FROM {table} WHERE typeof({column}) = 'text'"
+                )
+                texts += [(table, column, *row) for row in file.execute(query) if row[0] in names]
+        all_bits = sum(8 * len(text) for *_, text in texts)
+        bits = min(int(place * all_bits), all_bits - 1)  # before the one that flips
+        for table, column, run, number, text in texts:
+            if bits < 8 * len(text):
+                byte, bit = divmod(bits, 8)
+                flipped = bytearray(text)
+                flipped[byte] ^= 1 << bit
+                statement = f"UPDATE {table} SET {column} = CAST(? AS TEXT) WHERE id = ?"
+                file.execute(statement, (bytes(flipped), number))
+                done = f"bit {bit} of byte {byte} of {column} in row {number} of {table} flipped"
+                return DamagedState(names[run], done)
+            bits -= 8 * len(text)
+    return None
 
 
 def remove(path: Path) -> str:

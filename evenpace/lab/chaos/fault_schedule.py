@@ -63,6 +63,13 @@ KINDS = {
         only_with="parameter-server",
         roles=("shard",),
     ),
+    "state-bit-flip": Kind(
+        "process",
+        1.5,
+        (0.2, 4.0),
+        "SIGKILL of the manager, then a bit of what it has saved of a job or member flips",
+        roles=("manager",),
+    ),
     "impostor": Kind("process", 1.5, (0.0, 0.0), "another process with a name or state that is in use"),
     "foreign-state": Kind(
         "process",

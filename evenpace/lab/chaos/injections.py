@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from evenpace.lab.chaos import clocks, witness
-from evenpace.lab.chaos.damage import SparedCopy
+from evenpace.lab.chaos.damage import DamagedState, SparedCopy
 from evenpace.lab.chaos.disks import Disk
 from evenpace.lab.chaos.failing_writes import FailingWrites
 from evenpace.lab.chaos.fault_schedule import Fault
@@ -23,6 +23,7 @@ from rpc.processes import Process, state
 
 _CLOCK_TOLERANCE = 5.0  # seconds between the jump that was set and the one that the process sees, at most
 _STOPPING_SECONDS = 60.0  # seconds until a process is seen stopped, at most
+_MENDED = re.compile(r"job .+ was damaged, and is written again from its copy")
 _OUT = ("silent", "no member")  # states in which others do a worker's part
 _SLOW = (2_000.0, 100_000.0)  # bytes per second: the least and the most of a slow link
 
@@ -211,6 +212,43 @@ class Damage:
         if noticed not in said:
             return None
         return f"{self._done}; {noticed or 'gone on'}, then restored from version {restored[1]}"
+
+    def lift(self) -> None:
+        """Do nothing: the supervisor starts the process again."""
+
+
+class StateDamage:
+    """SIGKILL of the manager, and damage to its state before its next start, which must mend it.
+
+    Args:
+        fault: The fault.
+        supervisor: Supervisor of the processes.
+        name: Name of the manager.
+        harm: Damages the state, and returns how; None if there is nothing to damage.
+    """
+
+    def __init__(
+        self, fault: Fault, supervisor: Supervisor, name: str, harm: Callable[[], DamagedState | None]
+    ) -> None:
+        self._process = supervisor.processes[name]
+        self._starts = self._process.starts
+        supervisor.kill(name, fault.seconds).wait(_STOPPING_SECONDS)
+        self._damage = harm()  # the supervisor, which is polled by this thread, has yet to start it again
+
+    @property
+    def moot(self) -> bool:
+        """Return whether there was nothing to damage."""
+        return self._damage is None
+
+    def fired(self) -> str | None:
+        """Return what was damaged, if the next start has noticed, and has gone on with the job."""
+        if self._damage is None or self._process.starts == self._starts:
+            return None
+        said = self._process.said()
+        noticed = _MENDED.search(said)
+        if noticed is None or f"job {self._damage.job} is restored" not in said:
+            return None
+        return f"{self._damage.done}; then {noticed[0]}"
 
     def lift(self) -> None:
         """Do nothing: the supervisor starts the process again."""

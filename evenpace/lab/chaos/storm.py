@@ -27,6 +27,7 @@ from evenpace.lab.chaos.injections import (
     LinkCut,
     Order,
     Slow,
+    StateDamage,
     Together,
     clock_jump,
     foreign_state,
@@ -268,6 +269,9 @@ class Storm:
             case "lost-file":
                 find = partial(cluster.copy_to_lose, name)
                 return Damage(fault, cluster.supervisor, name, find, damage.remove, None)
+            case "state-bit-flip":
+                harm = partial(damage.flip_saved_bit, cluster.state(name), fault.amount)
+                return StateDamage(fault, cluster.supervisor, name, harm)
             case "impostor":
                 return Impostor(cluster.supervisor.processes[name])
             case "foreign-state":
@@ -341,6 +345,8 @@ def _touched(kind: str, name: str) -> set[tuple[str, str]]:
     touched = {(str(site), part) for part in parts}
     if (site, name) == ("writes", MANAGER):
         touched.add(("process", name))
+    if kind == "state-bit-flip":  # which needs the disk, as the manager's next start does
+        touched |= {("disk", name), ("writes", name)}
     if kind == "impostor" and name != MANAGER:
         touched |= {(str(site), part) for part in links_of(MANAGER)} | {("link", f"{name}>{MANAGER}")}
     return touched

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsize_manager.sizers import MEASURING
 from evenpace.lab.chaos import checks
-from evenpace.lab.chaos.batches import Batch, Batches, same_versions, scheduled, sizes_of, taken
+from evenpace.lab.chaos.batches import (
+    Batch,
+    Batches,
+    same_versions,
+    scaled,
+    scheduled,
+    sizes_of,
+    taken,
+)
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.fault_schedule import KINDS
@@ -163,13 +170,14 @@ def _judge_job(
         missing=len(shortest.steps) - len(history),
     )
     spec = SCHEDULED if cluster.settings.sizer == "schedule" else SPEC
-    batches = _batches(cluster, records, spec, found)
+    allowed = _allowed(cluster, spec, ordered)
+    batches = _batches(cluster, records, spec, allowed, found)
     held = [batches(step.attempt, step.iteration) for step in shortest.steps]
     if sizes := sizes_of(spec, held):
         found.sizes = min(sizes), max(sizes)
         found.changes = sum(one != other for one, other in itertools.pairwise(sizes))
-    if cluster.settings.sizer == "fixed":
-        found.violations += checks.sizes_ordered(sizes, {spec.total_batch_size, *ordered})
+    if allowed is not None:
+        found.violations += checks.sizes_ordered(sizes, allowed)
     found.violations += checks.all_there(shards, max(len(shard.steps) for shard in shards))
     for shard in shards:
         found.violations += checks.exactly_once(shard, spec, batches)
@@ -180,25 +188,38 @@ def _judge_job(
     if by_workers:
         found.violations += checks.attempts_agree(journals)
     same = None
-    if _sizes_change(cluster):
+    if cluster.settings.sizes_change:
         same = same_versions(spec, records.ledgers()[shortest.name], held)
     known = [batch for batch in held if batch is not None]
     _judge_parameters(cluster, job, journals, found, excused, spec, known, same)
     return found
 
 
-def _batches(cluster: ChaosCluster, records: StepRecords, spec: JobSpec, found: Found) -> Batches:
+def _batches(
+    cluster: ChaosCluster,
+    records: StepRecords,
+    spec: JobSpec,
+    allowed: Collection[int] | None,
+    found: Found,
+) -> Batches:
     """Return the job's batches: those that are due, or where somebody chooses, those in the ledgers."""
-    if not _sizes_change(cluster):
+    if not cluster.settings.sizes_change:
         return scheduled(spec)
-    batches, violations = taken(spec, records.ledgers(), LEAST, MOST)
+    least, most = (min(allowed), max(allowed)) if allowed is not None else (LEAST, MOST)
+    batches, violations = taken(spec, records.ledgers(), least, most)
     found.violations += violations
     return batches
 
 
-def _sizes_change(cluster: ChaosCluster) -> bool:
-    """Return whether the batch's size may differ from one attempt to the next."""
-    return cluster.settings.sizer in MEASURING or "batch-size" in cluster.settings.wanted
+def _allowed(cluster: ChaosCluster, spec: JobSpec, ordered: Collection[int]) -> set[int] | None:
+    """Return the sizes that batches may have; None where a sizer or a schedule chooses them."""
+    settings = cluster.settings
+    if settings.sizer != "fixed":
+        return None
+    sizes = {spec.total_batch_size, *ordered}
+    if not settings.scale_batch:
+        return sizes
+    return scaled(sizes, settings.workers, settings.workers + len(cluster.guests))
 
 
 def _judge_ending(ending: Ending, cluster: ChaosCluster, storm: Storm, outcome: Verdict) -> None:

@@ -273,12 +273,35 @@ PLANTED = (
         "tests/batchsize_manager/storage/test_damaged_rows.py",
     ),
     Planted(
+        "A flipped bit in what a manager has saved of a job",
+        (
+            Change(
+                "batchsize_manager/storage/state_copies.py",
+                "sound = row if row in there else copy",
+                "sound = row if row in there else None",
+            ),
+        ),
+        "tests/batchsize_manager/storage/test_damaged_rows.py -k flipped_bit",
+    ),
+    Planted(
+        "`evenpace.observer.Observer` keeps the records of",
+        (
+            Change(
+                "evenpace/observer.py",
+                "if records and (records[0].iteration, records[0].attempt) == "
+                "(last.iteration, last.attempt):\n                del records[0]",
+                "if True:\n                records = records[1:]",
+            ),
+        ),
+        "tests/evenpace/overview/test_overview_rewinds.py",
+    ),
+    Planted(
         "A new job has the records of another one, whose",
         (
             Change(
                 "batchsize_manager/storage/state_file.py",
-                "for table in _OF_A_RUN:  # of an earlier",
-                "for table in ():  # of an earlier",
+                "self._delete_rest(self._id(run))  # of an earlier",
+                "pass  # of an earlier",
             ),
         ),
         "tests/batchsize_manager/storage/test_damaged_rows.py -k nothing_of_one",

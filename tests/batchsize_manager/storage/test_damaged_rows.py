@@ -1,4 +1,6 @@
-"""One damaged row of a manager's state costs what it holds, and never another job.
+"""One damaged row of a manager's state costs what it holds at most, and never another job.
+
+Rows of jobs and members are there twice: where one of the two is damaged, nothing is lost.
 
 The file is one that a real manager has written; after the damage, a real one is started with it.
 """
@@ -35,7 +37,8 @@ _wire = idl.batchsize_manager
 pytestmark = pytest.mark.usefixtures("time_to_close")
 
 JOBS = ("first", "second", "third")
-TABLES = ("runs", "members", "workers", "iterations", "events")
+TABLES = ("runs", "members", "copies", "workers", "iterations", "events")
+TWICE = {"runs": ("run", "job", "policy", "state"), "members": ("run", "worker", "state")}
 DELETED = "the row"
 
 
@@ -132,23 +135,27 @@ def further_plans(service, leave_out=()):
 
 
 def damage(path, wanted):
-    """Damage a cell; return the name of the job whose row it was, and whether that name is still known."""
-    keys = {"workers": "run, number", "iterations": "run, iteration"}.get(wanted.table, "id")
+    """Damage a cell; return its column, and the name of the job whose row it was, None of a copy."""
+    keys = {"workers": "run, number", "iterations": "run, iteration", "copies": "of, id"}.get(
+        wanted.table, "id"
+    )
     where = " AND ".join(f"{column} = ?" for column in keys.split(", "))
     with writable(path, wanted.table) as file:
         rows = file.execute(f"SELECT {keys} FROM {wanted.table} ORDER BY {keys}").fetchall()
         key = rows[wanted.row % len(rows)]
         columns = [name for _, name, *_ in file.execute(f"PRAGMA table_info({wanted.table})")]
         column = columns[wanted.column % len(columns)]
-        owner = "id" if wanted.table == "runs" else "run"
-        query = f"SELECT job FROM runs WHERE id = (SELECT {owner} FROM {wanted.table} WHERE {where})"
-        (job,) = file.execute(query, key).fetchone()
+        job = None
+        if wanted.table != "copies":
+            owner = "id" if wanted.table == "runs" else "run"
+            query = f"SELECT job FROM runs WHERE id = (SELECT {owner} FROM {wanted.table} WHERE {where})"
+            (job,) = file.execute(query, key).fetchone()
         if wanted.value == DELETED:
             file.execute(f"DELETE FROM {wanted.table} WHERE {where}", key)
         else:
             with contextlib.suppress(sqlite3.IntegrityError):  # a key, which the file itself keeps sound
                 file.execute(f"UPDATE {wanted.table} SET {column} = ? WHERE {where}", (wanted.value, *key))
-        return job, file.execute("SELECT count(*) FROM runs WHERE job = ?", (job,)).fetchone()[0] > 0
+        return column, job
 
 
 @contextlib.contextmanager
@@ -174,31 +181,81 @@ def writable(path, table):
 @example(Damage("runs", 1, 4, "{"))
 @example(Damage("runs", 1, 0, 77))
 @example(Damage("members", 2, 3, None))
+@example(Damage("members", 2, 0, 77))
+@example(Damage("members", 2, 0, DELETED))
+@example(Damage("copies", 2, 2, "{"))
+@example(Damage("copies", 2, 0, DELETED))
 @example(Damage("workers", 3, 0, DELETED))
 @example(Damage("iterations", 8, 8, b"torn"))
 @example(Damage("events", 4, 3, b"\xff"))
 def test_a_damaged_row_costs_what_it_holds(written, tmp_path_factory, wanted):
-    """The manager starts, all other jobs are as they were, and a warning names the job and the file."""
+    """The manager starts, all other jobs are as they were, and a warning names the job and the file.
+
+    What is there twice is as it was, too, and damage is told of once.
+    """
     sound, folder = (shutil.copytree(written, tmp_path_factory.mktemp("s") / "state") for _ in range(2))
     service = started(sound)
     expected, plans = restored(service), further_plans(service)
     service.stop()
     assert list(expected) == list(JOBS)
-    job, is_named = damage(folder / STATE_FILE, wanted)
+    column, job = damage(folder / STATE_FILE, wanted)
     with warnings() as warned:
         service = started(folder)
-    changed = [job] if wanted.table in ("runs", "members") else []
-    found, further = restored(service), further_plans(service, leave_out=changed)
+    is_lost = wanted.table == "runs" and (wanted.value == DELETED or column not in TWICE["runs"])
+    found, further = restored(service), further_plans(service, leave_out=[job] if is_lost else ())
     service.stop()
     for other in set(JOBS) - {job}:
         assert (found[other], further[other]) == (expected[other], plans[other])
-    if wanted.table != "runs":
-        assert job in found  # and goes on
-    elif is_named and job not in found:
+    if not is_lost:
+        assert job is None or job in found  # and goes on
+    elif job not in found:
         assert [text for text in warned if job in text and str(folder / STATE_FILE) in text]
-    again = started(folder)
+    if column in TWICE.get(wanted.table, ()) and not is_lost:
+        assert (found[job], further[job]) == (expected[job], plans[job])
+    with warnings() as warned:
+        again = started(folder)
     assert restored(again).keys() == found.keys()
     again.stop()
+    assert not [text for text in warned if "its copy" in text]  # that was mended
+
+
+def flip(text, place):
+    """Return a text with one bit of another value, as bytes."""
+    flipped = bytearray(text.encode())
+    byte, bit = divmod(int(place * 8 * len(flipped)), 8)
+    flipped[byte] ^= 1 << bit
+    return bytes(flipped)
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [(table, column) for table, columns in TWICE.items() for column in columns]
+)
+@pytest.mark.parametrize("place", [0.0, 0.2, 0.5, 0.999])
+def test_a_flipped_bit_of_a_job_or_member_costs_nothing(written, tmp_path, table, column, place):
+    """In either copy: the manager tells of the row, writes it again, and all jobs are as they were."""
+    sound = shutil.copytree(written, tmp_path / "sound")
+    service = started(sound)
+    expected = restored(service)
+    service.stop()
+    folder = shutil.copytree(written, tmp_path / "state")
+    with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
+        (number, value) = file.execute(f"SELECT id, {column} FROM {table} ORDER BY id LIMIT 1").fetchone()
+        changed = value ^ 1 << int(place * 20) if isinstance(value, int) else flip(value, place)
+        as_it_was = "INTEGER" if isinstance(value, int) else "TEXT"
+        file.execute(f"UPDATE {table} SET {column} = CAST(? AS {as_it_was}) WHERE id = ?", (changed, number))
+        file.execute("DELETE FROM copies WHERE id != ?", (number,))  # those of sound rows are made again
+    with warnings() as warned:
+        service = started(folder)
+    assert restored(service) == expected
+    service.stop()
+    (warning,) = warned
+    what = "its state" if table == "runs" else f"the state of its member {jobs.WORKERS[0]}"
+    assert warning == (
+        f"{folder / STATE_FILE}: job first: {what} was damaged, and is written again from its copy"
+    )
+    with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
+        rows = [file.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TWICE]
+        assert file.execute("SELECT count(*) FROM copies").fetchone()[0] == sum(rows)
 
 
 def test_workers_of_a_job_whose_row_is_damaged_are_told(tmp_path):
@@ -206,6 +263,7 @@ def test_workers_of_a_job_whose_row_is_damaged_are_told(tmp_path):
     worker = stopped(tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as file, file:
         file.execute("UPDATE runs SET state = '{'")
+        file.execute("UPDATE copies SET content = '{'")
     with serving(ManagerService(ManagerConfig(state=tmp_path))) as address:
         worker.client = Client(_wire.BatchSizeManager, address, "manager")
         with pytest.raises(NotMemberError, match=r"'job': its state is damaged .* again from its checkpoint"):

@@ -360,7 +360,8 @@ def test_a_state_that_lacks_a_later_field_has_its_default(tmp_path):
     fields = json.loads(to_json(state()))
 
     def write(fields):
-        file._connection.execute("UPDATE runs SET state = ?", (seal(json.dumps(fields)),))
+        sealed = seal(json.dumps(fields), "r", "job", "proportional")
+        file._connection.execute("UPDATE runs SET state = ?", (sealed,))
 
     write({name: value for name, value in fields.items() if name != "paused"})
     assert file.reader.runs()[0].state == state()

@@ -1,6 +1,7 @@
 """The tables of `evenpace status` and `evenpace top`: units, alignment, and what narrow terminals show."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ ESSENTIAL = {
     "workers": ["worker", "verdict", "samples", "time ms", "× others", "waits %"],
 }
 WORDS = {"job", "worker", "state", "policy", "verdict", "why"}
-NUMBER = re.compile(r"-|-?[\d,]+(\.\d+)?( of [\d,]+)?")
+NUMBER = re.compile(r"-|~?-?[\d,]+(\.\d+)?( of [\d,]+)?")
 
 
 def shown(seconds, names=None, job="digits", micro_batch=None, ranks=()):
@@ -81,6 +82,23 @@ def test_narrow_terminals_have_the_essential_columns(seconds, length, in_micro_b
         assert len(line) <= width
         is_event = re.match(r"\d\d:\d\d:\d\d ", line)
         assert is_event or "…" not in " ".join(line.split()[1:])
+
+
+def test_the_table_marks_what_the_headline_says_is_not_known_well():
+    """One split alone leaves much open; with two, the same numbers are known."""
+    unknown, known = shown([1.0, 2.0, 3.0, 4.0]), shown([1.0, 2.0, 3.0, 4.0])
+    view = JobView(1200)
+    sizes = [640, 320, 160, 80]
+    for number in range(40):
+        now = sizes if number % 2 else sizes[::-1]
+        times = [size * slope for size, slope in zip(now, (1, 2, 3, 4), strict=True)]
+        view.add([iteration(number, now, times)])
+    known = replace(known, figures=view.figures(dict.fromkeys([f"worker-{i}" for i in range(4)], "working")))
+    for job, mark in ((unknown, "~"), (known, "")):
+        assert job.figures.headline.startswith("about ") is bool(mark)
+        _, line = printed(jobs_table([job], 220), 220)
+        assert f" {mark}{job.figures.speedup:.2f} " in line
+        assert f" {mark}{job.figures.saved_seconds:,.0f} " in line
 
 
 @pytest.mark.parametrize("width", [80, 220])

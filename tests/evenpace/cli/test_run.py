@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -142,6 +143,94 @@ def test_a_part_that_is_killed_ends_the_run(name):
     assert all(map(has_ended, parts))
 
 
+FAILS = f"""
+import importlib.util, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import evenpace
+from batchsize_manager.client import ManagerClient
+
+spec = importlib.util.spec_from_file_location("training", {SCRIPT!r})
+training = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(training)
+fails, times, how, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+
+def fail(session):
+    ends, iteration = len(list(out.parent.glob("end-*"))), session.assignment.iteration
+    if session.config.worker != fails and iteration in (15, 25) and how != "alone":
+        with ManagerClient(session.config.manager) as manager:
+            while manager.jobs().jobs[0].members < 2:
+                time.sleep(0.01)
+    if session.config.worker == fails and ends < times and iteration >= 10 * (ends + 1):
+        (out.parent / f"end-{{ends}}").touch()
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("no such sample")
+
+session = evenpace.session()
+for _ in training.go_through(session, 60, fail):
+    pass
+np.save(out, session.exchange.parameters)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "how", "said"),
+    [(2, "error", "ended with status 1"), (2, "killed", "was killed by SIGKILL"), (1, "error", "ended with")],
+)
+def test_a_worker_that_fails_is_started_again(tmp_path, workers, how, said):
+    """Each time a line says so, and the job ends with the parameters of one process."""
+    script, out, name = tmp_path / "train.py", tmp_path / "parameters.npy", f"worker-{workers - 1}"
+    script.write_text(FAILS)
+    with running(script, "--workers", workers, "--restarts", 2, "--", name, 2, how, out) as run:
+        run.read_until(rf"^run \| {name} {said}.*; started again, 1 of 2 times at most$")
+        run.read_until(rf"^run \| {name} {said}.*; started again, 2 of 2 times at most$")
+        parts = run.parts()
+        assert run.end() == 0, run.lines
+    errors = run.lines.count(f"{name} | ValueError: no such sample")
+    assert errors == (2 if how == "error" else 0)
+    assert np.load(out) == pytest.approx(train_least_squares.trained_alone(60), rel=1e-9)
+    assert all(map(has_ended, parts))
+
+
+@pytest.mark.slow
+def test_a_worker_is_not_needed_once_the_others_have_finished_the_job(tmp_path):
+    """It would wait for them for ever; the run ends well, as the job has."""
+    script, out = tmp_path / "train.py", tmp_path / "parameters.npy"
+    script.write_text(FAILS)
+    with running(script, "--workers", 2, "--restarts", 1, "--", "worker-1", 1, "alone", out) as run:
+        assert run.end() == 0, run.lines
+    assert any(
+        "worker-1 " in line and line.endswith("the others have finished the job") for line in run.lines
+    )
+    assert np.load(out) == pytest.approx(train_least_squares.trained_alone(60), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_worker_that_fails_too_often_ends_the_run(tmp_path):
+    """Its last end is the run's; without restarts, its first."""
+    script, out = tmp_path / "train.py", tmp_path / "parameters.npy"
+    script.write_text(FAILS)
+    with running(script, "--workers", 2, "--restarts", 1, "--", "worker-1", 2, "error", out) as run:
+        assert run.end() == 1, run.lines
+    assert sum("started again" in line for line in run.lines) == 1
+    assert run.lines[-1].startswith("Error: worker-1 ended with status 1, which ends the run")
+    with running(script, "--workers", 2, "--", "worker-1", 3, "alone", out) as run:
+        assert run.end() == 1, run.lines
+    assert not any("started again" in line for line in run.lines)
+
+
+@pytest.mark.slow
+def test_a_service_that_ends_ends_the_run_whatever_the_restarts(tmp_path):
+    """It has the job's state, which another start would not have."""
+    with running("--restarts", 5, *FOR_EVER) as run:
+        run.read_until(r"^manager \| .*worker-1")
+        next(part for part in run.parts() if "ps" in part.cmdline()).kill()
+        assert run.end() == 1, run.lines
+    assert run.lines[-1].startswith("Error: ps-0 was killed by SIGKILL, which ends the run")
+
+
 @pytest.mark.slow
 def test_nothing_outlives_a_run_that_is_killed(wait_until):
     """Not even a worker, although nobody could end it."""
@@ -181,6 +270,7 @@ def test_a_script_without_a_loader_of_ours_is_told(tmp_path):
         ([], "Missing argument 'SCRIPT'"),
         (["train.py", "--epochs", "3"], "(The script's own options come after --.)"),
         (["train.py", "--workers", "0"], "0 is not in the range x>=1"),
+        (["train.py", "--restarts", "-1"], "-1 is not in the range x>=0"),
         (["train.py", "--workers", "3", "--cpu-shares", "0.5,0.2"], "cpu_shares 0.5,0.2: must be as many"),
         (["train.py", "--cpu-shares", "0.5,much"], "shares '0.5,much': give numbers from 0.01"),
         (["train.py", "--shards", "2", "--all-reduce"], "give --shards or --all-reduce, not both"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.policies.curves import Curves
+from evenpace.overview import phrases
 from evenpace.overview.even_split import even_durations, with_even_shares
 from evenpace.overview.job_view import JobView
 from tests import SHARED_DATA
@@ -125,9 +126,8 @@ def test_what_balancing_would_win_is_told_of_an_even_split(fixed):
     figures = after.figures()
     assert figures.balanced_speedup == pytest.approx(truth, rel=0.1)
     assert figures.balanced_least * 0.98 < truth < figures.balanced_most * 1.02
-    assert re.search(
-        r"split evenly; \d+ min saved; balanced would be (up to )?2\.\d× as fast", figures.headline
-    )
+    would_be = r"balanced would be (up to )?2\.\d× as fast"
+    assert re.search(rf"split evenly; \d+ min saved(, at least \d min)?; {would_be}", figures.headline)
 
 
 def test_equal_workers_have_nothing_to_win():
@@ -149,18 +149,22 @@ def test_a_bad_split_is_called_slower():
     view.add(iteration(k, *splits[k >= 10]) for k in range(110))
     figures = view.figures()
     assert figures.speedup == pytest.approx(1.004 / 1.804, rel=0.03)
-    assert figures.headline.endswith("lost")
-    assert "slower than even" in figures.headline
+    assert re.fullmatch(r"about \d+% slower than even, at least \d+%; 1 min lost", figures.headline)
 
 
 def test_where_shares_never_vary_only_bounds_are_known():
-    """Time curves are unknown from one split alone, so the headline gives a bound."""
+    """Time curves are unknown from one split alone, so the headline gives a bound beside the likely value."""
     view = JobView()
     view.add(iteration(k, [44, 316], [1.0, 1.0]) for k in range(50))
     figures = view.figures()
     assert 1 < figures.speedup_least < 1.3
     assert 3 < figures.speedup_most < 180 / 44
-    assert figures.headline.startswith("at least ")
+    assert figures.headline == (
+        f"about {phrases.speedup(figures.speedup)}, {figures.speedup_doubt}; "
+        f"{phrases.saved(figures.saved_seconds)}, {figures.saved_doubt}"
+    )
+    assert figures.speedup_doubt.startswith("at least ")
+    assert figures.saved_doubt.startswith("at least ")
     assert 0 < figures.saved_least < figures.saved_seconds < figures.saved_most
 
 

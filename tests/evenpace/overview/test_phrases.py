@@ -56,9 +56,9 @@ def test_headlines():
     assert phrases.headline(1, one, nothing) == "one worker: nothing to balance"
     assert phrases.headline(4, one, nothing) == "as fast as even"
     faster, saved = phrases.Estimate(1.8, 1.9, 2.0), phrases.Estimate(2000.0, 41 * 60.0, 3000.0)
-    assert phrases.headline(4, faster, saved) == "1.9× faster than even; 41 min saved"
+    assert phrases.headline(4, faster, saved) == "1.9× faster than even; 41 min saved, at least 33 min"
     slower, lost = phrases.Estimate(0.85, 0.9, 0.95), phrases.Estimate(-40.0, -30.0, -20.0)
-    assert phrases.headline(4, slower, lost) == "11% slower than even; 30 s lost"
+    assert phrases.headline(4, slower, lost) == "11% slower than even; 30 s lost, at least 20 s"
 
 
 def test_a_headline_says_what_balancing_would_win():
@@ -89,14 +89,31 @@ def test_a_job_that_ended_well_is_said_to_have(state, reason, text):
 
 
 def test_a_headline_says_no_more_than_is_known():
-    """A quantity not known well is given as a bound, the one nearer to an even split."""
+    """A quantity not known well is given with a bound, the one nearer to an even split."""
     saved, lost = phrases.Estimate(90.0, 600.0, 900.0), phrases.Estimate(-900.0, -600.0, -90.0)
     wide = phrases.Estimate(1.3, 1.9, 2.6)
-    assert phrases.headline(4, wide, saved) == "at least 1.3× faster than even; 2 min saved"
+    assert phrases.headline(4, wide, saved) == (
+        "about 1.9× faster than even, at least 1.3×; 10 min saved, at least 2 min"
+    )
     wide = phrases.Estimate(0.5, 0.7, 0.8)
-    assert phrases.headline(4, wide, lost) == "at least 25% slower than even; 2 min lost"
+    assert phrases.headline(4, wide, lost) == (
+        "about 43% slower than even, at least 25%; 10 min lost, at least 2 min"
+    )
     either = phrases.Estimate(0.8, 1.1, 1.6), phrases.Estimate(-90.0, 90.0, 900.0)
     assert phrases.headline(4, *either) == "whether faster than even is not known yet"
+    assert phrases.speedup_doubt(either[0]) == "from 25% slower to 1.6× faster"
+    assert phrases.saved_doubt(either[1]) == "from 2 min lost to 15 min saved"
+    assert phrases.headline(4, phrases.Estimate(1.8, 1.9, 2.0), either[1]) == (
+        "1.9× faster than even; 2 min saved, from 2 min lost to 15 min saved"
+    )
+
+
+def test_what_is_known_well_has_no_bound():
+    """Nor has a difference of less than a second, or one that rounding leaves nothing of."""
+    assert phrases.speedup_doubt(phrases.Estimate(1.8, 1.9, 2.0)) == ""
+    assert phrases.saved_doubt(phrases.Estimate(20.0, 22.0, 24.0)) == ""
+    assert phrases.saved_doubt(phrases.Estimate(-0.3, 0.1, 0.5)) == ""
+    assert phrases.saved_doubt(phrases.Estimate(67.0, 83.0, 120.0)) == ""
 
 
 def test_what_json_lacks_is_none():

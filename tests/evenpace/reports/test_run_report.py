@@ -54,6 +54,24 @@ def page_of(state, run="digits"):
     return read_page(out), json.loads(numbers.read_text(), parse_constant=pytest.fail)
 
 
+@pytest.mark.parametrize("iterations", [3, 80])
+def test_figures_have_the_bounds_of_the_headline(tmp_path, iterations):
+    """What is known of speed-up and time saved stands beside their values, as in the headline."""
+    page, numbers = page_of(write_run(tmp_path, records(4, iterations)))
+    with open_state(tmp_path) as reader:
+        (run,) = reader.runs("digits")
+        view = JobView(run.state.spec.total_batch_size)
+        view.add(reader.records(run.run, 0, 1000))
+    figures = view.figures()
+    assert figures.headline == numbers["figures"]["headline"]
+    for what, doubt in (
+        ("over an even split, of late", figures.speedup_doubt),
+        ("against an even split, in all", figures.saved_doubt),
+    ):
+        assert (f"{what}; {doubt}" if doubt else what) in page.text
+        assert doubt in figures.headline or not figures.headline.startswith("about")
+
+
 def test_the_page_says_what_the_state_has(tmp_path):
     """Sizes, times, members, events and facts are those of the records."""
     iterations = records(4, 80, late=20)

@@ -69,6 +69,7 @@ def test_every_target_comes():
     assert targets("foreign-state") == {f"{a}>{b}" for a, b in itertools.permutations(SERVICES, 2)}
     assert targets("bounds") == targets("batch-size") == set(WORKERS)
     assert targets("bit-flip") == targets("lost-file") == set(SERVICES[1:])
+    assert targets("state-bit-flip") == {"manager"}
     assert targets("drain") == {*WORKERS, *SITES.guests}
     assert len({fault.at for fault in faults}) < len(faults)
     assert len(faults) > 300
@@ -150,6 +151,22 @@ def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="faults batch-size: come with sizer fixed, but schedule chooses"):
         ChaosConfig(1, 0, ("batch-size",), sizer="schedule")
     assert "bounds" in ChaosConfig(1, 0, sizer="schedule").wanted
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"exact": True}, "other bits are to be expected"),
+        ({"deterministic": True}, "other bits are to be expected"),
+        ({"sizer": "schedule"}, "comes with sizer fixed, but schedule chooses the size"),
+    ],
+)
+def test_a_batch_that_follows_the_workers_needs_the_script_s_size_and_no_same_bits(others, said):
+    """The error names it; with a sizer, two would choose, and workers that go leave other bits."""
+    with pytest.raises(ValueError, match=f"scale_batch: .*{said}"):
+        ChaosConfig(1, 0, scale_batch=True, **others)
+    assert ChaosConfig(1, 0, scale_batch=True).sizes_change
+    assert "batch-size" in ChaosConfig(1, 0, scale_batch=True).wanted
     assert {"bounds", "batch-size"} <= set(ChaosConfig(1, 0, exchange="all-reduce").wanted)
     assert not {"bit-flip", "freeze-until-out", "bounds"} & set(ChaosConfig(1, 0, deterministic=True).wanted)
     with pytest.raises(ValueError, match="deterministic and exact: give one of them"):
@@ -184,6 +201,7 @@ def test_a_run_says_how_to_have_the_same_faults_again():
     assert others.command.endswith(" --link-mib 1.5 --lookahead 2 --jobs 3 --deterministic")
     assert ChaosConfig(0.5, 7, exact=True).command.endswith(" --shards 2 --exact")
     assert ChaosConfig(0.5, 7, sizer="schedule").command.endswith(" --shards 2 --sizer schedule")
+    assert ChaosConfig(0.5, 7, scale_batch=True).command.endswith(" --shards 2 --scale-batch")
 
 
 def test_a_kind_that_is_not_possible_here_is_left_out_unless_it_is_named(tmp_path, monkeypatch):

@@ -2,8 +2,9 @@
 
 import pytest
 
+from batchsize_manager.job.batch_sizes import Batches
 from evenpace.lab.chaos import checks
-from evenpace.lab.chaos.batches import same_versions, scheduled, sizes_of, taken
+from evenpace.lab.chaos.batches import same_versions, scaled, scheduled, sizes_of, taken
 from evenpace.lab.chaos.ledgers import Rewind, ShardSteps, Step
 from idl.plan import JobSpec
 
@@ -108,3 +109,11 @@ def test_a_lost_slice_is_seen_though_the_batch_is_taken_from_the_ledger(lost):
     for entry in entries:
         steps.add(entry)
     assert any("due" in violation for violation in checks.exactly_once(steps, SPEC, batches))
+
+
+@pytest.mark.parametrize(("total", "workers"), [(96, 5), (96, 4), (49, 2), (1, 3)])
+def test_sizes_that_follow_the_workers_are_those_of_a_job(total, workers):
+    """For as many workers as may be there, rounded as a job does; at least one sample."""
+    batches = Batches(JobSpec(1000, total), workers, 0, None)
+    expected = {batches.size(present) for present in range(1, workers + 3)}
+    assert scaled([total], workers, workers + 2) == expected

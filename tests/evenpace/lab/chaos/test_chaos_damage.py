@@ -1,20 +1,28 @@
-"""Damage that `evenpace lab chaos` does to checkpoints, on real files and real processes."""
+"""Damage that `evenpace lab chaos` does to checkpoints and states, on real files and real processes."""
 
+import contextlib
 import random
+import sqlite3
 import sys
 
 import pytest
 import torch
 
-from evenpace.lab.chaos.damage import copy_to_lose, flip_bit, remove
+from batchsize_manager.job.state import SavedMember
+from batchsize_manager.storage.changes import Ended, Saved
+from batchsize_manager.storage.state_file import StateFile
+from batchsize_manager.storage.state_format import STATE_FILE
+from evenpace.lab.chaos.damage import copy_to_lose, flip_bit, flip_saved_bit, remove
 from evenpace.lab.chaos.fault_schedule import Fault
-from evenpace.lab.chaos.injections import Damage
+from evenpace.lab.chaos.injections import Damage, StateDamage
 from evenpace.lab.chaos.supervisor import Supervisor
+from idl.bounds import Bounds
 from idl.synchronisation import Synchronisation
 from ps import checkpoint as files
 from ps.checkpoint import ShardCheckpoint, UnreadableError
 from ps.checkpoint_store import CheckpointStore
 from rpc.processes import Process
+from tests.batchsize_manager.storage.test_state import begun, state
 from tests.ps.tensors import plain_sgd, push
 
 JOB = "job-0"
@@ -145,3 +153,97 @@ def test_a_shard_with_no_checkpoint_to_lose_goes_on(shard):
     assert damage.fired() is None
     assert not damage.moot
     assert supervisor.staying("shard") == []
+
+
+def saved(folder):
+    """Have a manager's folder hold a job of two members, and one that has ended; return its texts' bits."""
+    folder.mkdir()
+    file = StateFile(folder / STATE_FILE)
+    members = [SavedMember(f"w{number}", f"i{number}", Bounds()) for number in range(2)]
+    file.apply([begun("e", "earlier"), Ended("e", "it is done", 2.0), begun("r", JOB)])
+    file.apply([Saved("r", state(*members))])
+    file.close()
+    return 8 * sum(len(text.encode()) for row in rows(folder) for text in row if isinstance(text, str))
+
+
+def rows(folder, ended="IS NULL"):
+    """Return what the state has of jobs that have not ended, and of their members; or of the others."""
+    with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file:
+        file.text_factory = lambda text: text.decode(errors="surrogateescape")
+        jobs = file.execute(f"SELECT run, job, policy, state FROM runs WHERE ended {ended}").fetchall()
+        of = f"run IN (SELECT id FROM runs WHERE ended {ended})"
+        return jobs + file.execute(f"SELECT run, worker, state FROM members WHERE {of}").fetchall()
+
+
+@pytest.mark.parametrize("place", [0.0, 0.01, 0.3, 0.8, 0.999, 1.0])
+def test_a_bit_flips_in_what_is_saved_of_a_job_that_goes_on(tmp_path, place):
+    """One bit, wherever it is, of the job's row or a member's; none of a job that has ended."""
+    bits = saved(tmp_path / "m")
+    before, ended = rows(tmp_path / "m"), rows(tmp_path / "m", "IS NOT NULL")
+    damage = flip_saved_bit(tmp_path / "m", place)
+    assert damage.job == JOB
+    flat = [
+        "".join(str(value) for row in found for value in row).encode(errors="surrogateescape")
+        for found in (before, rows(tmp_path / "m"))
+    ]
+    assert sum((a ^ b).bit_count() for a, b in zip(*flat, strict=True)) == 1
+    assert rows(tmp_path / "m", "IS NOT NULL") == ended
+    table = "runs" if place * bits < 8 * sum(len(text.encode()) for text in before[0]) else "members"
+    assert f"of {table} flipped" in damage.done
+
+
+def test_without_a_job_no_bit_of_a_state_flips(tmp_path):
+    """There is then nothing that could be lost."""
+    StateFile(tmp_path / STATE_FILE).close()
+    assert flip_saved_bit(tmp_path, 0.5) is None
+
+
+@pytest.fixture
+def manager(tmp_path):
+    """A supervised manager with a job in its state."""
+    folder = tmp_path / "manager"
+    saved(folder)
+    line = (sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0", "--state", str(folder))
+    process = Process("manager", line, tmp_path / "manager.log", "manager")
+    supervisor = Supervisor({"manager": process}, random.Random(0), {"manager"})
+    supervisor.poll()
+    yield supervisor, process, folder
+    supervisor.stop("manager")
+
+
+def test_a_manager_mends_its_state(manager, wait_until):
+    """There is evidence once its next start has written the damaged row again, and has the job."""
+    supervisor, process, folder = manager
+    wait_until(lambda: f"job {JOB} is restored, with 2 members" in process.said(), "its first start")
+    first = process.pid
+    fault = Fault(0, 0.0, "state-bit-flip", ("manager",), 0.0, 0.5)
+    damage = StateDamage(fault, supervisor, "manager", lambda: flip_saved_bit(folder, 0.9))
+    assert not damage.moot
+    assert damage.fired() is None
+    said = wait_until(lambda: supervisor.poll() or damage.fired(), "its next start")
+    assert said.startswith("bit ")
+    assert said.endswith(
+        f"job {JOB}: the state of its member w1 was damaged, and is written again from its copy"
+    )
+    assert f"job {JOB} is restored, with 2 members" in process.said()
+    assert process.pid != first
+    assert supervisor.endings == []
+
+
+def flip_both(folder):
+    """Damage a job's row and its copy."""
+    damage = flip_saved_bit(folder, 0.1)
+    with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
+        file.execute("UPDATE copies SET content = '{'")
+    return damage
+
+
+@pytest.mark.parametrize("harm", [lambda folder: None, flip_both])
+def test_a_state_that_is_not_mended_gives_no_evidence(manager, wait_until, harm):
+    """Be it that nothing was damaged, or that the copy was, too, so that the job is lost."""
+    supervisor, process, folder = manager
+    wait_until(lambda: f"job {JOB} is restored" in process.said(), "its first start")
+    fault = Fault(0, 0.0, "state-bit-flip", ("manager",), 0.0, 0.5)
+    damage = StateDamage(fault, supervisor, "manager", lambda: harm(folder))
+    wait_until(lambda: supervisor.poll() or (process.starts == 2 and "restored" in process.said()), "a start")
+    assert damage.fired() is None

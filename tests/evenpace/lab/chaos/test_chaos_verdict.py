@@ -235,6 +235,21 @@ def test_sizes_that_an_operator_asks_for_are_judged_by_his_orders(resized, tmp_p
     said_of(run, r"batches of 160 samples, where 64, 96, 128 were asked for")
 
 
+def test_sizes_that_follow_the_workers_are_judged_by_their_number(resized, tmp_path):
+    """An order is for all workers, of whom any may be there; for one of two, a batch is half as large."""
+    run = resized.copied(tmp_path, kinds=("batch-size",), scale_batch=True)
+    for size in (128, 320):
+        order = Order(lambda: "changed", size=size)
+        run.storm.over.append(Active(kill(kind="batch-size"), "w0", order, 0.0, 0.0, "changed"))
+    assert run.judged().violations == []
+    run.storm.over.pop()
+    said_of(
+        run,
+        r"batches of 160 samples, where 48, 64, 96, 128 were asked for",
+        r"ps-0: iteration 2\d in attempt 1 has 160 samples from \d+, not from 48 to 128",
+    )
+
+
 def test_parameters_of_another_size_are_not_compared(resized, tmp_path):
     """Those of a version that was reached with other batches than the job has now; others are."""
     run = resized.copied(tmp_path, sizer="similarity")
