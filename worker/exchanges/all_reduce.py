@@ -89,6 +89,7 @@ class AllReduce:
         kind: The name of the exchange, which is told to the manager by `join`.
         weighted_samples: Samples of the current iteration whose weight is in the gradient.
         group_times: What the last change to another group took; None before the first.
+        on_abandoned: Called, by any thread, with the error after which the job cannot go on.
     """
 
     loader_finishes = True
@@ -99,6 +100,7 @@ class AllReduce:
         self.kind = FIXED_GROUP
         self.weighted_samples = 0
         self.group_times: GroupTimes | None = None
+        self.on_abandoned: Callable[[EvenpaceError], None] | None = None
         self._weighted_by: str | None = None  # the function that weighted the current iteration's gradient
         self._has_weighted = False
         self._former: Former | None = None
@@ -268,7 +270,9 @@ class AllReduce:
             return assignment
 
     def abandon(self, error: EvenpaceError) -> None:
-        """Do nothing: a collective operation ends by its framework's own time-out."""
+        """Tell whoever has asked for it: a collective operation ends by its framework's own time-out."""
+        if self.on_abandoned is not None:
+            self.on_abandoned(error)
 
     def close(self) -> None:
         """Do nothing: the process group is the script's."""

@@ -5,6 +5,7 @@ batch is the sum of the workers' mean gradients times x_i / X (LB-BSP, section 3
 once: to the gradients by a communication hook, or to the loss.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from worker.torch.device_timing import time_on
 from worker.torch.formed_group import FormedGroup
 from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
+from worker.torch.lost_shards import end_with_lost_shards
 from worker.torch.memory_watch import note_device, watch_memory
 from worker.torch.micro_batches import Accumulation
 from worker.torch.preconditioner import Preconditioner, preconditioner_of
@@ -71,17 +73,13 @@ def balance(
         The same model.
 
     Raises:
-        InvalidRequestError: The model is not in `DistributedDataParallel`, has synchronised batch
-            normalisation, or has a communication hook already; the optimiser is another one; the session has
+        InvalidRequestError: The model is not in `DistributedDataParallel`, or has a part of its parameters on
+            each rank, as in FSDP2; it has synchronised batch normalisation, or has a communication hook already; the optimiser is another one; the session has
             a parameter server; or, in a job with micro-batches or a group that the manager forms, the loader
             has another model.
     """
     session = loader.session
-    if not isinstance(model, DistributedDataParallel):
-        raise InvalidRequestError(
-            f"{type(model).__name__}: balance takes a model in torch's DistributedDataParallel; "
-            f"for others, scale the loss by weighted(loss)"
-        )
+    _check_replicated(model)
     exchange = AllReduce.of(
         session.exchange, "the session has a parameter server, which weights gradients: leave out `ps`"
     )
@@ -134,6 +132,30 @@ def balance(
         session.before_batch.append(exchange.form_group)
     loader.accumulation = accumulation
     return model
+
+
+def _check_replicated(model: object) -> None:
+    """Check that a model is in `DistributedDataParallel`, and that this rank has all of its parameters.
+
+    Raises:
+        InvalidRequestError: It is not, or has a part of them.
+    """
+    kind = type(model).__name__
+    tensor = sys.modules.get("torch.distributed.tensor")  # else nothing is a DTensor
+    if tensor is not None and isinstance(model, nn.Module):
+        sharded = [name for name, one in model.named_parameters() if isinstance(one, tensor.DTensor)]
+        if sharded:
+            raise InvalidRequestError(
+                f"{kind}: balance takes a model in torch's DistributedDataParallel, each of whose ranks has all "
+                f"parameters, but {sharded[0]} is a DTensor, as those that FSDP2's fully_shard has spread over "
+                f"the ranks: start the processes by torchrun, and scale the loss by weighted(loss) in place of "
+                f"balance"
+            )
+    if not isinstance(model, DistributedDataParallel):
+        raise InvalidRequestError(
+            f"{kind}: balance takes a model in torch's DistributedDataParallel; for others, such as those of "
+            f"FSDP2's fully_shard, start the processes by torchrun, and scale the loss by weighted(loss)"
+        )
 
 
 def _is_alone(model: DistributedDataParallel) -> bool:
@@ -199,8 +221,10 @@ def weighted(
         if not distributed.is_initialized():
             raise InvalidRequestError("torch.distributed is not initialised: give the number of `ranks`")
         ranks = distributed.get_world_size()
-    if exchange.note_weighting(_LOSS, samples) and of_default_group:
-        _check_members(session, loss.device, None)
+    if exchange.note_weighting(_LOSS, samples):
+        end_with_lost_shards(session, exchange)
+        if of_default_group:
+            _check_members(session, loss.device, None)
     time_on(loss.device, session)
     # A worker without a part in the batch has a sample that must not count.
     part = 0 if not assignment.count else samples if reduction == "mean" else 1
