@@ -47,9 +47,8 @@ class Former(Protocol):
         """
         ...
 
-    @property
-    def broken(self) -> str | None:
-        """Why the iteration under way does not count, in words; None where it does."""
+    def settle(self) -> str | None:
+        """Wait for the device, and return why the iteration under way does not count; None where it does."""
         ...
 
     def begin_batch(self) -> None:
@@ -208,12 +207,11 @@ class AllReduce:
             RewoundError: It could not be reduced, and another attempt has begun.
         """
         weighted_by, self._weighted_by, self.weighted_samples = self._weighted_by, None, 0
-        if self._former is not None and self._former.broken is not None:
+        if self._former is not None and (why := self._former.settle()) is not None:
             assert self._manager is not None
             assert self._formed is not None
             raise RewoundError(
-                f"iteration {done.iteration} does not count: {self._former.broken}",
-                self._manager.recover(self._formed),
+                f"iteration {done.iteration} does not count: {why}", self._manager.recover(self._formed)
             )
         if weighted_by is None:
             raise InvalidRequestError(

@@ -25,7 +25,7 @@ from worker.session import Session
 from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.consecutive import ConsecutivePairs
 from worker.torch.device_timing import time_on
-from worker.torch.formed_group import FormedGroup
+from worker.torch.formed_group import BACKENDS, FormedGroup, backend_for
 from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
 from worker.torch.lost_shards import end_with_lost_shards
@@ -54,10 +54,10 @@ def balance(
     until it has been reduced. On a GPU it is measured by events on its stream.
 
     Where an optimiser is given and no launcher such as torchrun has put several processes into the group,
-    which is gloo's, the manager has the job's workers form their group, another one whenever workers come or
-    go: then all take the parameters, the optimiser's state, its schedulers' and that of `also` from one of
-    them, and nothing else has to be the same at the start. The script's own group is given up for it, and the
-    ranks may change between two batches.
+    which is gloo's or NCCL's, the manager has the job's workers form their group, another one whenever
+    workers come or go: then all take the parameters, the optimiser's state, its schedulers' and that of
+    `also` from one of them, and nothing else has to be the same at the start. The script's own group is given
+    up for it, and the ranks may change between two batches.
 
     Args:
         model: The model, on all ranks; the ranks are the workers of the job.
@@ -74,9 +74,9 @@ def balance(
 
     Raises:
         InvalidRequestError: The model is not in `DistributedDataParallel`, or has a part of its parameters on
-            each rank, as in FSDP2; it has synchronised batch normalisation, or has a communication hook already; the optimiser is another one; the session has
-            a parameter server; or, in a job with micro-batches or a group that the manager forms, the loader
-            has another model.
+            each rank, as in FSDP2; it has synchronised batch normalisation, or a communication hook already;
+            the optimiser is another one; the session has a parameter server; or, in a job with micro-batches
+            or a group that the manager forms, the loader has another model.
     """
     session = loader.session
     _check_replicated(model)
@@ -146,10 +146,9 @@ def _check_replicated(model: object) -> None:
         sharded = [name for name, one in model.named_parameters() if isinstance(one, tensor.DTensor)]
         if sharded:
             raise InvalidRequestError(
-                f"{kind}: balance takes a model in torch's DistributedDataParallel, each of whose ranks has all "
-                f"parameters, but {sharded[0]} is a DTensor, as those that FSDP2's fully_shard has spread over "
-                f"the ranks: start the processes by torchrun, and scale the loss by weighted(loss) in place of "
-                f"balance"
+                f"{kind}: balance takes a model in torch's DistributedDataParallel, each of whose ranks has "
+                f"all parameters, but {sharded[0]} is a DTensor, as those of FSDP2's fully_shard: start the "
+                f"processes by torchrun, and scale the loss by weighted(loss) in place of balance"
             )
     if not isinstance(model, DistributedDataParallel):
         raise InvalidRequestError(
@@ -159,9 +158,12 @@ def _check_replicated(model: object) -> None:
 
 
 def _is_alone(model: DistributedDataParallel) -> bool:
-    """Return whether the group of a model is this process alone, and gloo's."""
+    """Return whether the group of a model is this process alone, and of a backend whose groups are formed."""
     group = model.process_group
-    return distributed.get_world_size(group) == 1 and distributed.get_backend(group) == "gloo"
+    if distributed.get_world_size(group) != 1:
+        return False
+    device = next(model.parameters()).device
+    return backend_for(device, distributed.get_backend_config(group)) in BACKENDS
 
 
 def weighted(

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 _UNMOVED_SECONDS = 1.0  # for which the training thread must stand still within a collective operation
 _COLLECTIVE = ("torch.distributed.distributed_c10d", "torch.distributed.fsdp", "torch.autograd.graph")
 _GO_ON = (
-    "a shard of the parameters is gone with its rank, so that this one cannot go on: start the job again, and "
-    "it goes on from the script's checkpoint"
+    "a shard of the parameters is gone with its rank, so that this one cannot go on: start the job again, "
+    "and it goes on from the script's checkpoint"
 )
 
 

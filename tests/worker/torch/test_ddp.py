@@ -139,8 +139,8 @@ def test_mistakes_are_named(results):
     """All uses that would give a wrong gradient are refused on all ranks, with the remedy."""
     expected = [
         "Sequential: balance takes a model in torch's DistributedDataParallel; for others, such as those of",
-        "FSDPSequential: balance takes a model in torch's DistributedDataParallel, each of whose ranks has all "
-        "parameters, but 0.weight is a DTensor",
+        "FSDPSequential: balance takes a model in torch's DistributedDataParallel, each of whose ranks has "
+        "all parameters, but 0.weight is a DTensor",
         "Sequential: balance takes a model in torch's DistributedDataParallel, each of whose ranks has all",
         "1 synchronises its statistics",
         "broadcast_buffers=False",
@@ -279,7 +279,7 @@ def test_ranks_with_shards_end_when_one_is_gone(tmp_path, wait_until, fault):
             proxy.do(proxy.links["1"].cut)
         said = {
             "killed": "a collective operation has failed: if a rank has died, ",
-            "frozen and cut off": "rank-1 died: its connection broke, and the others cannot go on without it; ",
+            "frozen and cut off": "rank-1 died: its connection broke, and the others cannot go on without it",
         }[fault]
         for rank in (0, 2):
             assert ranks[rank].wait(60) == 1

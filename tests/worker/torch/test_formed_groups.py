@@ -20,6 +20,7 @@ from evenpace.lab.cluster import service
 from evenpace.lab.network import WorkerNetwork
 from idl.errors import UnavailableError
 from idl.exchange import Seat
+from tests.scripts import stand_in_nccl
 from tests.scripts import train_formed_group as script
 from tests.services import manager_process, restartable_manager
 from tests.worker.processes import processes
@@ -313,6 +314,35 @@ def test_a_worker_is_killed_within_an_iteration(tmp_path, wait_until, rank):
         ended, iterations = run.end_all(others)
         assert bits(ended[0]) == bits(ended[1])
         check_equal_to_one_process(ended[0], first, iterations)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_gradients_are_reduced_by_a_stand_in_for_nccl(tmp_path, wait_until, rank):
+    """A worker joins, one is killed within an iteration, and one frozen: operations are aborted by then."""
+    options = ("--workers", "3", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
+    by_stand_in = ("--backend", stand_in_nccl.NAME)
+    with (
+        manager_process(*options) as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *by_stand_in) as run,
+    ):
+        run.start("abc")
+        run.reaches("a", 15)
+        first = first_seed(run, "abc")
+        killed = next(name for name in "abc" if run.seen(name)[-1][4] == rank)
+        run.kill(killed)
+        one, other = "abc".replace(killed, "")
+        run.reaches(one, run.reached("abc") + 3)
+        run.start("d")
+        run.reaches("d", 1)
+        run.freeze(other)
+        run.reaches(one, run.reached(one) + 5)
+        run.thaw(other)
+        run.reaches(other, run.reached(one))
+        names = f"{one}{other}d"
+        ended, iterations = run.end_all(names)
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first, iterations)
+        assert {line[5] for line in run.seen(one)} == {2, 3}
 
 
 def test_a_launcher_starts_a_killed_worker_again(tmp_path, wait_until):
