@@ -9,6 +9,8 @@ import math
 import queue
 import threading
 import time
+from collections import deque
+from functools import partial
 
 import torch
 from torch import distributed
@@ -23,16 +25,28 @@ NAME = "stand_in"
 class StandInWork(Work):
     """An operation under way."""
 
-    def __init__(self, result):
+    def __init__(self, filled, result):
         super().__init__()
-        self._result = result
+        self._filled, self._result = filled, result
         self._future = torch.futures.Future()
+        self._lock = threading.Lock()
         self.error = None
 
-    def end(self, error=None):
-        """Note that it has ended, perhaps by an error, of which only `wait` tells."""
-        self.error = error
-        self._future.set_result(self._result)
+    def end(self, put=None, error=None):
+        """End it unless it has ended: by putting what has come, or else with anything in its tensors.
+
+        Of an error only `wait` tells.
+        """
+        with self._lock:
+            if self._future.done():
+                return
+            self.error = error
+            if put is not None:
+                put()
+            else:
+                for tensor in self._filled:
+                    tensor.fill_(math.nan if tensor.is_floating_point() else 0)
+            self._future.set_result(self._result)
 
     def is_completed(self):
         """Return whether it has ended, by whatever."""
@@ -59,6 +73,7 @@ class StandInGroup(distributed.ProcessGroup):
         self._aborted = threading.Event()
         self._queue = queue.SimpleQueue()
         self._number = 0
+        self._works = deque(maxlen=64)
         threading.Thread(target=self._run, daemon=True).start()
 
     def getBackendName(self):
@@ -75,6 +90,8 @@ class StandInGroup(distributed.ProcessGroup):
     def abort(self):
         """End all operations."""
         self._aborted.set()
+        for work in list(self._works):
+            work.end()
 
     def allreduce(self, tensors, opts=None):
         """Sum over the ranks."""
@@ -101,25 +118,23 @@ class StandInGroup(distributed.ProcessGroup):
     def _begin(self, given, put, filled, result):
         if self._aborted.is_set():
             raise RuntimeError("the communicator was aborted")
-        work = StandInWork(result)
-        self._queue.put((given, put, filled, work))
+        work = StandInWork(filled, result)
+        self._works.append(work)
+        self._queue.put((given, put, work))
+        if self._aborted.is_set():
+            work.end()
         return work
 
     def _run(self):
         while True:
-            given, put, filled, work = self._queue.get()
+            given, put, work = self._queue.get()
             self._number += 1
-            error = None
             try:
                 parts = self._exchange(given)
             except RuntimeError as lost:  # the store is gone with its rank
-                parts, error = None, f"remote process exited: {lost}"
-            if parts is None:
-                for tensor in filled:
-                    tensor.fill_(math.nan if tensor.is_floating_point() else 0)
+                work.end(error=f"remote process exited: {lost}")
             else:
-                put(parts)
-            work.end(error)
+                work.end(None if parts is None else partial(put, parts))
 
     def _exchange(self, given):
         """Return all ranks' tensors; None once it was aborted."""

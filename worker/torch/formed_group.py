@@ -85,6 +85,8 @@ class FormedGroup:
         if not self._by_gloo:
             keep_alive()
         self._server: TCPStore | None = None
+        self._address = ""  # at which others reach it
+        self._members: dict[str, str] = {}  # addresses of the present attempt's members, by name
         self._lock = threading.Lock()
         self._group: SurvivableGroup | None = None
         self._attempt = -1  # that the group is of
@@ -132,7 +134,8 @@ class FormedGroup:
                 "127.0.0.1", 0, None, is_master=True, timeout=_FORM_SECONDS, wait_for_workers=False
             )
             _use_interface_of(host)
-        return f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
+        self._address = f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
+        return self._address
 
     def form(self, attempt: int, seat: Seat, has_state: Callable[[], None]) -> GroupTimes:
         """Form the group of an attempt, wrap the model anew, and have all members at the same state.
@@ -162,6 +165,7 @@ class FormedGroup:
         except RuntimeError as error:
             raise UnavailableError(
                 f"the group of {seat.size} workers for attempt {attempt} could not be formed: {error}"
+                f"{self._name_unreached(attempt)}"
             ) from error
         compared = time.perf_counter()
         for one in {group, distributed.group.WORLD}:
@@ -186,7 +190,7 @@ class FormedGroup:
         It is another one where gradients are reduced by NCCL, which takes no tensors of the CPU's, and does
         not say that a tensor has come.
         """
-        model = self._model
+        model, self._members = self._model, {}
         for parameter in model.parameters():
             parameter.grad = None  # which may be a view of the wrapper's buckets
         with self._lock:
@@ -224,6 +228,10 @@ class FormedGroup:
             self._group = group = SurvivableGroup(inner, carrier)
             self._check_not_over(attempt)
         _wrap(model, group)
+        with self._lock:
+            gathering, self._gathering = self._gathering, []
+        for connection in gathering:  # NCCL's members meet by way of the store in the first operation
+            connection.close()
         if (why := group.settle()) is not None:
             raise UnavailableError(f"the group of attempt {attempt} has broken: {why}")
         self._register()
@@ -258,13 +266,26 @@ class FormedGroup:
             self._gathering = duplicates(connections() - earlier, set())
             self._check_not_over(attempt)
         store = PrefixStore(f"attempt-{attempt}", whole)
-        store.set(f"member-{seat.rank}", "")
-        store.wait([f"member-{rank}" for rank in range(seat.size)], _WAIT_SECONDS)
-        with self._lock:
-            gathering, self._gathering = self._gathering, []
-        for connection in gathering:
-            connection.close()
+        store.set(f"member-{seat.rank}", f"{self._address} {self._session.config.worker}")
+        keys = [f"member-{rank}" for rank in range(seat.size)]
+        store.wait(keys, _WAIT_SECONDS)
+        members = (store.get(key).decode().partition(" ") for key in keys)
+        self._members = {name: address for address, _, name in members}
         return store
+
+    def _name_unreached(self, attempt: int) -> str:
+        """Return the members that cannot be reached from here, in words; nothing if the attempt is over."""
+        unreached = []
+        for name, address in self._members.items():
+            host, _, number = address.rpartition(":")
+            try:
+                reach(host.strip("[]"), int(number), 0.0, lambda: self._check_not_over(attempt))
+            except UnavailableError:
+                return ""
+            except OSError as error:
+                unreached.append(f"{name} at {address} ({error})")
+        own = self._session.config.worker
+        return f"; {own} cannot reach {', '.join(unreached)}" if unreached else ""
 
     def _check_not_over(self, attempt: int) -> None:
         if self._over > attempt:

@@ -124,7 +124,7 @@ def test_a_level_of_debugging_with_which_nccl_would_end_the_process_is_refused(m
     level = distributed.get_debug_level()
     distributed.set_debug_level(distributed.DebugLevel.DETAIL)
     try:
-        with pytest.raises(InvalidRequestError, match="TORCH_DISTRIBUTED_DEBUG DETAIL: .* INFO and OFF are"):
+        with pytest.raises(InvalidRequestError, match=r"TORCH_DISTRIBUTED_DEBUG DETAIL: .* INFO and OFF are"):
             abortable_carrier.keep_alive()
     finally:
         distributed.set_debug_level(level)

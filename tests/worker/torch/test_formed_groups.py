@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -330,8 +331,9 @@ def test_gradients_are_reduced_by_a_stand_in_for_nccl(tmp_path, wait_until, rank
         first = first_seed(run, "abc")
         killed = next(name for name in "abc" if run.seen(name)[-1][4] == rank)
         run.kill(killed)
-        one, other = "abc".replace(killed, "")
-        run.reaches(one, run.reached("abc") + 3)
+        left = "abc".replace(killed, "")
+        run.reaches(left[0], run.reached("abc") + 3)
+        other, one = sorted(left, key=lambda name: run.seen(name)[-1][4])  # the first serves the store
         run.start("d")
         run.reaches("d", 1)
         run.freeze(other)
@@ -493,6 +495,22 @@ def test_a_group_whose_store_has_died_is_given_up_at_once():
     with pytest.raises(UnavailableError, match=r"rank 0 of attempt 3 cannot be reached at .*refused"):
         group._gather(3, Seat(1, 2, f"{host}:{port}", None, False))
     assert time.monotonic() - began < 15
+
+
+def test_the_error_names_who_cannot_be_reached():
+    """Where a group cannot be formed, since packets between two of its members are lost for good."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        lost = "{}:{}".format(*gone.getsockname())
+    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
+    group._lock, group._over = threading.Lock(), 0
+    group._session = SimpleNamespace(config=SimpleNamespace(worker="w0"))
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        group._members = {"w1": "{}:{}".format(*there.getsockname()), "w2": lost}
+        said = group._name_unreached(3)
+    assert said.startswith(f"; w0 cannot reach w2 at {lost} (")
+    assert "w1" not in said
+    group._over = 4
+    assert group._name_unreached(3) == ""
 
 
 def test_the_wait_for_a_host_that_does_not_answer_ends_with_the_attempt():
