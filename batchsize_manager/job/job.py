@@ -391,9 +391,9 @@ class Job:
         for worker in deadlines.gone(members, now):
             if self.members.recovers and worker in self.members:  # else it was released meanwhile
                 self.members.cut_off(worker, now - config.absence)
-            self._remove(worker, "died: its connection broke", now)
+            self._remove_dead(worker, "died: its connection broke", now)
         for worker in deadlines.absent(members, config.absence, now):
-            self._remove(worker, f"died: nothing was heard of it for {config.absence:g} s", now)
+            self._remove_dead(worker, f"died: nothing was heard of it for {config.absence:g} s", now)
         if self.members.regroups:
             self.presence.look_for_returning(now)
             self._look_for_missing(now)
@@ -668,6 +668,12 @@ class Job:
             self.presence.look_for_returning(now)
             if self.members:
                 self._advance(now)
+
+    def _remove_dead(self, worker: str, why: str, now: float) -> None:
+        """Take out a worker that has died; in a group that stays, no other can go on without it."""
+        self._remove(worker, why, now)
+        if self.members.reduce and self.members.started and self.members:
+            self.attempts.failure = f"{worker} {why}, and the others cannot go on without it"
 
     def _welcome(self, worker: str, member: Member, now: float, iteration: int | None = None) -> bool:
         goes_on = self.presence.welcome(worker, member, now, iteration)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import distributed, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import evenpace
@@ -208,8 +209,6 @@ def clip_hook(scenario):
 
 def fsdp(scenario):
     """FSDP2, and the scaled loss."""
-    from torch.distributed.fsdp import fully_shard
-
     model = make_model()
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -258,6 +257,10 @@ def refused(scenario):
             said.append("")
 
     refuses(evenpace.torch.balance, make_model(), scenario.loader)
+    refuses(evenpace.torch.balance, fully_shard(make_model()), scenario.loader)
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+    replicated = distributed.tensor.distribute_module(make_model(), mesh)
+    refuses(evenpace.torch.balance, replicated, scenario.loader)
     synchronised = evenpace.torch.convert_sync_batchnorm(
         make_model(batch_norm=True), session=scenario.session
     )
@@ -412,6 +415,11 @@ def endless(scenario):
     hook(scenario)
 
 
+def endless_fsdp(scenario):
+    """Likewise, with FSDP2."""
+    fsdp(scenario)
+
+
 SCENARIOS = {
     function.__name__: function
     for function in (
@@ -420,10 +428,11 @@ SCENARIOS = {
     )
 }
 
-BY_THEMSELVES = {function.__name__: function for function in (endless, steered)}
+BY_THEMSELVES = {function.__name__: function for function in (endless, endless_fsdp, steered)}
 
 OPTIONS = {
     "endless": {"epochs": 10**9},
+    "endless_fsdp": {"epochs": 10**9},
     "steered": {"epochs": 10, "barrier_timeout": 20.0},
     "slow_rank": {"measured": True},
     "compiled": {"epochs": 32},

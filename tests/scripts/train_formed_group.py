@@ -115,6 +115,7 @@ def main():
     parser.add_argument("--static-graph", action="store_true", help="Likewise.")
     parser.add_argument("--loading", type=int, default=0, help="Processes that load samples.")
     parser.add_argument("--hidden", type=int, default=8)
+    parser.add_argument("--backend", default="gloo")
     parser.add_argument("--change-alone", action="store_true", help="Change a parameter in iteration 5.")
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--hold", type=Path, help="Compute the first batch once there is this file.")
@@ -123,7 +124,11 @@ def main():
     )
     options = parser.parse_args()
 
-    distributed.init_process_group("gloo")
+    if options.backend != "gloo":
+        from tests.scripts import stand_in_nccl  # which is not found under torchrun
+
+        stand_in_nccl.register()
+    distributed.init_process_group(options.backend)
     module, optimizer, by_batch, by_epoch = make(
         options.seed, options.optimizer, options.hidden, norm=options.norm
     )

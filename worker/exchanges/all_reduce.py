@@ -47,9 +47,8 @@ class Former(Protocol):
         """
         ...
 
-    @property
-    def broken(self) -> str | None:
-        """Why the iteration under way does not count, in words; None where it does."""
+    def settle(self) -> str | None:
+        """Wait for the device, and return why the iteration under way does not count; None where it does."""
         ...
 
     def begin_batch(self) -> None:
@@ -89,6 +88,7 @@ class AllReduce:
         kind: The name of the exchange, which is told to the manager by `join`.
         weighted_samples: Samples of the current iteration whose weight is in the gradient.
         group_times: What the last change to another group took; None before the first.
+        on_abandoned: Called, by any thread, with the error after which the job cannot go on.
     """
 
     loader_finishes = True
@@ -99,6 +99,7 @@ class AllReduce:
         self.kind = FIXED_GROUP
         self.weighted_samples = 0
         self.group_times: GroupTimes | None = None
+        self.on_abandoned: Callable[[EvenpaceError], None] | None = None
         self._weighted_by: str | None = None  # the function that weighted the current iteration's gradient
         self._has_weighted = False
         self._former: Former | None = None
@@ -206,12 +207,11 @@ class AllReduce:
             RewoundError: It could not be reduced, and another attempt has begun.
         """
         weighted_by, self._weighted_by, self.weighted_samples = self._weighted_by, None, 0
-        if self._former is not None and self._former.broken is not None:
+        if self._former is not None and (why := self._former.settle()) is not None:
             assert self._manager is not None
             assert self._formed is not None
             raise RewoundError(
-                f"iteration {done.iteration} does not count: {self._former.broken}",
-                self._manager.recover(self._formed),
+                f"iteration {done.iteration} does not count: {why}", self._manager.recover(self._formed)
             )
         if weighted_by is None:
             raise InvalidRequestError(
@@ -268,7 +268,9 @@ class AllReduce:
             return assignment
 
     def abandon(self, error: EvenpaceError) -> None:
-        """Do nothing: a collective operation ends by its framework's own time-out."""
+        """Tell whoever has asked for it: a collective operation ends by its framework's own time-out."""
+        if self.on_abandoned is not None:
+            self.on_abandoned(error)
 
     def close(self) -> None:
         """Do nothing: the process group is the script's."""

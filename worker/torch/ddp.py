@@ -5,6 +5,7 @@ batch is the sum of the workers' mean gradients times x_i / X (LB-BSP, section 3
 once: to the gradients by a communication hook, or to the loss.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +25,10 @@ from worker.session import Session
 from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.consecutive import ConsecutivePairs
 from worker.torch.device_timing import time_on
-from worker.torch.formed_group import FormedGroup
+from worker.torch.formed_group import BACKENDS, FormedGroup, backend_for
 from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
+from worker.torch.lost_shards import end_with_lost_shards
 from worker.torch.memory_watch import note_device, watch_memory
 from worker.torch.micro_batches import Accumulation
 from worker.torch.preconditioner import Preconditioner, preconditioner_of
@@ -52,10 +54,10 @@ def balance(
     until it has been reduced. On a GPU it is measured by events on its stream.
 
     Where an optimiser is given and no launcher such as torchrun has put several processes into the group,
-    which is gloo's, the manager has the job's workers form their group, another one whenever workers come or
-    go: then all take the parameters, the optimiser's state, its schedulers' and that of `also` from one of
-    them, and nothing else has to be the same at the start. The script's own group is given up for it, and the
-    ranks may change between two batches.
+    which is gloo's or NCCL's, the manager has the job's workers form their group, another one whenever
+    workers come or go: then all take the parameters, the optimiser's state, its schedulers' and that of
+    `also` from one of them, and nothing else has to be the same at the start. The script's own group is given
+    up for it, and the ranks may change between two batches.
 
     Args:
         model: The model, on all ranks; the ranks are the workers of the job.
@@ -71,17 +73,13 @@ def balance(
         The same model.
 
     Raises:
-        InvalidRequestError: The model is not in `DistributedDataParallel`, has synchronised batch
-            normalisation, or has a communication hook already; the optimiser is another one; the session has
-            a parameter server; or, in a job with micro-batches or a group that the manager forms, the loader
-            has another model.
+        InvalidRequestError: The model is not in `DistributedDataParallel`, or has a part of its parameters on
+            each rank, as in FSDP2; it has synchronised batch normalisation, or a communication hook already;
+            the optimiser is another one; the session has a parameter server; or, in a job with micro-batches
+            or a group that the manager forms, the loader has another model.
     """
     session = loader.session
-    if not isinstance(model, DistributedDataParallel):
-        raise InvalidRequestError(
-            f"{type(model).__name__}: balance takes a model in torch's DistributedDataParallel; "
-            f"for others, scale the loss by weighted(loss)"
-        )
+    _check_replicated(model)
     exchange = AllReduce.of(
         session.exchange, "the session has a parameter server, which weights gradients: leave out `ps`"
     )
@@ -136,10 +134,36 @@ def balance(
     return model
 
 
+def _check_replicated(model: object) -> None:
+    """Check that a model is in `DistributedDataParallel`, and that this rank has all of its parameters.
+
+    Raises:
+        InvalidRequestError: It is not, or has a part of them.
+    """
+    kind = type(model).__name__
+    tensor = sys.modules.get("torch.distributed.tensor")  # else nothing is a DTensor
+    if tensor is not None and isinstance(model, nn.Module):
+        sharded = [name for name, one in model.named_parameters() if isinstance(one, tensor.DTensor)]
+        if sharded:
+            raise InvalidRequestError(
+                f"{kind}: balance takes a model in torch's DistributedDataParallel, each of whose ranks has "
+                f"all parameters, but {sharded[0]} is a DTensor, as those of FSDP2's fully_shard: start the "
+                f"processes by torchrun, and scale the loss by weighted(loss) in place of balance"
+            )
+    if not isinstance(model, DistributedDataParallel):
+        raise InvalidRequestError(
+            f"{kind}: balance takes a model in torch's DistributedDataParallel; for others, such as those of "
+            f"FSDP2's fully_shard, start the processes by torchrun, and scale the loss by weighted(loss)"
+        )
+
+
 def _is_alone(model: DistributedDataParallel) -> bool:
-    """Return whether the group of a model is this process alone, and gloo's."""
+    """Return whether the group of a model is this process alone, and of a backend whose groups are formed."""
     group = model.process_group
-    return distributed.get_world_size(group) == 1 and distributed.get_backend(group) == "gloo"
+    if distributed.get_world_size(group) != 1:
+        return False
+    device = next(model.parameters()).device
+    return backend_for(device, distributed.get_backend_config(group)) in BACKENDS
 
 
 def weighted(
@@ -199,8 +223,10 @@ def weighted(
         if not distributed.is_initialized():
             raise InvalidRequestError("torch.distributed is not initialised: give the number of `ranks`")
         ranks = distributed.get_world_size()
-    if exchange.note_weighting(_LOSS, samples) and of_default_group:
-        _check_members(session, loss.device, None)
+    if exchange.note_weighting(_LOSS, samples):
+        end_with_lost_shards(session, exchange)
+        if of_default_group:
+            _check_members(session, loss.device, None)
     time_on(loss.device, session)
     # A worker without a part in the batch has a sample that must not count.
     part = 0 if not assignment.count else samples if reduction == "mean" else 1

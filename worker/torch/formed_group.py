@@ -1,4 +1,4 @@
-"""PyTorch: a process group of gloo that is formed anew in each attempt of a job, under one model."""
+"""PyTorch: a process group of gloo or NCCL that is formed anew in each attempt of a job, under one model."""
 
 import datetime
 import logging
@@ -20,7 +20,15 @@ from idl.errors import InvalidRequestError, UnavailableError
 from idl.exchange import Seat
 from worker.exchanges.all_reduce import GroupTimes
 from worker.session import Session
-from worker.torch.survivable_group import SurvivableGroup, connections, duplicates, shut
+from worker.torch.abortable_carrier import AbortableCarrier, keep_alive
+from worker.torch.survivable_group import (
+    Carrier,
+    GlooCarrier,
+    SurvivableGroup,
+    connections,
+    duplicates,
+    shut,
+)
 from worker.torch.training_state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -29,6 +37,8 @@ _FORM_SECONDS = datetime.timedelta(seconds=30)  # once all members are there
 _CONNECT_SECONDS = 2.0  # for one attempt to reach a store's host, after which another may be made
 _CONNECT_PAUSE_SECONDS = 0.1
 _WAIT_SECONDS = datetime.timedelta(minutes=30)  # for others, as PyTorch; a straggler is no fault
+
+BACKENDS = {"gloo", "nccl"}  # of which groups are formed; all but gloo's are broken by aborting them
 
 # Options of DistributedDataParallel that are not kept in a form which it could be made anew with.
 _REFUSED = ("mixed_precision", "_delay_all_reduce_params", "device_mesh", "bucket_cap_mb_list")
@@ -45,7 +55,8 @@ class FormedGroup:
         register: Registers the communication hook with the model.
 
     Raises:
-        InvalidRequestError: The model has options with which it cannot be wrapped anew.
+        InvalidRequestError: The model has options with which it cannot be wrapped anew; or NCCL's groups
+            would end the process.
     """
 
     def __init__(
@@ -66,7 +77,16 @@ class FormedGroup:
         self._model = model
         self._state = state
         self._register = register
+        self._backends = distributed.get_backend_config(
+            model.process_group
+        )  # that the script has chosen, by types of devices
+        self._device = next(model.parameters()).device
+        self._by_gloo = backend_for(self._device, self._backends) == "gloo"
+        if not self._by_gloo:
+            keep_alive()
         self._server: TCPStore | None = None
+        self._address = ""  # at which others reach it
+        self._members: dict[str, str] = {}  # addresses of the present attempt's members, by name
         self._lock = threading.Lock()
         self._group: SurvivableGroup | None = None
         self._attempt = -1  # that the group is of
@@ -74,10 +94,9 @@ class FormedGroup:
         self._gathering: list[socket.socket] = []  # duplicates of the connection at which members gather
         _guard_step(optimizer, self)
 
-    @property
-    def broken(self) -> str | None:
-        """Why the iteration under way does not count, in words; None where it does."""
-        return None if self._group is None else self._group.broken
+    def settle(self) -> str | None:
+        """Wait for the device, and return why the iteration under way does not count; None where it does."""
+        return None if self._group is None else self._group.settle()
 
     def cut(self, attempt: int) -> None:
         """End all waits for other members in groups of earlier attempts than this; called by any thread."""
@@ -92,7 +111,7 @@ class FormedGroup:
 
     def begin_batch(self) -> None:
         """Go back to the state before a batch that did not count; else note the state before this one."""
-        if self.broken is None:
+        if self.settle() is None:
             self._state.note()
         else:
             self._state.go_back()
@@ -115,7 +134,8 @@ class FormedGroup:
                 "127.0.0.1", 0, None, is_master=True, timeout=_FORM_SECONDS, wait_for_workers=False
             )
             _use_interface_of(host)
-        return f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
+        self._address = f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
+        return self._address
 
     def form(self, attempt: int, seat: Seat, has_state: Callable[[], None]) -> GroupTimes:
         """Form the group of an attempt, wrap the model anew, and have all members at the same state.
@@ -145,9 +165,11 @@ class FormedGroup:
         except RuntimeError as error:
             raise UnavailableError(
                 f"the group of {seat.size} workers for attempt {attempt} could not be formed: {error}"
+                f"{self._name_unreached(attempt)}"
             ) from error
         compared = time.perf_counter()
-        distributed.distributed_c10d._set_pg_timeout(_WAIT_SECONDS, group)
+        for one in {group, distributed.group.WORLD}:
+            distributed.distributed_c10d._set_pg_timeout(_WAIT_SECONDS, one)
         times = GroupTimes(connected - begun, sent - connected, compared - sent)
         log.info(
             "attempt %d: rank %d of %d, met at %s; formed in %.0f ms, state %.0f ms, compared %.0f ms",
@@ -163,7 +185,12 @@ class FormedGroup:
         return times
 
     def _connect(self, attempt: int, seat: Seat) -> distributed.ProcessGroup | None:
-        model = self._model
+        """Form the group, wrap the model for it, and return that of gloo's in which the state is passed on.
+
+        It is another one where gradients are reduced by NCCL, which takes no tensors of the CPU's, and does
+        not say that a tensor has come.
+        """
+        model, self._members = self._model, {}
         for parameter in model.parameters():
             parameter.grad = None  # which may be a view of the wrapper's buckets
         with self._lock:
@@ -182,21 +209,33 @@ class FormedGroup:
         # A group is named by the number of those that its process has had, which differs among members.
         distributed.distributed_c10d._world.group_count = 0
         distributed.init_process_group(
-            "gloo",
+            self._backends,
             store=store,
             rank=seat.rank,
             world_size=seat.size,
             timeout=_FORM_SECONDS,
         )
         inner = distributed.group.WORLD
+        assert inner is not None
+        beside = inner if self._by_gloo else distributed.new_group(backend="gloo", timeout=_FORM_SECONDS)
         assert self._server is not None
         ports = {self._server.port, int(seat.store.rpartition(":")[2])}
         with self._lock:
-            self._group = group = SurvivableGroup(inner, duplicates(connections() - earlier, ports))
+            found = duplicates(connections() - earlier, ports)
+            carrier: Carrier = GlooCarrier(found)
+            if not self._by_gloo:
+                carrier = AbortableCarrier(inner._get_backend(self._device).abort, found)
+            self._group = group = SurvivableGroup(inner, carrier)
             self._check_not_over(attempt)
         _wrap(model, group)
+        with self._lock:
+            gathering, self._gathering = self._gathering, []
+        for connection in gathering:  # NCCL's members meet by way of the store in the first operation
+            connection.close()
+        if (why := group.settle()) is not None:
+            raise UnavailableError(f"the group of attempt {attempt} has broken: {why}")
         self._register()
-        return inner
+        return beside
 
     def _gather(self, attempt: int, seat: Seat) -> PrefixStore:
         """Wait at the group's store until all members are there, and return it.
@@ -227,17 +266,35 @@ class FormedGroup:
             self._gathering = duplicates(connections() - earlier, set())
             self._check_not_over(attempt)
         store = PrefixStore(f"attempt-{attempt}", whole)
-        store.set(f"member-{seat.rank}", "")
-        store.wait([f"member-{rank}" for rank in range(seat.size)], _WAIT_SECONDS)
-        with self._lock:
-            gathering, self._gathering = self._gathering, []
-        for connection in gathering:
-            connection.close()
+        store.set(f"member-{seat.rank}", f"{self._address} {self._session.config.worker}")
+        keys = [f"member-{rank}" for rank in range(seat.size)]
+        store.wait(keys, _WAIT_SECONDS)
+        members = (store.get(key).decode().partition(" ") for key in keys)
+        self._members = {name: address for address, _, name in members}
         return store
+
+    def _name_unreached(self, attempt: int) -> str:
+        """Return the members that cannot be reached from here, in words; nothing if the attempt is over."""
+        unreached = []
+        for name, address in self._members.items():
+            host, _, number = address.rpartition(":")
+            try:
+                reach(host.strip("[]"), int(number), 0.0, lambda: self._check_not_over(attempt))
+            except UnavailableError:
+                return ""
+            except OSError as error:
+                unreached.append(f"{name} at {address} ({error})")
+        own = self._session.config.worker
+        return f"; {own} cannot reach {', '.join(unreached)}" if unreached else ""
 
     def _check_not_over(self, attempt: int) -> None:
         if self._over > attempt:
             raise UnavailableError(f"attempt {attempt} is over")
+
+
+def backend_for(device: torch.device, backends: str) -> str | None:
+    """Return the backend for a device, of those by types of devices such as `cpu:gloo,cuda:nccl`."""
+    return dict(one.split(":") for one in backends.split(",")).get(device.type)
 
 
 def reach(host: str, port: int, seconds: float, check: Callable[[], None]) -> None:
@@ -271,7 +328,7 @@ def _guard_step(optimizer: torch.optim.Optimizer, group: FormedGroup) -> None:
 
     # A plain function, bound: learning-rate schedulers unwrap and wrap the method.
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        if group.broken is not None:
+        if group.settle() is not None:
             return group.skip_step()
         return own() if closure is None else own(closure)
 

@@ -1,4 +1,4 @@
-"""PyTorch: a process group of gloo's whose operations end without an error, also when a member has gone.
+"""PyTorch: a process group whose operations end without an error, also when a member has gone; gloo's.
 
 A script's loop knows of no members that die. So where an operation of its forward or backward pass cannot be
 completed, it ends with whatever is there, and the group is *broken* from then on: the iteration does not
@@ -12,8 +12,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import distributed
@@ -26,41 +26,105 @@ _UNHEARD_SECONDS = 10.0  # after which a connection breaks whose other machine a
 _PROBE_SECONDS = 3  # of silence, after which a machine is asked for an acknowledgement
 
 
+class Carrier(Protocol):
+    """Carries a group's operations by one of PyTorch's backends, and ends them where a member has gone.
+
+    Attributes:
+        broken: Why operations cannot be completed any more, in words; None while they can.
+    """
+
+    broken: str | None
+
+    def run(self, begin: Callable[[], Any], result: Any) -> Any:
+        """Begin an operation, and return its work, which ends without an error.
+
+        Args:
+            begin: Begins it, and returns the backend's work.
+            result: The tensors that it fills; where it cannot be completed, with anything.
+        """
+        ...
+
+    def settle(self) -> str | None:
+        """Wait until all operations have ended, and return why the group is broken; None if it is not."""
+        ...
+
+    def cut(self) -> None:
+        """Let all that waits for other ranks end, and break the group; may be called by any thread."""
+        ...
+
+    def close(self) -> bool:
+        """End the operations; return whether the backend may be destroyed, which else would wait for them."""
+        ...
+
+
 class SurvivableGroup(distributed.ProcessGroup):
-    """A process group around one of gloo's.
+    """A process group around another one.
 
     Args:
-        inner: The group.
+        inner: The other one.
+        carrier: Carries its operations.
+    """
+
+    def __init__(self, inner: Any, carrier: Carrier) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self._inner = inner
+        self._carrier = carrier
+
+    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
+        """Return the backend's name."""
+        return "survivable"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
+        """Reduce tensors over all ranks, in place."""
+        options = opts or distributed.AllreduceOptions()
+        return self._carrier.run(lambda: self._inner.allreduce(tensors, options), tensors)
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
+        """Broadcast tensors from a rank, in place."""
+        options = opts or distributed.BroadcastOptions()
+        return self._carrier.run(lambda: self._inner.broadcast(tensors, options), tensors)
+
+    def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
+        """Gather tensors from all ranks."""
+        options = opts or c10d.AllgatherOptions()
+        return self._carrier.run(lambda: self._inner.allgather(outputs, tensors, options), outputs)
+
+    def settle(self) -> str | None:
+        """Wait for operations under way, and return why some could not be completed; None if all were."""
+        return self._carrier.settle()
+
+    def cut(self) -> None:
+        """Let all that waits for other ranks end, and break the group; may be called by any thread."""
+        self._carrier.cut()
+
+    def close(self) -> None:
+        """End all operations; afterwards the group around which this one is may be destroyed."""
+        if not self._carrier.close():
+            # Its end would wait for the backend's threads, and they for its time-out: so it never ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._inner))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
+
+class GlooCarrier:
+    """Carries a group's operations by gloo; see `Carrier`.
+
+    Args:
         connections: Duplicates of its connections, by which it can be cut off.
 
     Attributes:
         broken: Why operations cannot be completed any more, in words; None while they can.
     """
 
-    def __init__(self, inner: Any, connections: list[socket.socket]) -> None:
-        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+    def __init__(self, connections: list[socket.socket]) -> None:
         self.broken: str | None = None
-        self._inner = inner
         self._connections = connections
         self._lock = threading.Lock()
         self._open: dict[Any, Any] = {}  # futures that have not ended, with their results
         self._works: deque[Any] = deque(maxlen=_RECENT)
 
-    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
-        """Return the backend's name."""
-        return "survivable gloo"
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
-        """Reduce tensors over all ranks, in place."""
-        return self._run("allreduce", tensors, tensors, opts or distributed.AllreduceOptions())
-
-    def broadcast(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
-        """Broadcast tensors from a rank, in place."""
-        return self._run("broadcast", tensors, tensors, opts or distributed.BroadcastOptions())
-
-    def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        """Gather tensors from all ranks."""
-        return self._run("allgather", outputs, outputs, tensors, opts or c10d.AllgatherOptions())
+    def settle(self) -> str | None:
+        """Return why the group is broken: whoever has begun an operation has waited for it."""
+        return self.broken
 
     def cut(self) -> None:
         """Let all that waits for other ranks end, and break the group; may be called by any thread.
@@ -78,37 +142,34 @@ class SurvivableGroup(distributed.ProcessGroup):
             for future, result in given_up.items():
                 future.set_result(result)
 
-    def close(self) -> None:
-        """Cut the connections; afterwards the group around which this one is may be destroyed."""
+    def close(self) -> bool:
+        """Cut the connections, and return whether gloo's threads have ended."""
         shut(self._connections)
         for connection in self._connections:
             connection.close()
         if any(not work.is_completed() for work in self._works):
             time.sleep(_STUCK_SECONDS)
-        if any(not work.is_completed() for work in self._works):
-            # Its end would wait for gloo's threads, and they for its time-out: so it never ends.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._inner))
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        return all(work.is_completed() for work in self._works)
 
     def _break(self, why: str) -> None:
         self.broken = self.broken or why
 
-    def _run(self, operation: str, result: Any, *arguments: Any) -> Any:
-        future: torch.futures.Future[Any] = torch.futures.Future()
+    def run(self, begin: Callable[[], Any], result: Any) -> Any:
+        """Begin an operation, and return one that ends when it does, or when the group is cut."""
         work = None
         if self.broken is None:
             try:
-                work = getattr(self._inner, operation)(*arguments)
+                work = begin()
             except RuntimeError as error:
                 self._break(str(error))
         if work is None:
-            future.set_result(result)
-            return _work(future)
+            return ended(result)
+        future: torch.futures.Future[Any] = torch.futures.Future()
         with self._lock:
             self._open[future] = result
         self._works.append(work)
 
-        def ended(done: Any) -> None:
+        def end(done: Any) -> None:
             why = None
             try:
                 done.value()
@@ -121,8 +182,15 @@ class SurvivableGroup(distributed.ProcessGroup):
                     self._break(why)
             future.set_result(result)
 
-        work.get_future().add_done_callback(ended)
+        work.get_future().add_done_callback(end)
         return _work(future)
+
+
+def ended(result: Any) -> Any:
+    """Return an operation that has ended, with whatever is in its tensors."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    return _work(future)
 
 
 def _work(future: Any) -> Any:

@@ -83,7 +83,7 @@ class TrainingState:
 
         Args:
             source: The rank that sends its state.
-            group: The group, torch.distributed's default one.
+            group: A group of gloo's of all ranks; what is on a device goes by way of the CPU.
             lacks: Whether this rank lacks it; others keep their own.
 
         Raises:
@@ -125,7 +125,7 @@ class TrainingState:
         flat: list[torch.Tensor] = []
         state = _filled(outline, flat)
         own = list(self._tensors())
-        received = [torch.empty_like(tensor) for tensor in own]
+        received = [torch.empty_like(tensor, device="cpu") for tensor in own]
         self._transfer([*received, *flat], source, group, to)
         if keeps:
             return
@@ -189,7 +189,8 @@ class TrainingState:
         tensors: Sequence[torch.Tensor], source: int, group: distributed.ProcessGroup, to: int | None
     ) -> None:
         """Send tensors of any type from a rank to another one, or with None to all; in place, all at once."""
-        flat = [tensor.contiguous().view(-1) for tensor in tensors if tensor.numel()]
+        whole = [tensor for tensor in tensors if tensor.numel()]
+        flat = [tensor.cpu().contiguous().view(-1) for tensor in whole]
         sends = distributed.get_rank(group) == source
         works = []
         for tag, one in enumerate(flat):
@@ -202,7 +203,9 @@ class TrainingState:
                 works.append(distributed.irecv(part, source, group, tag))
         for work in works:
             work.wait()
-        for tensor, one in zip((t for t in tensors if t.numel()), flat, strict=True):
+        if sends:
+            return
+        for tensor, one in zip(whole, flat, strict=True):
             if tensor.data_ptr() != one.data_ptr():
                 tensor.copy_(one.view(tensor.shape))
 

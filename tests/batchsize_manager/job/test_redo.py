@@ -214,6 +214,19 @@ def test_jobs_that_reduce_gradients_redo_nothing():
     assert driver.job.attempts.failure == "a cannot go on; restart the job from its checkpoint"
 
 
+def test_a_death_fails_a_job_whose_group_stays():
+    """The others may wait for good in a reduction: they are told, by their heartbeats."""
+    driver = Beating("a", "b", "c", total=30, exchange=FIXED_GROUP)
+    driver.finish("a", "b", "c")
+    driver.job.disconnect("b", "b", 0.0)
+    driver.job.tick(0.9)
+    assert driver.job.attempts.failure is None
+    driver.job.tick(1.1)
+    assert driver.job.attempts.failure == (
+        "b died: its connection broke, and the others cannot go on without it"
+    )
+
+
 # -- silence
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from batchsize_manager.client import ManagerClient
+from evenpace.lab.proxy import Proxy
 from evenpace.observer import Observer
 from idl.plan import JobSpec, permutation
 from rpc.processes import end_process
@@ -29,12 +31,15 @@ FOLLOW = ("--tolerance", "0", "--predictor", "memoryless")  # batch sizes follow
 pytestmark = pytest.mark.slow
 
 
-def start_ranks(stack, manager, ahead, folder, *scenarios, count=3):
-    """Start processes that run scenarios, as torchrun does; they end with the stack at the latest."""
+def start_ranks(stack, manager, ahead, folder, *scenarios, count=3, links=()):
+    """Start processes that run scenarios, as torchrun does; they end with the stack at the latest.
+
+    Where there are links, each rank reaches the manager by its own.
+    """
     port = str(address_of_our_own().port)
-    places = "--manager", str(manager), "--ahead", str(ahead), "--folder", str(folder)
     ranks = []
-    for rank in range(count):
+    for rank, way in enumerate(links or [manager] * count):
+        places = "--manager", str(way), "--ahead", str(ahead), "--folder", str(folder)
         with (folder / f"{rank}.log").open("w") as log:
             popen = subprocess.Popen(
                 [sys.executable, "-m", script.__name__, *places, *scenarios],
@@ -133,7 +138,10 @@ def test_ddps_own_mean_is_biased(results):
 def test_mistakes_are_named(results):
     """All uses that would give a wrong gradient are refused on all ranks, with the remedy."""
     expected = [
-        "Sequential: balance takes a model in torch's DistributedDataParallel",
+        "Sequential: balance takes a model in torch's DistributedDataParallel; for others, such as those of",
+        "FSDPSequential: balance takes a model in torch's DistributedDataParallel, each of whose ranks has "
+        "all parameters, but 0.weight is a DTensor",
+        "Sequential: balance takes a model in torch's DistributedDataParallel, each of whose ranks has all",
         "1 synchronises its statistics",
         "broadcast_buffers=False",
         "balance needs to be the model's only communication hook",
@@ -251,6 +259,33 @@ def test_the_others_end_when_a_rank_dies(tmp_path, wait_until):
         for rank in (0, 2):
             # Not always by the exception: gloo aborts a process that ends while its threads still read.
             assert ranks[rank].wait(180) != 0
+
+
+@pytest.mark.parametrize("fault", ["killed", "frozen and cut off"])
+def test_ranks_with_shards_end_when_one_is_gone(tmp_path, wait_until, fault):
+    """Whether their process group breaks or only the manager notices it, a line says why, and what to do."""
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(manager_process("--workers", "3", *FOLLOW))
+        proxy = stack.enter_context(Proxy())
+        links = [proxy.add(str(rank), manager) for rank in range(3)]
+        ranks = start_ranks(stack, manager, manager, tmp_path, "endless_fsdp", links=links)
+        observer = Observer(manager, (), job="endless_fsdp")
+        stack.callback(observer.close)
+        wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations", 180)
+        if fault == "killed":
+            ranks[1].kill()
+        else:
+            ranks[1].send_signal(signal.SIGSTOP)
+            proxy.do(proxy.links["1"].cut)
+        said = {
+            "killed": "a collective operation has failed: if a rank has died, ",
+            "frozen and cut off": "rank-1 died: its connection broke, and the others cannot go on without it",
+        }[fault]
+        for rank in (0, 2):
+            assert ranks[rank].wait(60) == 1
+            (line,) = [line for line in (tmp_path / f"{rank}.log").read_text().splitlines() if said in line]
+            assert "a shard of the parameters is gone with its rank" in line
+            assert line.endswith("start the job again, and it goes on from the script's checkpoint")
 
 
 @pytest.mark.parametrize("way", ["ddp", "connect"])

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from evenpace.lab.cluster import service
 from evenpace.lab.network import WorkerNetwork
 from idl.errors import UnavailableError
 from idl.exchange import Seat
+from tests.scripts import stand_in_nccl
 from tests.scripts import train_formed_group as script
 from tests.services import manager_process, restartable_manager
 from tests.worker.processes import processes
@@ -315,6 +317,36 @@ def test_a_worker_is_killed_within_an_iteration(tmp_path, wait_until, rank):
         check_equal_to_one_process(ended[0], first, iterations)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_gradients_are_reduced_by_a_stand_in_for_nccl(tmp_path, wait_until, rank):
+    """A worker joins, one is killed within an iteration, and one frozen: operations are aborted by then."""
+    options = ("--workers", "3", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
+    by_stand_in = ("--backend", stand_in_nccl.NAME)
+    with (
+        manager_process(*options) as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *by_stand_in) as run,
+    ):
+        run.start("abc")
+        run.reaches("a", 15)
+        first = first_seed(run, "abc")
+        killed = next(name for name in "abc" if run.seen(name)[-1][4] == rank)
+        run.kill(killed)
+        left = "abc".replace(killed, "")
+        run.reaches(left[0], run.reached("abc") + 3)
+        other, one = sorted(left, key=lambda name: run.seen(name)[-1][4])  # the first serves the store
+        run.start("d")
+        run.reaches("d", 1)
+        run.freeze(other)
+        run.reaches(one, run.reached(one) + 5)
+        run.thaw(other)
+        run.reaches(other, run.reached(one))
+        names = f"{one}{other}d"
+        ended, iterations = run.end_all(names)
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first, iterations)
+        assert {line[5] for line in run.seen(one)} == {2, 3}
+
+
 def test_a_launcher_starts_a_killed_worker_again(tmp_path, wait_until):
     """One for each worker, as torchrun is by which each machine starts its own; the worker comes back."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
@@ -463,6 +495,22 @@ def test_a_group_whose_store_has_died_is_given_up_at_once():
     with pytest.raises(UnavailableError, match=r"rank 0 of attempt 3 cannot be reached at .*refused"):
         group._gather(3, Seat(1, 2, f"{host}:{port}", None, False))
     assert time.monotonic() - began < 15
+
+
+def test_the_error_names_who_cannot_be_reached():
+    """Where a group cannot be formed, since packets between two of its members are lost for good."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        lost = "{}:{}".format(*gone.getsockname())
+    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
+    group._lock, group._over = threading.Lock(), 0
+    group._session = SimpleNamespace(config=SimpleNamespace(worker="w0"))
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        group._members = {"w1": "{}:{}".format(*there.getsockname()), "w2": lost}
+        said = group._name_unreached(3)
+    assert said.startswith(f"; w0 cannot reach w2 at {lost} (")
+    assert "w1" not in said
+    group._over = 4
+    assert group._name_unreached(3) == ""
 
 
 def test_the_wait_for_a_host_that_does_not_answer_ends_with_the_attempt():

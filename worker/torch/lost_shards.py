@@ -1,0 +1,97 @@
+"""FSDP2: the end of a rank once another one is gone, and with it a shard of the parameters.
+
+A rank alone cannot go on then, nor save what it has. What it waits for in a collective operation would end by
+the process group's time-out only, half an hour later.
+"""
+
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+
+from idl.errors import EvenpaceError
+from worker.exchanges.all_reduce import AllReduce
+from worker.session import Session
+
+log = logging.getLogger(__name__)
+
+_UNMOVED_SECONDS = 1.0  # for which the training thread must stand still within a collective operation
+_COLLECTIVE = ("torch.distributed.distributed_c10d", "torch.distributed.fsdp", "torch.autograd.graph")
+_GO_ON = (
+    "a shard of the parameters is gone with its rank, so that this one cannot go on: start the job again, "
+    "and it goes on from the script's checkpoint"
+)
+
+
+def end_with_lost_shards(session: Session, exchange: AllReduce) -> None:
+    """Have this process end, with a line that says why, when a rank of a model in FSDP2 is gone.
+
+    - Where the manager says that the job cannot go on, and the main thread stays in a collective operation
+      for a second, the process ends with status 1.
+    - Where a collective operation raises an error that ends the process, the line follows the traceback.
+
+    Nothing changes for other models, whose ranks have all parameters.
+
+    Args:
+        session: This worker's session.
+        exchange: Its exchange, of a process group that is fixed.
+    """
+
+    def end(error: EvenpaceError) -> None:
+        waits = threading.Thread(target=_end, args=(session, error), name="evenpace-end", daemon=True)
+        waits.start()
+
+    exchange.on_abandoned = end
+    earlier = sys.excepthook
+
+    def say(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        earlier(kind, error, traceback)
+        if isinstance(error, RuntimeError) and _raised_by_collective(traceback) and _has_shards():
+            log.error(
+                "a collective operation has failed: if a rank has died, %s",
+                _GO_ON,
+                extra=session.log_fields(),
+            )
+
+    sys.excepthook = say
+
+
+def _end(session: Session, error: EvenpaceError) -> None:
+    """End the process once its main thread waits in a collective operation; return if it goes on."""
+    thread = threading.main_thread().ident
+    assert thread is not None
+    last, since = None, time.monotonic()
+    while True:
+        frame = sys._current_frames().get(thread)
+        if frame is None:
+            return
+        now = (id(frame), frame.f_lasti)
+        if now != last:
+            last, since = now, time.monotonic()
+        waits, unmoved = _is_collective(frame), time.monotonic() - since
+        del frame
+        if waits and unmoved >= _UNMOVED_SECONDS and _has_shards():
+            log.error("%s; %s", error, _GO_ON, extra=session.log_fields())
+            logging.shutdown()
+            os._exit(1)
+        time.sleep(_UNMOVED_SECONDS / 10)
+
+
+def _is_collective(frame: FrameType) -> bool:
+    """Return whether a frame is of a function that waits for other ranks; a thread's innermost one is."""
+    return str(frame.f_globals.get("__name__", "")).startswith(_COLLECTIVE)
+
+
+def _raised_by_collective(traceback: TracebackType | None) -> bool:
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and _is_collective(traceback.tb_frame)
+
+
+def _has_shards() -> bool:
+    """Return whether this process has a module in FSDP2."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(one, fsdp.FSDPModule) for one in gc.get_objects())
