@@ -20,11 +20,14 @@ class Group:
         statistics: Whether the elements are statistics, such as batch normalisation's, and no parameters: in
             place of a gradient a worker sends their new values, whose weighted mean is kept, and no option
             applies.
+        number: The number of the script's parameter group that the elements belong to, for messages; None if
+            it is that of the run.
     """
 
     elements: int
     options: Mapping[str, float]
     statistics: bool = False
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,9 @@ class Layout:
         dtype: A name in `ITEM_BYTES`.
         optimizer: An optimiser's name in `idl/parameter_server.thrift`.
         groups: The parameter groups, in the order of their elements.
-        tensors: The model's tensors, in the same order; empty if they are not to be compared.
+        tensors: The model's tensors, in an order that all workers have; empty if they are not compared.
+        order: A text that differs where the tensors' elements lie in another order in the flat arrays; empty
+            where the tensors follow each other.
 
     Raises:
         InvalidRequestError: A value is not allowed.
@@ -81,6 +86,7 @@ class Layout:
     optimizer: str
     groups: tuple[Group, ...]
     tensors: tuple[Tensor, ...] = ()
+    order: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:

@@ -24,8 +24,12 @@
  * In bsp a slice is known by its place. A push of samples that were counted already, as a slice or as a part of a
  * larger one, or after the step, is acknowledged and dropped; so a worker's slice may be assigned to others, in one
  * piece or several, even if the worker turns out to be alive. A push of samples whose connection broke continues
- * where that one stopped. Samples that other connections are still sending are Unavailable: they may be pushed again.
- * A slice that crosses the border of another is refused.
+ * where that one stopped. So does one of samples that another connection is still sending, of which the rest is
+ * dropped. A slice whose samples others have pushed in parts is Unavailable: it may be pushed again. A slice that
+ * crosses the border of another is refused.
+ *
+ * A push may begin before its gradient is complete: a worker sends what its backward pass has computed, and the rest
+ * later, within the time that the shard waits for a peer that is silent in the middle of a message.
  *
  * A shard may write checkpoints of itself, every n versions. `fence` and `rewind` bring the shards of a job to one
  * version again after any of them, or the manager, was restarted. The shards know best where the next batch begins, and refuse one that begins
@@ -65,6 +69,8 @@ struct ParameterGroup {
    * a gradient their new values are pushed, whose weighted mean the shard keeps. No option applies to them.
    */
   3: optional bool statistics
+  4: optional i64 number            // of the worker's own parameter group that the run belongs to, for messages; left
+                                    // out: its place in the list
 }
 
 /** One tensor of the model. Workers whose tensors differ cannot train together. */
@@ -87,8 +93,10 @@ struct OpenRequest {
   3: string optimizer               // "sgd", "adam" or "adamw"; with Keras's semantics, "keras_" before it
   4: list<ParameterGroup> groups
   5: optional common.Synchronisation synchronisation  // as in the answer to join; the same for every worker
-  6: optional list<Tensor> tensors  // the whole model's, in the order of flattening, to be compared
+  6: optional list<Tensor> tensors  // the whole model's, in an order that all workers have, to be compared
   7: optional Part part             // that the shard is to hold
+  8: optional string order          // names the order of the tensors' elements in the flattened parameters, to be
+                                    // compared; left out: the tensors follow each other
 }
 
 struct OpenReply {

@@ -392,7 +392,11 @@ def wire_groups(groups: Sequence[Group], bounds: tuple[int, int]) -> list[Any]:
     for group in groups:
         begin, end = max(bounds[0], position), min(bounds[1], position + group.elements)
         elements = max(0, end - begin)
-        parts.append(idl.parameter_server.ParameterGroup(elements, group.options, group.statistics or None))
+        parts.append(
+            idl.parameter_server.ParameterGroup(
+                elements, group.options, group.statistics or None, group.number
+            )
+        )
         position += group.elements
     return parts
 
@@ -410,7 +414,8 @@ def read_groups(structs: Any) -> tuple[Group, ...]:
             check.text("option", key): check.number(f"option {key}", value, -1e30, 1e30)
             for key, value in (struct.options or {}).items()
         }
-        groups.append(Group(elements, options, bool(struct.statistics)))
+        number = None if struct.number is None else check.integer("number", struct.number, 0, _MAX_GROUPS)
+        groups.append(Group(elements, options, bool(struct.statistics), number))
     return tuple(groups)
 
 

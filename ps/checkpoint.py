@@ -127,6 +127,7 @@ def _pieces(checkpoint: ShardCheckpoint) -> Iterator[bytes | memoryview]:
             "dtype": snapshot.layout.dtype,
             "optimizer": snapshot.layout.optimizer,
             "groups": [asdict(group) for group in snapshot.layout.groups],
+            "order": snapshot.layout.order,
         },
         "version": snapshot.version,
         "steps": snapshot.steps,
@@ -151,7 +152,7 @@ def _described(value: torch.Tensor | float) -> Any:
 def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint:
     model, part, layout = header["model"], header["part"], header["layout"]
     groups = tuple(Group(**group) for group in layout["groups"])
-    laid_out = Layout(layout["dtype"], layout["optimizer"], groups)
+    laid_out = Layout(layout["dtype"], layout["optimizer"], groups, order=layout.get("order", ""))
     dtype = DTYPES[laid_out.dtype]
 
     def take(elements: int) -> torch.Tensor:

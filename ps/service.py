@@ -143,6 +143,7 @@ class ParameterServerService:
             check.text("dtype", request.dtype),
             check.text("optimizer", request.optimizer),
             read_groups(request.groups),
+            order="" if request.order is None else check.text("order", request.order),
         )
         check_optimizer(layout)
         synchronisation = read_synchronisation(request.synchronisation)

@@ -88,7 +88,7 @@ class Shard(Parameters):
 
         Raises:
             InvalidRequestError: The shard is at another iteration, or the slice does not fit into the batch.
-            UnavailableError: Other connections are sending its samples, or have sent a part of them.
+            UnavailableError: Others have pushed a part of its samples.
         """
         if not self.initialised:
             raise InvalidRequestError("push before the parameters are initialised")
@@ -287,14 +287,16 @@ class Shard(Parameters):
     def _first_missing_element(self, other: Contribution, part: Assignment) -> int:
         """Return the first element that is missing of the samples that a slice shares with a contribution.
 
+        A contribution that is still being sent is interrupted: its connection is dead, or its worker was
+        taken for dead, and may be silent for long in the middle of a push.
+
         Raises:
-            UnavailableError: Another connection is sending the samples, or slices within this one are.
+            UnavailableError: Slices within this one have been pushed.
             InvalidRequestError: The two overlap, and neither contains the other.
         """
         start, end = part.start, part.end
         if other.start <= start and end <= other.end:
-            if other.open:
-                raise UnavailableError(f"the slice at {start} is still coming through another connection")
+            self.interrupt(other)
             return other.done
         if start <= other.start and other.end <= end:
             raise UnavailableError(
@@ -386,8 +388,9 @@ def _difference(first: Contribution, other: Contribution) -> str | None:
                 or expected is None
                 or not math.isclose(value, expected, rel_tol=_OPTION_TOLERANCE)
             ):
+                place = number if own.number is None else own.number
                 return (
-                    f"{name} of parameter group {number} is {value} at {other.worker!r}, but {expected} at "
+                    f"{name} of parameter group {place} is {value} at {other.worker!r}, but {expected} at "
                     f"{first.worker!r}, whose options the step was taken with: all workers' loops must set "
                     f"the same. One that joins late begins its schedule at session.assignment.iteration"
                 )

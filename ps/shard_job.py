@@ -385,6 +385,12 @@ class ShardJob:
         """
         if self.model and model and (difference := self.model.difference(model)):
             raise InvalidRequestError(f"{difference}: is it the same model?")
+        if self.shard.layout.order != layout.order:
+            raise InvalidRequestError(
+                f"the job has its parameters' elements in the order {self.shard.layout.order!r}, but "
+                f"{worker!r} in the order {layout.order!r}: all workers need the same version of evenpace, "
+                f"and must give evenpace.torch.distribute the model, or none, and the same bucket_cap_mb"
+            )
         if _shape(self.shard.layout) != _shape(layout):
             raise InvalidRequestError(
                 f"the job holds {_shape(self.shard.layout)}, "

@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from thriftpy2.thrift import TApplicationException, TMessageType
 
@@ -42,6 +42,24 @@ _SILENT_SECONDS = 2.0  # of attempts, before a line of log says which service is
 _WAIT_SECONDS = 2.0  # for which a service may hold back an answer before it asks for a repetition
 _LOOK_SECONDS = 1.0  # of waiting, after which the file of places is looked at
 _MAX_ANSWER = 64 * 2**20  # bytes; the longest answer without a bulk field
+
+
+class GrowingBulk(Protocol):
+    """A bulk field that is sent while its bytes are being made.
+
+    Attributes:
+        nbytes: Its length.
+    """
+
+    nbytes: int
+
+    def after(self, sent: int) -> memoryview:
+        """Wait for bytes after the first `sent`, and return those that there are.
+
+        Raises:
+            EvenpaceError: There will be no more.
+        """
+        ...
 
 
 class Client:
@@ -167,13 +185,44 @@ class Client:
             time.sleep(backoff * _JITTER.uniform(0.5, 1.0))
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
-    def send(self, method: str, request: Any, *, bulk: memoryview | None = None, deadline: float) -> None:
+    def call_growing(
+        self,
+        method: str,
+        request: Any,
+        bulk: GrowingBulk,
+        *,
+        unavailable_timeout: float = math.inf,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Any:
+        """Call a method with a bulk field that is sent while it is made.
+
+        If the connection breaks, the field is sent again once it is whole. The other arguments, the result
+        and errors are those of `call`; deadlines count from when the field is whole.
+        """
+        try:
+            self.send(method, request, bulk=bulk, deadline=math.inf)
+            return self.receive(deadline=time.monotonic() + self._call_timeout)
+        except (ConnectionLostError, UnavailableError) as error:
+            self._raise_if_abandoned()
+            whole = bulk.after(0)
+            while whole.nbytes < bulk.nbytes:
+                bulk.after(whole.nbytes)
+                whole = bulk.after(0)
+            if wanted():
+                log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
+        return self.call(method, request, bulk=whole, unavailable_timeout=unavailable_timeout, wanted=wanted)
+
+    def send(
+        self, method: str, request: Any, *, bulk: memoryview | GrowingBulk | None = None, deadline: float
+    ) -> None:
         """Send a call, to be followed by `receive`; connect first if necessary."""
         self._close_if_readable()
         self.connect(deadline)
         self._send(method, request, bulk, deadline)
 
-    def _send(self, method: str, request: Any, bulk: memoryview | None, deadline: float) -> None:
+    def _send(
+        self, method: str, request: Any, bulk: memoryview | GrowingBulk | None, deadline: float
+    ) -> None:
         connection = self._socket
         assert connection is not None
         self._sequence_id = (self._sequence_id + 1) & 0x7FFFFFFF
@@ -190,8 +239,12 @@ class Client:
                 self._write(codec.frame(message), deadline)
             else:
                 head, tail = codec.frame_around_bulk(message, 1, bulk.nbytes)
-                for part in (head, bulk, tail):
-                    self._write(part, deadline)
+                self._write(head, deadline)
+                if isinstance(bulk, memoryview):
+                    self._write(bulk, deadline)
+                else:
+                    self._write_growing(bulk, deadline)
+                self._write(tail, deadline)
             self._sent_at = time.monotonic()
         except TimeoutError:
             raise self._timeout_error("take", deadline) from None
@@ -417,6 +470,17 @@ class Client:
         while left.nbytes:
             left = left[self._wait(self._socket.send, left, min(_left(deadline), self._silence)) :]
 
+    def _write_growing(self, bulk: GrowingBulk, deadline: float) -> None:
+        sent = 0
+        while sent < bulk.nbytes:
+            try:
+                part = bulk.after(sent)
+            except EvenpaceError:
+                self.close()  # in the middle of a message
+                raise
+            self._write(part, deadline)
+            sent += part.nbytes
+
     def _read(self, buffer: memoryview, deadline: float, wait: float = 0.0) -> None:
         """Fill a buffer; the service may wait `wait` seconds before it sends the first byte."""
         assert self._socket is not None
@@ -436,7 +500,7 @@ class Client:
         """
         assert self._socket is not None
         if self._places.file is None:
-            self._socket.settimeout(seconds)
+            self._socket.settimeout(None if seconds == math.inf else seconds)
             return step(data)
         until = time.monotonic() + seconds
         while True:

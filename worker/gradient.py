@@ -23,7 +23,7 @@ class Gradient:
     Attributes:
         layout: The layout of the parameters.
         values: (elements,), of the layout's dtype, or int64 where sums are exact. The mean gradient may be
-            written here; otherwise it is made by `accumulate`, or exact sums by `put_sums`.
+            written here, and so may exact sums, with `note_sums`; otherwise `accumulate` makes them.
     """
 
     def __init__(self, layout: Layout, exact: bool, norms: OwnNorms) -> None:
@@ -57,9 +57,8 @@ class Gradient:
         if self._norms.of_micro_batches:
             self._norms.add(part, count, squared_norm(values, self.layout) if count else 0.0)
 
-    def put_sums(self, part: Assignment, sums: NDArray[np.int64]) -> None:
-        """Set `values` to exact sums over a slice's micro-batches, (elements,), which an adapter has made."""
-        np.copyto(self.values, sums)
+    def note_sums(self, part: Assignment) -> None:
+        """Note that `values` has exact sums over all of a slice's micro-batches, which an adapter made."""
         self._summed, self._samples = part, part.count
 
     def check(self, part: Assignment) -> None:

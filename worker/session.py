@@ -21,7 +21,6 @@ from worker.config import JobCheckpoint, SessionConfig, default_worker_name
 from worker.connections import make_exchange, make_manager_client
 from worker.exchanges.base import Exchange
 from worker.gradient_norms import OwnNorms
-from worker.learning_rates import Factor
 from worker.limits import Limits
 from worker.membership import Membership
 from worker.meter import Meter
@@ -114,10 +113,6 @@ class Session:
             fields |= {"run": self.run, "attempt": self._membership.attempt}
         assignment = self.assignment
         return fields if assignment is None else fields | {"iteration": assignment.iteration}
-
-    def scale_lr_by(self, factor: Factor) -> None:
-        """Set the function that gives the factor of learning rates, as `Training.scale_lr_by` does."""
-        self.training.scale_lr_by(factor)
 
     def join(self) -> Assignment:
         """Become a member of the job, and wait for the first assignment, until all workers have joined.

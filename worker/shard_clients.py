@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from idl.translation import (
     wire_tensors,
 )
 from rpc.client import Client
+from worker.growing_array import GrowingArray
 from worker.job_recovery import ShardState
 from worker.optimizer_state import OptimizerState
 
@@ -85,6 +86,11 @@ class ShardClients:
         self._attempt = 0
         self._instances: list[str | None] = [None] * len(clients)
         self._checkpoints: list[tuple[frozenset[int], int]] = []  # each shard's, and the last that it tried
+
+    @property
+    def number(self) -> int:
+        """The number of shards."""
+        return len(self._clients)
 
     @property
     def reconnects(self) -> int:
@@ -143,6 +149,7 @@ class ShardClients:
                     synchronisation=wire_synchronisation(synchronisation),
                     tensors=wire_tensors(layout.tensors) or None,
                     part=part,
+                    order=layout.order or None,
                 )
                 for bounds, part in zip(self._bounds, self._parts, strict=True)
             ],
@@ -184,9 +191,42 @@ class ShardClients:
             RewoundError: A shard is in another attempt, or was restarted.
             UnavailableError: Other workers have pushed a part of the slice, and not the rest for long.
         """
+        requests = self._push_requests(assignment, groups)
+        bulks = self._divided(gradient)
+        return self._pushed(
+            self._on_all("push", requests, bulks=bulks, unavailable_timeout=_PARTIAL_SLICE_SECONDS)
+        )
+
+    def begin_push(
+        self, assignment: Assignment, gradient: NDArray[Any], groups: Sequence[Group] | None
+    ) -> "GrowingPush":
+        """Begin to push a gradient, (elements,), that is still being computed.
+
+        Until the push has been finished or given up, no other call than those from any thread may be made.
+        """
+        requests = self._push_requests(assignment, groups)
+        growing = GrowingArray(gradient, self._bounds)
+
+        def call(shard: int, wanted: Callable[[], bool]) -> Any:
+            reply = self._clients[shard].call_growing(
+                "push",
+                requests[shard],
+                growing.part(shard),
+                unavailable_timeout=_PARTIAL_SLICE_SECONDS,
+                wanted=wanted,
+            )
+            self._check_echo(reply)
+            return reply
+
+        over = threading.Event()
+        started = [_in_daemon(call, shard, lambda: not over.is_set()) for shard in range(len(self._clients))]
+        calls = _Calls(over, dict(zip(started, self._clients, strict=True)))
+        return GrowingPush(growing, calls, self._pushed)
+
+    def _push_requests(self, assignment: Assignment, groups: Sequence[Group] | None) -> list[Any]:
         kept, checkpointed = common_checkpoint(self._checkpoints)
         pushed = wire_assignment(assignment)
-        requests = [
+        return [
             _wire.PushRequest(
                 identity=self._identity,
                 assignment=pushed,
@@ -199,9 +239,8 @@ class ShardClients:
             )
             for bounds, instance, part in zip(self._bounds, self._instances, self._parts, strict=True)
         ]
-        replies = self._on_all(
-            "push", requests, bulks=self._divided(gradient), unavailable_timeout=_PARTIAL_SLICE_SECONDS
-        )
+
+    def _pushed(self, replies: Sequence[Any]) -> StepNorms | None:
         if all(reply.checkpointed is not None for reply in replies):
             self._checkpoints = [(frozenset(r.checkpoints or ()), r.checkpointed) for r in replies]
         self.pushed_finite = not any(reply.not_finite for reply in replies)
@@ -401,17 +440,8 @@ class ShardClients:
         """Return the results of a call for each of these shards, each made in a thread of its own."""
         over = threading.Event()
         calls = [self._threads.submit(call, shard, lambda: not over.is_set()) for shard in shards]
-        try:
-            for done in as_completed(calls):
-                done.result()
-        except BaseException:
-            over.set()
-            for shard, under_way in zip(shards, calls, strict=True):
-                if not under_way.done():
-                    self._clients[shard].interrupt()
-            wait(calls)
-            raise
-        return [done.result() for done in calls]
+        clients = (self._clients[shard] for shard in shards)
+        return _Calls(over, dict(zip(calls, clients, strict=True))).results()
 
     def _divided(self, flat: NDArray[Any]) -> list[memoryview]:
         return [_bytes(flat[begin:end]) for begin, end in self._bounds]
@@ -419,6 +449,85 @@ class ShardClients:
     def _check_echo(self, reply: Any) -> None:
         if reply.identity != self._identity:
             raise ProtocolError(f"an answer for {reply.identity}, not for {self._identity}")
+
+
+class GrowingPush:
+    """The push of a gradient that is being computed.
+
+    Args:
+        growing: The gradient.
+        calls: The calls that push it.
+        pushed: Called with the shards' answers.
+    """
+
+    def __init__(
+        self,
+        growing: GrowingArray,
+        calls: "_Calls",
+        pushed: Callable[[Sequence[Any]], StepNorms | None],
+    ) -> None:
+        self._growing = growing
+        self._calls = calls
+        self._pushed = pushed
+
+    def advance(self, ends: Sequence[int]) -> None:
+        """Let the gradient be sent up to these elements, one for each shard's range."""
+        self._growing.advance(ends)
+
+    def finish(self) -> StepNorms | None:
+        """Send the rest of the gradient, which is complete; return and raise as `ShardClients.push` does."""
+        self._growing.complete()
+        return self._pushed(self._calls.results())
+
+    def give_up(self, error: EvenpaceError) -> None:
+        """Break the push off, so that no shard gets all of its part."""
+        self._growing.give_up(error)
+        self._calls.end()
+
+
+class _Calls:
+    """Calls to several shards, each in a thread of its own.
+
+    Args:
+        over: Is set once the answers are not wanted any more.
+        clients: The client of each call.
+    """
+
+    def __init__(self, over: threading.Event, clients: "Mapping[Future[Any], Client]") -> None:
+        self._over = over
+        self._clients = clients
+
+    def results(self) -> list[Any]:
+        """Return all answers; if one call fails, give up the others and raise its error."""
+        try:
+            for done in as_completed(self._clients):
+                done.result()
+        except BaseException:
+            self.end()
+            raise
+        return [done.result() for done in self._clients]
+
+    def end(self) -> None:
+        """Give up all calls that are under way, and wait for their ends."""
+        self._over.set()
+        for call, client in self._clients.items():
+            if not call.done():
+                client.interrupt()
+        wait(self._clients)
+
+
+def _in_daemon(function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+    """Call a function in a thread that does not keep the process from ending, as where the script fails."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="evenpace-push", daemon=True).start()
+    return future
 
 
 def common_checkpoint(shards: Sequence[tuple[AbstractSet[int], int]]) -> tuple[int | None, int]:

@@ -14,6 +14,7 @@ from evenpace.lab.bench.config import (
     GroupChangesConfig,
     MicroBatchesConfig,
     NodesConfig,
+    OverlapConfig,
     RecoveryConfig,
     ShardsConfig,
     SizesConfig,
@@ -82,6 +83,20 @@ def bench_ps(config: ShardsConfig, tls: bool, shards: str | None, json_path: Pat
         from evenpace.lab.bench.sharded_transfers import run
 
         run(replace(config, shards=whole_numbers("shards", shards, 1)), json_path)
+
+
+@bench.command("overlap")
+@example("evenpace lab bench overlap --rate 100 --json overlap.json")
+@configured(OverlapConfig, "config")
+@json_path
+def bench_overlap(config: OverlapConfig, json_path: Path | None) -> None:
+    """Time iterations whose gradients are pushed by the step, and while the backward pass runs.
+
+    Shards are behind links of limited bandwidth, which takes root and iproute2.
+    """
+    from evenpace.lab.bench.overlap import run
+
+    run(config, json_path)
 
 
 @bench.command("recovery")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import idl
-from idl.errors import RewoundError
+from idl.errors import InvalidRequestError, RewoundError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
@@ -39,3 +39,63 @@ def test_a_worker_sends_to_all_shards_at_once(monkeypatch):
             shards.push(assignment, parameters, None)
         with pytest.raises(RewoundError):
             shards.pull(1, parameters)
+
+
+def opened(addresses, stack, layout):
+    """Open a job of a worker's at shards; return the worker's clients."""
+    clients = [Client(idl.parameter_server.ParameterServer, at, "shard") for at in addresses]
+    shards = stack.enter_context(contextlib.closing(ShardClients(clients, 240.0)))
+    shards.identify(idl.common.Identity("j/run", f"w{uuid.uuid4().hex}", uuid.uuid4().hex))
+    parameters = np.zeros(layout.elements, np.float32)
+    shards.open(layout, Synchronisation(), parameters, Assignment(0, 0, 0, 8, 8), None)
+    return shards
+
+
+def test_elements_in_another_order_are_refused():
+    """A worker whose parameters lie in another order than the job's does not get into it."""
+    groups = (Group(20, {"lr": 1.0}),)
+    with contextlib.ExitStack() as stack:
+        addresses = [stack.enter_context(serving(shard_service())) for _ in range(2)]
+        opened(addresses, stack, Layout("float32", "sgd", groups, order="a"))
+        opened(addresses, stack, Layout("float32", "sgd", groups, order="a"))
+        for order in ("b", ""):
+            with pytest.raises(InvalidRequestError, match=f"'a', but .* in the order '{order}'"):
+                opened(addresses, stack, Layout("float32", "sgd", groups, order=order))
+
+
+def test_a_push_that_is_given_up_leaves_the_step_undone_and_its_clients_usable(wait_until):
+    """What arrived of it is replaced by a whole push, after which the step is taken once."""
+    layout = Layout("float32", "sgd", (Group(400_000, {"lr": 1.0}),))
+    gradient, parameters = np.ones(400_000, np.float32), np.empty(400_000, np.float32)
+    assignment = Assignment(0, 0, 0, 8, 8)
+    services = [shard_service() for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        shards = opened([stack.enter_context(serving(one)) for one in services], stack, layout)
+        begun = shards.begin_push(assignment, gradient, None)
+        begun.advance([150_000, 350_000])
+        jobs = [job for one in services for job in one.jobs]
+        wait_until(lambda: all(job.shard.contributors for job in jobs), "the first elements")
+        begun.give_up(RewoundError("another attempt", 0))
+        assert not any(job.shard.complete for job in jobs)
+        shards.push(assignment, gradient, None)
+        shards.pull(1, parameters)
+        assert [job.shard.version for job in jobs] == [1, 1]
+    assert (parameters == -1.0).all()
+
+
+def test_a_growing_push_goes_on_over_another_connection(wait_until):
+    """Where the connection breaks in the middle, the gradient is sent again once it is whole."""
+    layout = Layout("float32", "sgd", (Group(400_000, {"lr": 1.0}),))
+    gradient, parameters = np.ones(400_000, np.float32), np.empty(400_000, np.float32)
+    service = shard_service()
+    with contextlib.ExitStack() as stack:
+        shards = opened([stack.enter_context(serving(service))], stack, layout)
+        begun = shards.begin_push(Assignment(0, 0, 0, 8, 8), gradient, None)
+        begun.advance([200_000])
+        (job,) = service.jobs
+        wait_until(lambda: job.shard.contributors, "the first elements")
+        shards._clients[0].interrupt()
+        begun.finish()
+        shards.pull(1, parameters)
+        assert shards.reconnects == 1
+    assert (parameters == -1.0).all()

@@ -26,7 +26,7 @@ from worker.learning_rates import scaled
 from worker.messages import Joined
 from worker.meter import Meter
 from worker.optimizer_state import OptimizerState
-from worker.shard_clients import ShardClients
+from worker.shard_clients import GrowingPush, ShardClients
 from worker.step_options import StepOptions
 
 
@@ -38,6 +38,15 @@ class _Prepared:
     initial: NDArray[Any]
     state: OptimizerState | None
     deliver: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A push that was begun before its gradient was complete."""
+
+    part: Assignment
+    options: Sequence[Group] | None
+    push: GrowingPush
 
 
 class ParameterServer:
@@ -75,6 +84,8 @@ class ParameterServer:
         self._parameters: NDArray[Any] = np.empty(0)
         self._taken: tuple[int, int] | None = None  # attempt and iteration that `parameters` are for
         self._refused = -1  # the last iteration whose gradient a shard refused
+        self._begun: _Begun | None = None
+        self._given_up: RewoundError | None = None  # why a push was, until the iteration is repeated
 
     @classmethod
     def of(cls, exchange: Exchange) -> "ParameterServer":
@@ -97,6 +108,11 @@ class ParameterServer:
         if self._gradient is None:
             raise InvalidRequestError("there is no gradient before the training has begun")
         return self._gradient
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return self._shards.number
 
     @property
     def parameters(self) -> NDArray[Any]:
@@ -181,12 +197,49 @@ class ParameterServer:
         self._shards.open(layout, self._synchronisation, initial, assignment, state, begins=begins)
         self._shards.forfeit(self._lost)
 
+    def may_begin(self, part: Assignment) -> bool:
+        """Return whether the push of an assignment's gradient may begin before the gradient is complete.
+
+        Not where it is pushed again, or the job is not in bsp: elsewhere a push cannot be taken back.
+        """
+        mode = self._synchronisation.mode
+        return mode == "bsp" and part.count > 0 and part.iteration > self._options.reached
+
+    def begin_push(self, part: Assignment, groups: Sequence[Group] | None, lr_scale: float) -> None:
+        """Begin to push `gradient`, which is still being computed; `contribute` ends it.
+
+        Args:
+            part: The assignment, for which `may_begin`.
+            groups: As in `contribute`.
+            lr_scale: As in `contribute`.
+        """
+        options = self._options.ahead(part.iteration, groups)
+        if options is not None and lr_scale != 1:
+            options = scaled(options, lr_scale)
+        self._begun = _Begun(part, options, self._shards.begin_push(part, self.gradient.values, options))
+
+    def advance_push(self, ends: Sequence[int]) -> None:
+        """Let `gradient` be pushed up to these elements, one for each shard; before the end of any shard."""
+        if self._begun is not None:
+            self._begun.push.advance(ends)
+
+    def give_up_push(self, reason: str) -> None:
+        """Break off a push that was begun, so that no step can be taken with what was pushed.
+
+        If one was begun, `contribute` will have the iteration repeated in another attempt.
+        """
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._given_up = RewoundError(f"iteration {begun.part.iteration}: {reason}", begun.part.attempt)
+            begun.push.give_up(self._given_up)
+
     def contribute(self, done: Assignment, groups: Sequence[Group] | None, lr_scale: float) -> None:
-        """Push the gradient, and learn its norms.
+        """Push the gradient, or what is left of it, and learn its norms.
 
         Raises:
             InvalidRequestError: Exact sums are not of all samples, or a shard refuses the gradient again.
-            RewoundError: A shard is in another attempt, or has refused the gradient for the first time.
+            RewoundError: A shard is in another attempt, or has refused the gradient for the first time; or a
+                push that was begun was given up, or has other options.
         """
         self.gradient.check(done)
         options = self._options.at(done.iteration, groups)
@@ -194,10 +247,16 @@ class ParameterServer:
             options = scaled(options, lr_scale)
         if not done.count:
             return
+        if self._begun is not None and (self._begun.part is not done or self._begun.options != options):
+            self.give_up_push("its push has begun with other options")
+        if self._given_up is not None:
+            raise self._given_up
         values = self.gradient.values
+        begun, self._begun = self._begun, None
         try:
             with self._meter.pushing(done):
-                self._norms.take_all(self._shards.push(done, values, options))
+                norms = begun.push.finish() if begun else self._shards.push(done, values, options)
+                self._norms.take_all(norms)
                 self._norms.take_gradient(done, values, self.gradient.layout)
             if not self._shards.pushed_finite:
                 self._norms.not_finite = done.iteration
@@ -247,6 +306,8 @@ class ParameterServer:
             InvalidRequestError: The shards have no version in common, and never will.
             DeadlineExceededError: The recovery did not succeed in time.
         """
+        self.give_up_push("the job is recovered")
+        self._given_up = None
         pull = self.take if first is None else lambda assignment: None
         return recover(manager, self._shards, error, first, pull, self._timeout, self._log_fields)
 
@@ -256,6 +317,7 @@ class ParameterServer:
 
     def close(self) -> None:
         """Close the connections."""
+        self.give_up_push("this worker leaves")
         self._shards.close()
 
     def optimizer_state(self, assignment: Assignment | None) -> OptimizerState:

@@ -1,8 +1,10 @@
 """PyTorch: an optimiser whose step takes place at the parameter server."""
 
+import functools
 import logging
+import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,13 +14,16 @@ from torch import nn
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
 from worker.exchanges.parameter_server import ParameterServer
+from worker.flat_order import FlatOrder
 from worker.learning_rates import Rule, factor_by
 from worker.tensor_types import check_floating, flat_dtype
+from worker.torch.backward_push import BackwardPush
+from worker.torch.flat_tensors import FlatTensors
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
 from worker.torch.micro_batches import Accumulation
 from worker.torch.optimizer_options import describe
-from worker.torch.optimizer_state import put_state, take_state, views
+from worker.torch.optimizer_state import put_state, take_state
 from worker.torch.running_statistics import running_statistics
 from worker.torch.schedules import Schedules
 
@@ -26,13 +31,20 @@ log = logging.getLogger(__name__)
 
 _LATER = "what is to be trained from some iteration on gets a group of its own, with lr=0 until then"
 
+BUCKET_MB = 1.0
+
 _COUNTED = "_wrapped_by_lr_sched"  # of a `step` whose calls schedulers of torch.optim notice, or warn
 
 Optim = TypeVar("Optim", bound=torch.optim.Optimizer)
 
 
 def distribute(
-    optimizer: Optim, loader: Loader, model: nn.Module | None = None, *, scale_lr: Rule = "none"
+    optimizer: Optim,
+    loader: Loader,
+    model: nn.Module | None = None,
+    *,
+    scale_lr: Rule = "none",
+    bucket_cap_mb: float | None = BUCKET_MB,
 ) -> Optim:
     """Let `optimizer.step()` push the gradient, weighted by the batch size, and pull new parameters.
 
@@ -49,18 +61,22 @@ def distribute(
         scale_lr: How learning rates follow the size of the whole batch, where that changes: "linear", "sqrt",
             "adascale", "none", or a function from the size and the script's first one to the factor; "auto"
             is "sqrt" for Adam and AdamW, and "adascale" for SGD. `optimizer` keeps the script's own rates.
+        bucket_cap_mb: MiB of gradients that are pushed at a time, while the backward pass computes the next
+            ones, the same for every worker; None: all are pushed by the step.
 
     Returns:
         The same optimiser.
 
     Raises:
         InvalidRequestError: The parameter server lacks this kind of optimiser or one of its options, the
-            optimiser has no parameters to train, another worker's differ, a service refuses, or it is not the
-            session's first call.
+            optimiser has no parameters to train, another worker's differ, `bucket_cap_mb` is not above 0, a
+            service refuses, or it is not the session's first call.
     """
     factor = factor_by(scale_lr, type(optimizer).__name__)
-    link = _Link(optimizer, loader, model)
-    loader.session.scale_lr_by(factor)
+    if bucket_cap_mb is not None and not bucket_cap_mb > 0:
+        raise InvalidRequestError(f"bucket_cap_mb {bucket_cap_mb}: must be above 0, or None")
+    link = _Link(optimizer, loader, model, bucket_cap_mb)
+    loader.session.training.scale_lr_by(factor)
     own_state_dict = optimizer.state_dict
 
     # A plain function, bound: learning-rate schedulers unwrap and wrap the method.
@@ -96,7 +112,13 @@ def distribute(
 class _Link:
     """The link of an optimiser's tensors and a model's statistics to the parameter server."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, loader: Loader, model: nn.Module | None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loader: Loader,
+        model: nn.Module | None,
+        bucket_mb: float | None,
+    ) -> None:
         session = self._session = loader.session
         self._server = ParameterServer.of(session.exchange)
         self._server.check_unprepared()
@@ -107,28 +129,38 @@ class _Link:
             raise InvalidRequestError("the optimiser has no parameters that require a gradient")
         statistics = {_plain(name): tensor for name, tensor in running_statistics(model).items()}
         self._tensors = [*self._parameters, *statistics.values()]
-        self._sizes = [sum(p.numel() for p in group) for group in trained]
-        self._statistics = sum(tensor.numel() for tensor in statistics.values())
+        self._order = order_of(
+            trained, list(statistics.values()), model, self._server.shards, bucket_mb or math.inf
+        )
         names = self._names = _names(optimizer, model) | {tensor: name for name, tensor in statistics.items()}
         tensors = tuple(Tensor(names.get(t, ""), tuple(t.shape), str(t.dtype)[6:]) for t in self._tensors)
         check_floating(tensors[: len(self._parameters)])  # batch normalisation counts its batches in integers
         dtype = flat_dtype(tensors)
-        initial = np.empty(sum(self._sizes) + self._statistics, dtype=dtype)
-        for view, tensor in zip(views(initial, self._tensors), self._tensors, strict=True):
-            view.copy_(tensor.detach())
-        layout = Layout(dtype, name, self._groups(self._options), tensors)
+        initial = np.empty(self._order.elements, dtype=dtype)
+        values = FlatTensors(initial, self._order, self._tensors)
+        for number, tensor in enumerate(self._tensors):
+            values[number] = tensor.detach()
+        layout = Layout(dtype, name, self._groups(self._options), tensors, self._order.name)
         self._trained = set(map(id, self._parameters))
         self._versions: list[int] = []  # of the parameters, as last pulled
         self._has_warned = False
         self._schedules = Schedules(optimizer)
         session.before_batch.append(self._schedules.restore)
         note_device(session, self._tensors[0].device)
-        state = take_state(optimizer, self._tensors, initial)
+        state = take_state(optimizer, self._tensors, self._order, initial)
         self._server.prepare(layout, initial, state, self._take_parameters)
         session.start_training()
         watch_memory(session, self._tensors[0].device)
-        self._gradients = views(self._server.gradient.values, self._tensors)
+        self._gradients = FlatTensors(self._server.gradient.values, self._order, self._tensors)
         self._accumulation = loader.accumulation = Accumulation(session, self._parameters, model)
+        self._backward = BackwardPush(
+            session,
+            self._server,
+            self._parameters,
+            self._gradients,
+            self._order,
+            lambda: self._changed_groups(describe(optimizer)[1]),
+        )
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
@@ -148,7 +180,7 @@ class _Link:
                 loss = closure()
         self._fill_gradient()
         _, options = describe(optimizer)
-        self._session.finish_iteration(self._groups(options) if options != self._options else None)
+        self._session.finish_iteration(self._changed_groups(options))
         self._options = options  # not before: a step that is refused sends none
         if self._session.is_repeated:
             self._schedules.save()
@@ -169,11 +201,10 @@ class _Link:
         versions = [parameter._version for parameter in self._parameters]
         if versions == self._versions or self._has_warned:
             return
-        pulled = views(self._server.parameters, self._tensors)
-        for parameter, own, now, view in zip(
-            self._parameters, self._versions, versions, pulled[: len(versions)], strict=True
+        for number, (parameter, own, now) in enumerate(
+            zip(self._parameters, self._versions, versions, strict=True)
         ):
-            if own != now and not torch.equal(parameter, view.to(parameter)):
+            if own != now and not torch.equal(parameter, self._pulled[number].to(parameter)):
                 self._has_warned = True
                 log.warning(
                     "%s was changed outside of optimizer.step(), as by model.load_state_dict: such changes "
@@ -192,28 +223,76 @@ class _Link:
         sums = self._accumulation.exact_sums()
         if sums is not None:
             assert self._session.assignment is not None
-            self._server.gradient.put_sums(self._session.assignment, sums.cpu().numpy())
+            parts = torch.split(sums.cpu(), [tensor.numel() for tensor in self._tensors])
+            for number, part in enumerate(parts):
+                self._gradients[number] = part.view(self._tensors[number].shape)
+            self._server.gradient.note_sums(self._session.assignment)
             return
         self._accumulation.check_dense()
         self._accumulation.note_scaling()
-        for number, (view, tensor) in enumerate(zip(self._gradients, self._tensors, strict=True)):
-            pushed = tensor.grad if number < len(self._parameters) else tensor
-            view.zero_() if pushed is None else view.copy_(pushed)
+        for bucket in self._order.buckets[self._backward.finish() :]:
+            for number in bucket:
+                tensor = self._tensors[number]
+                self._gradients[number] = tensor.grad if number < len(self._parameters) else tensor
 
     def fetch_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy the optimiser's state from the parameter server into the optimiser."""
         state = self._server.optimizer_state(self._session.assignment)
-        put_state(optimizer, self._tensors, state)
+        put_state(optimizer, self._tensors, self._order, state)
 
     @torch.no_grad()
     def _take_parameters(self) -> None:
-        for view, tensor in zip(views(self._server.parameters, self._tensors), self._tensors, strict=True):
-            tensor.copy_(view if tensor.is_floating_point() else view.round())  # of a count, a mean of equals
+        for number, tensor in enumerate(self._tensors):
+            values = self._pulled[number]
+            tensor.copy_(values if tensor.is_floating_point() else values.round())  # of a count, a mean
         self._versions = [parameter._version for parameter in self._parameters]
 
+    @functools.cached_property
+    def _pulled(self) -> FlatTensors:
+        """The tensors' values as last pulled."""
+        return FlatTensors(self._server.parameters, self._order, self._tensors)
+
+    def _changed_groups(self, options: list[dict[str, float]]) -> tuple[Group, ...] | None:
+        return self._groups(options) if options != self._options else None
+
     def _groups(self, options: list[dict[str, float]]) -> tuple[Group, ...]:
-        parameters = tuple(map(Group, self._sizes, options))
-        return (*parameters, Group(self._statistics, {}, statistics=True)) if self._statistics else parameters
+        """Return the runs of elements of each parameter group, and of the statistics after the last group."""
+        return tuple(
+            Group(elements, options[number], number=number)
+            if number < len(options)
+            else Group(elements, {}, statistics=True)
+            for number, elements in self._order.runs
+        )
+
+
+def order_of(
+    groups: Sequence[Sequence[torch.Tensor]],
+    statistics: Sequence[torch.Tensor],
+    model: nn.Module | None,
+    shards: int,
+    bucket_mb: float = BUCKET_MB,
+) -> FlatOrder:
+    """Return the order of the elements of an optimiser's groups, and then of statistics, at the shards.
+
+    Args:
+        groups: The parameters that are trained, by group.
+        statistics: The statistics.
+        model: The model; a backward pass goes through its parameters from the last to the first. None:
+            through those of the groups.
+        shards: Number of shards.
+        bucket_mb: MiB of a bucket of float32.
+    """
+    parameters = [parameter for group in groups for parameter in group]
+    places = {id(parameter): place for place, parameter in enumerate(model.parameters() if model else ())}
+    known = [places.get(id(parameter), -1) for parameter in parameters]
+    ready = sorted(range(len(parameters)), key=lambda number: (known[number], number), reverse=True)
+    return FlatOrder(
+        [tensor.numel() for tensor in (*parameters, *statistics)],
+        [*(number for number, group in enumerate(groups) for _ in group), *[len(groups)] * len(statistics)],
+        [*ready, *range(len(parameters), len(parameters) + len(statistics))],
+        shards,
+        math.ceil(min(bucket_mb * 2**18, 2**62)),
+    )
 
 
 def _names(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[torch.Tensor, str]:

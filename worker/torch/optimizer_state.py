@@ -11,26 +11,26 @@ import torch
 from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
+from worker.flat_order import FlatOrder
 from worker.optimizer_state import OptimizerState
+from worker.torch.flat_tensors import FlatTensors
 
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")  # options that change no result
 
 
-def views(flat: NDArray[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return views of a flat array in the tensors' shapes."""
-    parts = torch.split(torch.from_numpy(flat), [tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
-
 @torch.no_grad()
 def take_state(
-    optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor], like: NDArray[Any]
+    optimizer: torch.optim.Optimizer,
+    tensors: Sequence[torch.Tensor],
+    order: FlatOrder,
+    like: NDArray[Any],
 ) -> OptimizerState | None:
     """Move an optimiser's state, as after `load_state_dict`, into flat arrays; the optimiser then has none.
 
     Args:
         optimizer: The optimiser.
-        tensors: The tensors in the order of the elements. Those without a state have zeros.
+        tensors: The tensors. Those without a state have zeros.
+        order: The order of their elements.
         like: (elements,), an array of the flat arrays' dtype.
 
     Returns:
@@ -40,14 +40,17 @@ def take_state(
         InvalidRequestError: The parameters have taken different numbers of steps.
     """
     slots: dict[str, NDArray[Any]] = {}
+    values: dict[str, FlatTensors] = {}  # in the slots
     steps = set()
     for number, tensor in enumerate(tensors):
         for key, value in optimizer.state.get(tensor, {}).items():
             if key == "step":
                 steps.add(int(value))
             elif isinstance(value, torch.Tensor) and value.shape == tensor.shape:
-                slot = slots.setdefault(key, np.zeros_like(like))
-                views(slot, tensors)[number].copy_(value)
+                if key not in slots:
+                    slots[key] = np.zeros_like(like)
+                    values[key] = FlatTensors(slots[key], order, tensors)
+                values[key][number] = value
     if len(steps) > 1:
         raise InvalidRequestError(
             f"the optimiser's state is of parameters with {', '.join(map(str, sorted(steps)))} steps: "
@@ -59,18 +62,22 @@ def take_state(
 
 @torch.no_grad()
 def put_state(
-    optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor], state: OptimizerState
+    optimizer: torch.optim.Optimizer,
+    tensors: Sequence[torch.Tensor],
+    order: FlatOrder,
+    state: OptimizerState,
 ) -> None:
     """Give an optimiser the state that it would have if it had taken the steps itself.
 
     Args:
         optimizer: An optimiser without a state.
-        tensors: The tensors in the order of the elements.
+        tensors: The tensors.
+        order: The order of their elements.
         state: The parameter server's state.
     """
     if not state.slots:
         return
-    slots = {slot: views(array, tensors) for slot, array in state.slots.items()}
+    slots = {slot: FlatTensors(array, order, tensors) for slot, array in state.slots.items()}
     place = {tensor: number for number, tensor in enumerate(tensors)}
     for group in optimizer.param_groups:
         template = _kept(type(optimizer), group)

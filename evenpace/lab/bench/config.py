@@ -247,6 +247,30 @@ class ShardsConfig:
 
 
 @dataclass(frozen=True)
+class OverlapConfig:
+    """The configuration of `evenpace lab bench overlap`.
+
+    Attributes:
+        compute: Seconds that a worker computes in an iteration; 0 for as long as its transfers take.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    workers: Annotated[int, Setting("Of the job.", least=1, most=100)] = 2
+    shards: Annotated[int, Setting("Each behind a link of --rate.", least=1, most=100)] = 2
+    layers: Annotated[int, Setting("Of the model, with 2 MiB of parameters each.", least=1)] = 20
+    rate: Annotated[float, Setting("MB/s of each link, each way.", above=0, below=1e5)] = 100.0
+    compute: Annotated[
+        float, Setting("Seconds of computing in an iteration; 0: as the transfers.", least=0, below=inf)
+    ] = 0.0
+    repeats: Repeats = 3
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
 class LoadConfig:
     """The load of `evenpace lab bench load`.
 

@@ -27,10 +27,13 @@ from evenpace.lab.chaos.reference_training import (
     make_data,
     mean_gradient,
 )
-from idl.layout import Group, Layout
+from idl.layout import Group, Layout, shard_bounds
+from idl.plan import Assignment
 from worker.data.slices import Slices
 from worker.exchanges.parameter_server import ParameterServer
 from worker.session import Session
+
+_TAKEN_BACK = 200  # iterations, in one of which a push is given up
 
 
 class JournalWriter:
@@ -137,6 +140,7 @@ def train(
             journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc, *told)
             if micro_batch is None:
                 server.gradient.values[:] = mean_gradient(server.parameters, inputs[indices], labels[indices])
+                _push_early(session, server, done)
             for one in part.micro_batches:
                 gradient = mean_gradient(server.parameters, inputs[one.indices], labels[one.indices])
                 server.gradient.accumulate(done, gradient, one.count)
@@ -148,6 +152,16 @@ def train(
             if stop.exists() and version >= int(stop.read_text()):
                 np.savez(out, version=version, parameters=server.parameters)
                 return
+
+
+def _push_early(session: Session, server: ParameterServer, part: Assignment) -> None:
+    """Push the first half of each shard's part of the gradient; in some iterations, take it back."""
+    if server.may_begin(part):
+        server.begin_push(part, None, session.training.lr_scale)
+        bounds = shard_bounds(len(server.parameters), server.shards)
+        server.advance_push([(begin + end) // 2 for begin, end in bounds])
+        if part.iteration % _TAKEN_BACK == _TAKEN_BACK - 1:
+            server.give_up_push("as a script that changes gradients after the backward pass")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
 from evenpace.lab.workloads.common import Workload, evaluate
 from evenpace.reports import files
+from worker.flat_order import FlatOrder
+from worker.torch.flat_tensors import FlatTensors
+from worker.torch.optimizer import order_of
 
 Figures = dict[str, Any]
 
@@ -37,7 +40,8 @@ class Evaluator:
         torch.set_num_threads(os.cpu_count() or 1)
         self._workload = training.make(training.options())
         groups = self._workload.optimizer.param_groups
-        self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+        self._groups = [[p for p in group["params"] if p.requires_grad] for group in groups]
+        self._parameters = [parameter for group in self._groups for parameter in group]
 
     @property
     def elements(self) -> int:
@@ -63,12 +67,17 @@ class Evaluator:
 
     def _evaluate(self, snapshot: ParameterSnapshot) -> dict[str, float]:
         with torch.no_grad():
-            flat = torch.from_numpy(snapshot.parameters)
-            parts = torch.split(flat, [parameter.numel() for parameter in self._parameters])
-            for parameter, part in zip(self._parameters, parts, strict=True):
-                parameter.copy_(part.view_as(parameter))
+            values = FlatTensors(snapshot.parameters, self._order(snapshot.shards), self._parameters)
+            for number, parameter in enumerate(self._parameters):
+                parameter.copy_(values[number])
         _renew_statistics(self._workload)
         return evaluate(self._workload)
+
+    def _order(self, shards: int) -> FlatOrder:
+        if shards:
+            return order_of(self._groups, [], None, shards)
+        numbers = range(len(self._parameters))
+        return FlatOrder([p.numel() for p in self._parameters], [0] * len(numbers), numbers, 1, 1)
 
 
 def _renew_statistics(workload: Workload) -> None:

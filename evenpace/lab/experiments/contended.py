@@ -207,7 +207,9 @@ class _Watch:
 
     def _take(self, seconds: float) -> None:
         updates = self._observer.pull(self._parameters)
-        self.snapshots.append(ParameterSnapshot(seconds, updates, self._parameters.copy()))
+        self.snapshots.append(
+            ParameterSnapshot(seconds, updates, self._parameters.copy(), self._config.shards)
+        )
 
     def _cpu_seconds(self) -> float:
         """Return the CPU time of the manager and of its training process so far, in seconds."""

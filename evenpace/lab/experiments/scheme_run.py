@@ -58,11 +58,14 @@ class ParameterSnapshot:
         seconds: Time since training began.
         updates: Gradients that went into them, in the synchronous schemes one for each worker and step.
         parameters: The parameters, (elements,).
+        shards: Number of the shards that they were pulled from, in whose order they are; 0 where the tensors
+            follow each other.
     """
 
     seconds: float
     updates: int
     parameters: NDArray[np.float32]
+    shards: int = 0
 
 
 def manager_options(scheme: Scheme, config: RunConfig) -> dict[str, Any]:

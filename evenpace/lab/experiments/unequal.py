@@ -187,7 +187,9 @@ class _Follower:
     def _take(self, now: float, version: int = -1) -> None:
         steps = self._observer.pull(self._parameters, version)
         updates = steps * len(self._config.shares) if self._synchronous else steps
-        self.snapshots.append(ParameterSnapshot(now - self._began, updates, self._parameters.copy()))
+        self.snapshots.append(
+            ParameterSnapshot(now - self._began, updates, self._parameters.copy(), self._config.shards)
+        )
 
     def _pause(self) -> float:
         """Return the seconds until the updates between two snapshots have been made."""

@@ -1,0 +1,78 @@
+"""The order of elements in flat arrays: a permutation whose buckets feed all shards."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idl.layout import shard_bounds
+from worker.flat_order import FlatOrder
+
+
+@st.composite
+def orders(draw):
+    """Draw an order, with its arguments."""
+    sizes = draw(st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any))
+    groups = [draw(st.integers(0, 2)) for _ in sizes]
+    ready = draw(st.permutations(range(len(sizes))))
+    shards, bucket = draw(st.integers(1, min(5, sum(sizes)))), draw(st.integers(1, 60))
+    return sizes, groups, ready, shards, FlatOrder(sizes, groups, ready, shards, bucket)
+
+
+@given(orders())
+def test_each_element_has_one_place(drawn):
+    """Pieces follow each other without a gap, and have each tensor's elements once, in their order."""
+    sizes, *_, order = drawn
+    assert [piece.first for piece in order.pieces] == [
+        0,
+        *itertools.accumulate(map(len, order.pieces[:-1])),
+    ]
+    for tensor, size in enumerate(sizes):
+        pieces = sorted((p.begin, p.end) for p in order.pieces if p.tensor == tensor)
+        elements = [element for begin, end in pieces for element in range(begin, end)]
+        assert elements == list(range(size))
+
+
+@given(orders())
+def test_a_bucket_completes_the_same_share_of_every_shard(drawn):
+    """After each bucket, every shard's range is filled up to an end, and to about the same share."""
+    sizes, _, _, shards, order = drawn
+    bounds = shard_bounds(sum(sizes), shards)
+    arrived = set()
+    for tensors, ends in zip(order.buckets, order.ends, strict=True):
+        arrived.update(tensors)
+        for (begin, _), end in zip(bounds, ends, strict=True):
+            inside = [p for p in order.pieces if begin <= p.first < end]
+            assert {piece.tensor for piece in inside} <= arrived
+            assert sum(map(len, inside)) == end - begin
+        done = sum(end - begin for (begin, _), end in zip(bounds, ends, strict=True))
+        assert done == sum(sizes[tensor] for tensor in arrived)
+        for (begin, end), at in zip(bounds, ends, strict=True):
+            assert abs((at - begin) - done * (end - begin) / sum(sizes)) <= len(order.buckets)
+    assert list(order.ends[-1]) == [end for _, end in bounds]
+
+
+@given(orders())
+def test_runs_are_of_one_group_each(drawn):
+    """Runs cover the flat array, in its order."""
+    _, groups, *_, order = drawn
+    of_elements = [groups[piece.tensor] for piece in order.pieces for _ in range(len(piece))]
+    assert [group for group, elements in order.runs for _ in range(elements)] == of_elements
+
+
+def test_tensors_follow_each_other_in_the_order_of_the_backward_pass():
+    """With one shard, the last tensor comes first."""
+    order = FlatOrder([3, 4, 5], [0, 0, 0], [2, 1, 0], 1, 1)
+    assert [(piece.tensor, piece.first) for piece in order.pieces] == [(2, 0), (1, 5), (0, 9)]
+    assert order.runs == [(0, 12)]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"shards": 3}, {"ready": [0, 1, 2]}, {"bucket": 100, "groups": [1, 0, 0]}]
+)
+def test_other_orders_have_other_names(changed):
+    """An order is known by its name."""
+    arguments = {"sizes": [30, 40, 50], "groups": [0, 1, 0], "ready": [2, 1, 0], "shards": 2, "bucket": 1}
+    assert FlatOrder(**arguments).name == FlatOrder(**arguments).name
+    assert FlatOrder(**arguments | changed).name != FlatOrder(**arguments).name

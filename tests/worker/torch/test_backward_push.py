@@ -1,0 +1,235 @@
+"""Gradients are pushed while the backward pass computes them, and the result is that of one big batch."""
+
+import contextlib
+import itertools
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from idl.errors import InvalidRequestError
+from idl.plan import JobSpec, permutation
+from tests.services import (
+    in_threads,
+    manager_process,
+    manager_service,
+    serving,
+    shard_process,
+    shard_service,
+)
+from worker.session import Session, SessionConfig
+from worker.torch.loader import DataLoader
+from worker.torch.optimizer import distribute
+
+SAMPLES, BATCH, SEED, EPOCHS = 96, 12, 3, 2
+SPEC = JobSpec(SAMPLES, BATCH, SEED)
+BUCKET_MB = 100 / 2**18  # of float32: a hundred elements
+
+
+class Rows(torch.utils.data.Dataset):
+    """Inputs and targets that a seed gives."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(SEED)
+        self.inputs = torch.randn(SAMPLES, 7, dtype=torch.float64, generator=generator)
+        self.targets = torch.randn(SAMPLES, 5, dtype=torch.float64, generator=generator)
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
+
+
+def make_model():
+    """Make the same five layers each time."""
+    generator = torch.Generator().manual_seed(SEED)
+    layers = [nn.Linear(a, b, dtype=torch.float64) for a, b in itertools.pairwise((7, 300, 300, 300, 5))]
+    model = nn.Sequential(*itertools.chain(*zip(layers, itertools.repeat(nn.Tanh()), strict=False)))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.05, generator=generator)
+    return model
+
+
+def make_optimizer(model):
+    """Make an optimiser of two groups, whose parameters alternate in the model."""
+    weights, biases = list(model.parameters())[::2], list(model.parameters())[1::2]
+    groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "lr": 0.05}]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+
+def scale(iteration, model):
+    """Change gradients in place, as clipping does after the backward pass."""
+    for parameter in model.parameters():
+        parameter.grad.mul_(0.5)
+
+
+def scale_late(iteration, model):
+    """Change gradients from some iteration on."""
+    if iteration >= 6:
+        scale(iteration, model)
+
+
+def change_data_late(iteration, model):
+    """Change one element of a gradient where autograd does not see it."""
+    if iteration >= 6:
+        next(reversed(list(model.parameters()))).grad.data[0] = 0.0
+
+
+def halve_rate_late(iteration, model):
+    """Set another learning rate between the backward pass and the step."""
+    model.optimizer.param_groups[0]["lr"] = 0.1 if iteration < 6 else 0.05
+
+
+def step_twice_backward(iteration, model):
+    """Go backward once more, so that gradients add up."""
+    sum(parameter.square().sum() for parameter in model.parameters()).backward()
+
+
+def leave(iteration, model):
+    """Change nothing."""
+
+
+CHANGES = [leave, scale, scale_late, change_data_late, halve_rate_late, step_twice_backward]
+
+
+def train_alone(change):
+    """Train in one process on whole batches; return the parameters."""
+    rows, model = Rows(), make_model()
+    optimizer = model.optimizer = make_optimizer(model)
+    iteration = 0
+    for epoch in range(EPOCHS):
+        for batch in torch.from_numpy(permutation(SPEC, epoch)).split(BATCH):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(rows.inputs[batch]), rows.targets[batch]).backward()
+            change(iteration, model)
+            optimizer.step()
+            iteration += 1
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+class Services:
+    """A manager, and shards whose contributions can be looked at, in this process."""
+
+    def __init__(self, workers, shards=1):
+        self.shards = [shard_service() for _ in range(shards)]
+        self._manager = manager_service(workers)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self):
+        self.manager = self._stack.enter_context(serving(self._manager))
+        self.addresses = [self._stack.enter_context(serving(shard)) for shard in self.shards]
+        return self
+
+    def __exit__(self, *error):
+        self._stack.close()
+
+    def session(self, name):
+        """Make a worker's session, which ends with the services."""
+        config = SessionConfig(self.manager, self.addresses, worker=name, barrier_timeout=60)
+        return self._stack.enter_context(contextlib.closing(Session(config)))
+
+    def arrived(self):
+        """Return for each shard the elements of gradients for the present step that have arrived."""
+        jobs = [job for shard in self.shards for job in shard.jobs]
+        return [sum(one.done for one in list(job.shard._contributions)) for job in jobs]
+
+    def complete(self):
+        """Return whether a shard has all of the gradient for its step."""
+        return any(job.shard.complete for shard in self.shards for job in shard.jobs)
+
+
+def train(session, change=leave, before_step=lambda iteration: None, **options):
+    """Train with one worker's part of each batch; return the parameters, and its session's attempts."""
+    model = make_model()
+    optimizer = model.optimizer = make_optimizer(model)
+    loader = DataLoader(Rows(), BATCH, shuffle=True, seed=SEED, session=session)
+    options = {"bucket_cap_mb": BUCKET_MB} | options
+    distribute(optimizer, loader, model, **options)
+    attempts = set()
+    for _ in range(EPOCHS):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            iteration = session.assignment.iteration
+            change(iteration, model)
+            before_step(iteration)
+            attempts.add(session.assignment.attempt)
+            optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach(), attempts
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_gradient_arrives_before_the_step(wait_until, shards):
+    """Each shard has a part of the gradient before the step, and none has all of it."""
+
+    def look(iteration):
+        if iteration >= 4:
+            wait_until(lambda: all(services.arrived()), "the first buckets")
+        assert not services.complete()
+
+    with Services(1, shards) as services:
+        parameters, attempts = train(services.session("w"), before_step=look)
+    assert attempts == {0}
+    torch.testing.assert_close(parameters, train_alone(leave), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_changes_gradients_afterwards_is_in_the_step(change, caplog):
+    """Whatever a script does between the backward pass and the step, the result is one process's."""
+    caplog.set_level(logging.INFO)
+    with Services(2, 2) as services:
+        sessions = [services.session(name) for name in ("w0", "w1")]
+        trained = []
+        in_threads(*(lambda s=session: trained.append(train(s, change)) for session in sessions))
+    alone = train_alone(change)
+    for parameters, attempts in trained:
+        torch.testing.assert_close(parameters, alone, rtol=0, atol=1e-12)
+        is_late = change.__name__.endswith("late")
+        assert (max(attempts) > 0) == is_late, "only what had been pushed has to be taken back"
+    said = "are pushed by optimizer.step(), not while the backward pass runs" in caplog.text
+    assert said == (change is not leave)
+
+
+def test_without_buckets_nothing_arrives_before_the_step():
+    """`bucket_cap_mb=None` pushes the whole gradient by the step."""
+    arrived = []
+    with Services(1, 2) as services:
+        parameters, _ = train(
+            services.session("w"),
+            before_step=lambda iteration: arrived.extend(services.arrived()),
+            bucket_cap_mb=None,
+        )
+    assert not any(arrived)
+    torch.testing.assert_close(parameters, train_alone(leave), rtol=0, atol=1e-12)
+
+
+def test_a_script_that_fails_between_backward_pass_and_step_ends(tmp_path):
+    """A push that waits for the rest of its gradient does not keep the process from ending."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, evenpace\n"
+        "from tests.worker.torch.test_backward_push import train\n"
+        "def fail(iteration):\n"
+        "    assert iteration < 5, 'the script has failed'\n"
+        "train(evenpace.connect(sys.argv[1], sys.argv[2]), before_step=fail)\n"
+    )
+    with manager_process() as manager, shard_process() as shard:
+        line = [sys.executable, str(script), str(manager), str(shard)]
+        environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+        ended = subprocess.run(
+            line, check=False, capture_output=True, text=True, timeout=120, env=environment
+        )
+    assert ended.returncode == 1
+    assert "the script has failed" in ended.stderr
+
+
+@pytest.mark.parametrize("size", [0, -1.0, float("nan")])
+def test_a_bucket_of_nothing_is_refused(size):
+    """A bucket must have elements."""
+    with Services(1) as services, pytest.raises(InvalidRequestError, match="bucket_cap_mb"):
+        train(services.session("w"), bucket_cap_mb=size)

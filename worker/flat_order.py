@@ -1,0 +1,131 @@
+"""The order in which tensors' elements lie in the flat arrays that workers and shards exchange.
+
+A shard holds a contiguous range of the flat array, and a push is sent from its first element to its last. So
+that the gradient can be sent while the backward pass computes it, the last tensors come first, in buckets,
+and each bucket is spread over all shards. This module knows no framework.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from idl.layout import shard_bounds
+
+_MOST_BUCKETS = 64  # of a large model, whose buckets are larger
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of a tensor's elements that lie next to each other in the flat array.
+
+    Attributes:
+        tensor: The tensor's number.
+        begin: The first of its elements.
+        end: The element after the last.
+        first: Where the run begins in the flat array.
+    """
+
+    tensor: int
+    begin: int
+    end: int
+    first: int
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+
+class FlatOrder:
+    """The order of tensors' elements: bucket after bucket within each shard's range.
+
+    It follows from its arguments alone, so that all workers of a job have the same.
+
+    Args:
+        sizes: Elements of each tensor.
+        groups: Each tensor's group; within a bucket, a group's tensors are next to each other.
+        ready: The tensors' numbers in the order in which a backward pass computes their gradients.
+        shards: Number of shards.
+        bucket: Elements with which a bucket is complete.
+
+    Attributes:
+        buckets: The numbers of the tensors of each bucket, in the order of the buckets.
+        ends: For each bucket, the flat element of each shard's range up to which the range is complete once
+            this bucket and those before it are.
+        pieces: The pieces in the order of the flat array.
+        runs: Number of a group, and elements of it that follow each other in the flat array.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], groups: Sequence[int], ready: Sequence[int], shards: int, bucket: int
+    ) -> None:
+        self.elements = sum(sizes)
+        self.buckets = [
+            sorted(tensors, key=lambda tensor: groups[tensor]) for tensors in _buckets(sizes, ready, bucket)
+        ]
+        bounds = shard_bounds(self.elements, shards)
+        positions = [begin for begin, _ in bounds]
+        left = [end - begin for begin, end in bounds]
+        self.ends: list[tuple[int, ...]] = []
+        by_shard: list[list[Piece]] = [[] for _ in bounds]
+        for tensors in self.buckets:
+            shares = _divided(sum(sizes[tensor] for tensor in tensors), left)
+            for shard, pieces in enumerate(_cut(tensors, sizes, shares)):
+                for tensor, begin, end in pieces:
+                    by_shard[shard].append(Piece(tensor, begin, end, positions[shard]))
+                    positions[shard] += end - begin
+            left = [all_of_it - share for all_of_it, share in zip(left, shares, strict=True)]
+            self.ends.append(tuple(positions))
+        self.pieces = [piece for pieces in by_shard for piece in pieces]
+        self.runs = [
+            (group, sum(map(len, pieces)))
+            for group, pieces in itertools.groupby(self.pieces, lambda piece: groups[piece.tensor])
+        ]
+
+    @property
+    def name(self) -> str:
+        """A text that differs from that of any other order of the same tensors."""
+        described = [(piece.tensor, piece.begin, piece.end) for piece in self.pieces]
+        return hashlib.blake2b(repr(described).encode(), digest_size=8).hexdigest()
+
+
+def _buckets(sizes: Sequence[int], ready: Sequence[int], bucket: int) -> list[list[int]]:
+    least = max(bucket, sum(sizes) // _MOST_BUCKETS)
+    buckets: list[list[int]] = [[]]
+    held = 0
+    for tensor in ready:
+        if held >= least:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(tensor)
+        held += sizes[tensor]
+    return buckets
+
+
+def _divided(elements: int, left: Sequence[int]) -> list[int]:
+    """Divide a bucket's elements among shards in proportion to what is left of their ranges."""
+    total = sum(left)
+    ends = [0, *itertools.accumulate(left)]
+    # Rounded down at each end, a share is at most a range's rest, since elements <= total.
+    cuts = [elements * end // total if total else 0 for end in ends]
+    return [after - before for before, after in itertools.pairwise(cuts)]
+
+
+def _cut(
+    bucket: Sequence[int], sizes: Sequence[int], shares: Sequence[int]
+) -> list[list[tuple[int, int, int]]]:
+    """Cut a bucket's tensors into consecutive shares; return tensor, begin and end of each piece."""
+    cut: list[list[tuple[int, int, int]]] = []
+    tensors = iter(bucket)
+    tensor, begin = next(tensors, -1), 0
+    for share in shares:
+        pieces = []
+        left = share
+        while left:
+            while begin == sizes[tensor]:
+                tensor, begin = next(tensors), 0
+            taken = min(left, sizes[tensor] - begin)
+            pieces.append((tensor, begin, begin + taken))
+            begin += taken
+            left -= taken
+        cut.append(pieces)
+    return cut

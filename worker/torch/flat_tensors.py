@@ -1,0 +1,51 @@
+"""PyTorch: tensors within a flat array whose elements lie in a `FlatOrder`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from worker.flat_order import FlatOrder
+
+
+class FlatTensors:
+    """The values of tensors in a flat array, which is shared and not copied.
+
+    Args:
+        flat: (elements,).
+        order: The order of the tensors' elements.
+        tensors: Tensors of the shapes.
+    """
+
+    def __init__(self, flat: NDArray[Any], order: FlatOrder, tensors: Sequence[torch.Tensor]) -> None:
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._parts: list[list[torch.Tensor]] = [[] for _ in tensors]  # of each tensor, by their elements
+        parts = torch.split(torch.from_numpy(flat), list(map(len, order.pieces)))
+        placed = sorted(zip(order.pieces, parts, strict=True), key=lambda pair: pair[0].begin)
+        for piece, part in placed:
+            whole = len(piece) == self._shapes[piece.tensor].numel()
+            self._parts[piece.tensor].append(part.view(self._shapes[piece.tensor]) if whole else part)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        """Return a tensor's values: a view where they lie next to each other, else a copy."""
+        parts = self._parts[number]
+        return parts[0] if len(parts) == 1 else self._joined(number)
+
+    def __setitem__(self, number: int, values: torch.Tensor | None) -> None:
+        """Copy a tensor's values into the flat array; None stands for zeros."""
+        parts = self._parts[number]
+        if values is None:
+            for part in parts:
+                part.zero_()
+        elif len(parts) == 1:
+            parts[0].copy_(values)
+        else:
+            elements = torch.split(values.reshape(-1), [part.numel() for part in parts])
+            for part, value in zip(parts, elements, strict=True):
+                part.copy_(value)
+
+    def _joined(self, number: int) -> torch.Tensor:
+        parts = [part.reshape(-1) for part in self._parts[number]]
+        shape = self._shapes[number]
+        return torch.cat(parts).view(shape) if parts else torch.empty(shape)
