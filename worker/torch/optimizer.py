@@ -283,7 +283,9 @@ def order_of(
         bucket_mb: MiB of a bucket of float32.
     """
     parameters = [parameter for group in groups for parameter in group]
-    places = {id(parameter): place for place, parameter in enumerate(model.parameters() if model else ())}
+    places = {
+        id(parameter): place for place, parameter in enumerate(() if model is None else model.parameters())
+    }
     known = [places.get(id(parameter), -1) for parameter in parameters]
     ready = sorted(range(len(parameters)), key=lambda number: (known[number], number), reverse=True)
     return FlatOrder(
