@@ -6,6 +6,7 @@ again where there was nothing to befall; `lift` ends the fault.
 
 import math
 import re
+import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from rpc.processes import Process, state
 
 _CLOCK_TOLERANCE = 5.0  # seconds between the jump that was set and the one that the process sees, at most
 _STOPPING_SECONDS = 60.0  # seconds until a process is seen stopped, at most
+_DISK_SECONDS = 5.0  # seconds for which a disk may take no write after it was full
+_PAUSE_SECONDS = 0.1
 _MENDED = re.compile(r"job .+ was damaged, and is written again from its copy")
 _OUT = ("silent", "no member")  # states in which others do a worker's part
 _SLOW = (2_000.0, 100_000.0)  # bytes per second: the least and the most of a slow link
@@ -233,7 +236,8 @@ class StateDamage:
         self._process = supervisor.processes[name]
         self._starts = self._process.starts
         supervisor.kill(name, fault.seconds).wait(_STOPPING_SECONDS)
-        self._damage = harm()  # the supervisor, which is polled by this thread, has yet to start it again
+        # The supervisor, which is polled by this thread, has yet to start it again.
+        self._damage = _once_writable(harm)
 
     @property
     def moot(self) -> bool:
@@ -252,6 +256,17 @@ class StateDamage:
 
     def lift(self) -> None:
         """Do nothing: the supervisor starts the process again."""
+
+
+def _once_writable(harm: Callable[[], DamagedState | None]) -> DamagedState | None:
+    """Do damage to a state; None where its disk, which may have been full, takes no write for long."""
+    deadline = time.monotonic() + _DISK_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            return harm()
+        except sqlite3.OperationalError:
+            time.sleep(_PAUSE_SECONDS)
+    return None
 
 
 class Impostor:
