@@ -67,7 +67,7 @@ class Shown:
 
 def shown(job: FollowedJob, limit: int | None = None) -> Shown:
     """Return a job as it is now, with its `limit` slowest workers; None for all."""
-    last = job.view.timeline(points=_BARS_KEPT, first=job.view.last - _BARS_KEPT + 1).durations
+    last = job.view.timeline(points=_BARS_KEPT, last=_BARS_KEPT).durations
     figures = job.view.figures(job.states, limit)
     return Shown(job.summary, figures, job.behind, list(job.events), last, job.ranks, list(job.changes))
 

@@ -14,7 +14,7 @@ Other tools may use what the page uses, all of it JSON (see `views` for what the
     GET /api/jobs/JOB                one: figures over all workers, members counted, the last events
     GET /api/jobs/JOB/workers        a part of the table of workers: ?sort= ?descending= ?filter= ?verdict=
                                      ?offset= ?limit=
-    GET /api/jobs/JOB/timeline       figures over its iterations: ?points= ?worker= (may be repeated) ?first=
+    GET /api/jobs/JOB/timeline       figures over its iterations: ?points= ?worker= (may be repeated) ?last=
     GET /api/stream                  server-sent events: `page` at once and when it changes, `jobs` when there
                                      is news of any; with ?job=JOB, `job` for that one
     POST /api/jobs/JOB/control       one change; see `actions`

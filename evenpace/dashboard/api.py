@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,7 +149,7 @@ class Api:
 
     async def _timeline(self, request: Request) -> Response:
         points = _number(request, "points", 300, _MOST_POINTS)
-        first = _number(request, "first", 0, _MOST_ITERATION)
+        last = _number(request, "last", 0, _MOST_ITERATION) or inf
         workers = request.query_params.getlist("worker")
         if not points:
             raise InvalidRequestError(f"points 0: must be 1 to {_MOST_POINTS}")
@@ -156,7 +157,7 @@ class Api:
             raise InvalidRequestError(f"{len(workers)} workers: at most {_MOST_WORKERS} at once")
 
         def timeline(name: str, job: FollowedJob) -> Any:
-            return views.timeline_view(self._poller.timeline(job, points, workers, first))
+            return views.timeline_view(self._poller.timeline(job, points, workers, last))
 
         return JSONResponse(await self._of_job(request, timeline))
 

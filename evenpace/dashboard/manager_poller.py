@@ -97,9 +97,9 @@ class ManagerPoller:
             known = self._figures[name] = (standing, job.view.figures(job.states))
         return known[1]
 
-    def timeline(self, job: FollowedJob, points: int, workers: list[str], first: int) -> Timeline:
+    def timeline(self, job: FollowedJob, points: int, workers: list[str], last: float) -> Timeline:
         """Return a job's timeline; within `reading`."""
-        return job.view.timeline(points, workers, first)
+        return job.view.timeline(points, workers, last)
 
     def _run(self) -> None:
         client: _Unlocked | None = None

@@ -1,6 +1,7 @@
 """View of one job: takes the records of its iterations, gives figures. It knows no manager and no clock."""
 
 from collections.abc import Collection, Iterable, Mapping
+from math import inf
 
 import numpy as np
 
@@ -82,13 +83,13 @@ class JobView:
         recent = RecentFigures(self._recent, self._slots, self._cases, self._best, self._rows, _RECENT)
         return recent.figures(states, limit, self._noise, self._first_size)
 
-    def timeline(self, points: int = 300, workers: Collection[str] = (), first: int = 0) -> Timeline:
+    def timeline(self, points: int = 300, workers: Collection[str] = (), last: float = inf) -> Timeline:
         """Return a timeline of the job's iterations, for plots.
 
         Args:
             points: Number of iterations at most; at least 1.
             workers: Names of the workers that get a timeline of their own, as far back as they are kept.
-            first: First iteration of the timeline.
+            last: Number of the newest iterations that the timeline is of.
         """
         self._look()
         known: dict[str, timeline.Known] = {}
@@ -98,6 +99,7 @@ class JobView:
                 known[name] = (np.empty(0, np.int64), np.empty((0, QUANTITIES)))
             else:
                 known[name] = (self._recent.numbers, self._recent.values[:, :, column])
+        first = max(0.0, self._rows.last + 1 - last)
         return timeline.make(self._rows.rows, points, first, known, self._first_size)
 
     def _add(self, iteration: IterationRecord) -> None:

@@ -18,7 +18,7 @@ Known = tuple[NDArray[np.int64], Array]
 
 
 def make(
-    rows: Array, points: int, first: int, workers: Mapping[str, Known], first_size: int | None
+    rows: Array, points: int, first: float, workers: Mapping[str, Known], first_size: int | None
 ) -> Timeline:
     """Make a timeline of a job's rows.
 

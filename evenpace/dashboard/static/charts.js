@@ -27,8 +27,8 @@ export function Charts({ job, picked }) {
     const state = asked.current;
     const get = () => {
       state.at = Date.now();
-      const first = Math.max(0, (job.figures.iteration ?? 0) + 1 - range);
-      const parameters = [["points", POINTS], ["first", first], ...drawn.map((name) => ["worker", name])];
+      const last = range === Infinity ? [] : [["last", range]];
+      const parameters = [["points", POINTS], ...last, ...drawn.map((name) => ["worker", name])];
       ask(ofJob(job.job, "timeline", parameters)).then(setTimeline, () => {});
     };
     clearTimeout(state.timer);

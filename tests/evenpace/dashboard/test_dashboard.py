@@ -78,7 +78,7 @@ def test_a_job_is_shown_as_its_records_say(page, run, wait_until):
     assert rows[0]["worker"] == told["slowest"] == told["straggler"]["worker"] == "worker-3"
     assert rows[0]["verdict"] == "chronic"
     timeline = page.get("/api/jobs/over/timeline?points=1000&worker=worker-3")
-    whole = view.timeline(1000, ["worker-3"], 0)
+    whole = view.timeline(1000, ["worker-3"])
     assert timeline["iterations"] == whole.iterations
     assert timeline["workers"]["worker-3"]["batch_sizes"] == whole.workers["worker-3"].batch_sizes
 
@@ -190,7 +190,7 @@ def test_the_table_is_sorted_filtered_and_cut_by_the_server(page, run):
         ("/api/jobs/shared/workers?filter=" + 201 * "x", 400, "filter of 201 characters"),
         ("/api/jobs/shared/timeline?points=0", 400, "points 0"),
         ("/api/jobs/shared/timeline?points=1001", 400, "points '1001'"),
-        ("/api/jobs/shared/timeline?first=" + 30 * "9", 400, "first"),
+        ("/api/jobs/shared/timeline?last=" + 30 * "9", 400, "last"),
         ("/api/jobs/shared/timeline?" + "&".join(f"worker={i}" for i in range(21)), 400, "21 workers"),
     ],
 )

@@ -251,7 +251,7 @@ def test_a_long_job_is_thinned_and_its_sums_are_exact():
     short = view.timeline()
     assert 150 <= len(short.iterations) <= 300
     assert short.iterations[-1] == 24_999
-    assert view.timeline(first=24_990).iterations == list(range(24_990, 25_000))
+    assert view.timeline(last=10).iterations == list(range(24_990, 25_000))
 
 
 def test_points_stay_where_they_are_while_a_job_goes_on():
