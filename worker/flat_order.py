@@ -43,7 +43,8 @@ class FlatOrder:
     Args:
         sizes: Elements of each tensor.
         groups: Each tensor's group; within a bucket, a group's tensors are next to each other.
-        ready: The tensors' numbers in the order in which a backward pass computes their gradients.
+        ready: The tensors' numbers in the order in which a backward pass computes their gradients; of no
+            effect where there is one bucket.
         shards: Number of shards.
         bucket: Elements with which a bucket is complete.
 
@@ -83,8 +84,10 @@ class FlatOrder:
 
     @property
     def name(self) -> str:
-        """A text that differs from that of any other order of the same tensors."""
+        """A text by which orders of the same tensors differ; empty where the tensors follow each other."""
         described = [(piece.tensor, piece.begin, piece.end) for piece in self.pieces]
+        if described == sorted(described):
+            return ""
         return hashlib.blake2b(repr(described).encode(), digest_size=8).hexdigest()
 
 
@@ -98,7 +101,7 @@ def _buckets(sizes: Sequence[int], ready: Sequence[int], bucket: int) -> list[li
             held = 0
         buckets[-1].append(tensor)
         held += sizes[tensor]
-    return buckets
+    return buckets if len(buckets) > 1 else [sorted(ready)]
 
 
 def _divided(elements: int, left: Sequence[int]) -> list[int]:

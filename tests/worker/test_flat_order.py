@@ -76,3 +76,12 @@ def test_other_orders_have_other_names(changed):
     arguments = {"sizes": [30, 40, 50], "groups": [0, 1, 0], "ready": [2, 1, 0], "shards": 2, "bucket": 1}
     assert FlatOrder(**arguments).name == FlatOrder(**arguments).name
     assert FlatOrder(**arguments | changed).name != FlatOrder(**arguments).name
+
+
+@given(orders())
+def test_one_bucket_keeps_the_tensors_order(drawn):
+    """Without a second bucket tensors follow each other, whatever their number of shards, as elsewhere."""
+    sizes, *_, ready, shards, _ = drawn
+    order = FlatOrder(sizes, [0] * len(sizes), ready, shards, sum(sizes) + 1)
+    assert order.name == ""
+    assert [piece.tensor for piece in order.pieces] == sorted(piece.tensor for piece in order.pieces)

@@ -62,7 +62,8 @@ def distribute(
             "adascale", "none", or a function from the size and the script's first one to the factor; "auto"
             is "sqrt" for Adam and AdamW, and "adascale" for SGD. `optimizer` keeps the script's own rates.
         bucket_cap_mb: MiB of gradients that are pushed at a time, while the backward pass computes the next
-            ones, the same for every worker; None: all are pushed by the step.
+            ones, the same for every worker; None: all are pushed by the step, and workers of other frameworks
+            can train the same job, as they can where a model is no larger than that.
 
     Returns:
         The same optimiser.
@@ -129,9 +130,7 @@ class _Link:
             raise InvalidRequestError("the optimiser has no parameters that require a gradient")
         statistics = {_plain(name): tensor for name, tensor in running_statistics(model).items()}
         self._tensors = [*self._parameters, *statistics.values()]
-        self._order = order_of(
-            trained, list(statistics.values()), model, self._server.shards, bucket_mb or math.inf
-        )
+        self._order = order_of(trained, list(statistics.values()), model, self._server.shards, bucket_mb)
         names = self._names = _names(optimizer, model) | {tensor: name for name, tensor in statistics.items()}
         tensors = tuple(Tensor(names.get(t, ""), tuple(t.shape), str(t.dtype)[6:]) for t in self._tensors)
         check_floating(tensors[: len(self._parameters)])  # batch normalisation counts its batches in integers
@@ -270,7 +269,7 @@ def order_of(
     statistics: Sequence[torch.Tensor],
     model: nn.Module | None,
     shards: int,
-    bucket_mb: float = BUCKET_MB,
+    bucket_mb: float | None = BUCKET_MB,
 ) -> FlatOrder:
     """Return the order of the elements of an optimiser's groups, and then of statistics, at the shards.
 
@@ -280,7 +279,7 @@ def order_of(
         model: The model; a backward pass goes through its parameters from the last to the first. None:
             through those of the groups.
         shards: Number of shards.
-        bucket_mb: MiB of a bucket of float32.
+        bucket_mb: MiB of a bucket of float32; None: there is one bucket.
     """
     parameters = [parameter for group in groups for parameter in group]
     places = {
@@ -293,7 +292,7 @@ def order_of(
         [*(number for number, group in enumerate(groups) for _ in group), *[len(groups)] * len(statistics)],
         [*ready, *range(len(parameters), len(parameters) + len(statistics))],
         shards,
-        math.ceil(min(bucket_mb * 2**18, 2**62)),
+        math.ceil(min((math.inf if bucket_mb is None else bucket_mb) * 2**18, 2**62)),
     )
 
 
