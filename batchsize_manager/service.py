@@ -316,7 +316,7 @@ class ManagerService:
         reply = _wire.CheckpointReply(
             identity=call.request.identity, learned=b"", total_batch_size=managed.job.planner.batches.total
         )
-        call.reply(reply, bulk=memoryview(learned))
+        call.reply(reply, memoryview(learned))
 
     def _leave(self, call: Call) -> None:
         managed, worker, incarnation = self._caller(call)

@@ -107,6 +107,7 @@ struct OpenReply {
   5: optional string instance       // drawn at random when the shard began to hold the job: another after a restart
   6: optional bool restored         // the shard was restarted within the attempt, with a checkpoint's parameters: later
                                     // steps are lost, and another attempt has to begin before it goes on
+  7: optional bool cuts             // the shard knows PullRequest.cuts; one of an earlier version would not look at them
 }
 
 struct InitialiseRequest {
@@ -164,6 +165,9 @@ struct PullRequest {
                                     // where the gradient is shared, the step waits for such a pull of each worker that
                                     // has pushed
   8: optional Part part             // that is asked for
+  9: optional list<i64> cuts        // where the answer's elements are cut, ascending: the last of the blocks between the
+                                    // cuts comes first, since the next forward pass needs it first. Left out: there are
+                                    // none, and the elements come in their order
 }
 
 struct PullReply {

@@ -5,8 +5,10 @@ The arithmetic is in `shard`; everything about bytes and deadlines is in `rpc`.
 
 import asyncio
 import contextlib
+import itertools
 import time
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -34,6 +36,7 @@ from rpc.service import Call, Connection, Discard, Sink
 _wire = idl.parameter_server
 
 _PULL_SECONDS = 600.0  # for which a pull is held back whose caller does not say for how long
+_MOST_CUTS = 1000  # of a pull's answer
 _SETTLE_SECONDS = 1.0  # that a fence waits at most for a checkpoint that is being written
 
 
@@ -167,6 +170,7 @@ class ParameterServerService:
                 attempt=job.attempt,
                 instance=job.instance,
                 restored=job.is_restored or None,
+                cuts=True,
             )
         )
 
@@ -404,6 +408,7 @@ class ParameterServerService:
                 _check_reader(job, call)
                 shard.check_options(call.request.identity.worker)
                 values = shard.parameters() if slot is None else shard.slot(slot)
+                blocks = _blocks(values, shard.layout.elements, call.request.cuts)
             except (InvalidRequestError, RewoundError) as error:
                 call.fail(error)
                 continue
@@ -413,11 +418,26 @@ class ParameterServerService:
                 waited=time.monotonic() - call.since,
                 parameters=b"",
             )
-            call.reply(reply, bulk=values)
+            call.reply(reply, *blocks)
             job.tally.pulls += 1
             job.tally.pulled += values.nbytes
             job.readers.add(call.peer)
         job.waiting = still_waiting
+
+
+def _blocks(values: memoryview, elements: int, cuts: Sequence[int] | None) -> list[memoryview]:
+    """Cut the bytes of a flat array at these elements, and return the blocks from the last to the first.
+
+    Raises:
+        InvalidRequestError: A cut is not allowed.
+    """
+    places = [0]
+    for cut in (cuts or ())[:_MOST_CUTS]:
+        places.append(check.integer("cuts", cut, places[-1], elements))
+    if len(cuts or ()) > _MOST_CUTS:
+        raise InvalidRequestError(f"{len(cuts or ())} cuts: at most {_MOST_CUTS} are allowed")
+    ends = [place * (values.nbytes // elements) for place in (*places, elements)]
+    return [values[begin:end] for begin, end in itertools.pairwise(ends)][::-1]
 
 
 def _request_of(call: Call) -> Any:

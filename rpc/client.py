@@ -11,7 +11,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from thriftpy2.thrift import TApplicationException, TMessageType
@@ -59,6 +59,19 @@ class GrowingBulk(Protocol):
         Raises:
             EvenpaceError: There will be no more.
         """
+        ...
+
+
+class BulkParts(Protocol):
+    """Memory that an answer's bulk field is written to, part after part."""
+
+    @property
+    def views(self) -> Sequence[memoryview]:
+        """The parts."""
+        ...
+
+    def arrived(self, number: int) -> None:
+        """Note that a part, by its number, has arrived; in order, and from the first on in a repetition."""
         ...
 
 
@@ -127,7 +140,7 @@ class Client:
         request: Any,
         *,
         bulk: memoryview | None = None,
-        into: memoryview | None = None,
+        into: memoryview | BulkParts | None = None,
         timeout: float | None = None,
         unavailable_timeout: float = math.inf,
         wanted: Callable[[], bool] = lambda: True,
@@ -141,7 +154,7 @@ class Client:
             method: The method's name.
             request: Its first argument.
             bulk: Its second argument, if it has one.
-            into: The memory that the answer's bulk field is written to; must have its length.
+            into: The memory that the answer's bulk field is written to; must have its length, together.
             timeout: Seconds until the answer must have arrived.
             unavailable_timeout: Seconds for which the service may answer that it is unavailable.
             wanted: Returns whether the answer is still wanted; called before each attempt. See `interrupt`.
@@ -255,7 +268,7 @@ class Client:
                 reason = ConnectionLostError(f"{self._peer()} broke off {method}: {reason}")
             raise reason from error
 
-    def receive(self, *, into: memoryview | None = None, deadline: float) -> Any:
+    def receive(self, *, into: memoryview | BulkParts | None = None, deadline: float) -> Any:
         """Receive the result of the call that was sent last."""
         try:
             return self._receive(into, deadline)
@@ -416,7 +429,7 @@ class Client:
             if poll.poll(0) and not is_only_tls(self._socket):
                 self.close()
 
-    def _receive(self, into: memoryview | None, deadline: float) -> Any:
+    def _receive(self, into: memoryview | BulkParts | None, deadline: float) -> Any:
         word = bytearray(4)
         self._read(memoryview(word), deadline, _WAIT_SECONDS)
         (length,) = codec.LENGTH.unpack(word)
@@ -428,13 +441,7 @@ class Client:
         header, bulk = codec.scan(data, length)
         if bulk is not None:
             assert into is not None
-            if bulk.length != into.nbytes:
-                raise ProtocolError(
-                    f"{self._peer()} sent {bulk.length} bytes of {self._method}, not {into.nbytes}"
-                )
-            arrived = len(data) - bulk.position - 4
-            into[:arrived] = data[bulk.position + 4 :]
-            self._read(into[arrived:], deadline)
+            self._fill(into, bulk.length, memoryview(data)[bulk.position + 4 :], deadline)
             self._read(memoryview(bytearray(length - bulk.position - 4 - bulk.length)), deadline)
             data = codec.without_bulk(data, bulk)
         if header.type == TMessageType.EXCEPTION:
@@ -453,16 +460,22 @@ class Client:
         if result.success is None:
             raise ProtocolError(f"{self._peer()} gave no result for {self._method}")
         if into is not None and bulk is None:
-            self._copy_small(codec.bulk_field(result.success), into)
+            payload = memoryview(codec.bulk_field(result.success) or b"")
+            self._fill(into, payload.nbytes, payload, deadline)
         return result.success
 
-    def _copy_small(self, payload: bytes | None, into: memoryview) -> None:
-        """Copy a bulk field that was short enough to arrive within the envelope."""
-        if payload is None or len(payload) != into.nbytes:
-            raise ProtocolError(
-                f"{self._peer()} sent {len(payload or b'')} bytes of {self._method}, not {into.nbytes}"
-            )
-        into[:] = payload
+    def _fill(self, into: memoryview | BulkParts, length: int, at_hand: memoryview, deadline: float) -> None:
+        """Fill memory with a bulk field of this length, whose first bytes are at hand."""
+        views = [into] if isinstance(into, memoryview) else into.views
+        wanted = sum(view.nbytes for view in views)
+        if length != wanted:
+            raise ProtocolError(f"{self._peer()} sent {length} bytes of {self._method}, not {wanted}")
+        for number, view in enumerate(views):
+            taken = min(view.nbytes, at_hand.nbytes)
+            view[:taken], at_hand = at_hand[:taken], at_hand[taken:]
+            self._read(view[taken:], deadline)
+            if not isinstance(into, memoryview):
+                into.arrived(number)
 
     def _write(self, data: bytes | memoryview, deadline: float) -> None:
         assert self._socket is not None

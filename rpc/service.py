@@ -94,14 +94,14 @@ class Call:
         named = {name: getattr(identity, name, None) for name in ("job", "worker")}
         return {"method": self.method} | {k: value for k, value in named.items() if type(value) is str}
 
-    def reply(self, value: Any, bulk: memoryview | None = None) -> None:
-        """Answer with a struct; `bulk` replaces its last field, an empty binary."""
+    def reply(self, value: Any, *bulk: memoryview) -> None:
+        """Answer with a struct; the parts of `bulk` replace its last field, an empty binary."""
         message = self._encode(self._result_type(success=value))
-        if bulk is None:
-            self.peer.answer([codec.frame(message)])
+        if bulk:
+            head, tail = codec.frame_around_bulk(message, 2, sum(part.nbytes for part in bulk))
+            self.peer.answer([head, *bulk, tail])
         else:
-            head, tail = codec.frame_around_bulk(message, 2, bulk.nbytes)
-            self.peer.answer([head, bulk, tail])
+            self.peer.answer([codec.frame(message)])
         self._count("ok")
 
     def fail(self, error: EvenpaceError) -> None:

@@ -63,8 +63,10 @@ def factor_by(rule: Rule | str, optimizer: str) -> Factor:
     return _RULES[name]
 
 
-def scaled(groups: Sequence[Group], factor: float) -> tuple[Group, ...]:
-    """Return parameter groups with their learning rates times a factor."""
+def scaled(groups: Sequence[Group] | None, factor: float) -> Sequence[Group] | None:
+    """Return parameter groups with their learning rates times a factor; None stays None."""
+    if groups is None or factor == 1:
+        return groups
     return tuple(
         replace(group, options={**group.options, "lr": group.options["lr"] * factor})
         if "lr" in group.options

@@ -111,9 +111,23 @@ class Meter:
         begun = time.perf_counter()
         with self.tally.phase("pull", assignment):
             yield note
-        self._add_communication(time.perf_counter() - begun - waited)
-        self.stopwatch.exclude(waited)
+        self._add_communication(time.perf_counter() - begun)
+        self.leave_out(waited)
         self.stopwatch.stop()
+
+    @contextlib.contextmanager
+    def arriving(self, assignment: Assignment) -> Iterator[None]:
+        """Count a `with` block, amid the computing, as a wait for parameters that are on their way."""
+        self.tally.end_compute(assignment)
+        begun = time.perf_counter()
+        with self.tally.phase("pull", assignment):
+            yield
+        self._add_communication(time.perf_counter() - begun)
+
+    def leave_out(self, waited: float) -> None:
+        """Count seconds of transfers as a wait for other workers, which is no processing time."""
+        self.stopwatch.exclude(waited)
+        self._add_communication(-waited)
         self._waited += waited
         self._recorder.add_waiting(waited)
         self.tally.waiting += waited
@@ -192,4 +206,4 @@ class Meter:
         )
 
     def _add_communication(self, seconds: float) -> None:
-        self._communicated = (self._communicated or 0.0) + max(0.0, seconds)
+        self._communicated = max(0.0, (self._communicated or 0.0) + seconds)

@@ -38,6 +38,7 @@ from idl.translation import (
     wire_tensors,
 )
 from rpc.client import Client
+from worker.arriving_array import ArrivingArray
 from worker.growing_array import GrowingArray
 from worker.job_recovery import ShardState
 from worker.optimizer_state import OptimizerState
@@ -62,6 +63,7 @@ class ShardClients:
 
     Attributes:
         plans_ahead: Whether this worker gets assignments before the iterations before them are complete.
+        pulls_in_blocks: Whether all shards know `begin_pull`.
         pushed_finite: Whether no shard has found a NaN or an infinity in the last gradient that was pushed.
     """
 
@@ -72,6 +74,7 @@ class ShardClients:
         log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         self.plans_ahead = False
+        self.pulls_in_blocks = False
         self.pushed_finite = True
         self._clients = clients
         self._threads = ThreadPoolExecutor(max(1, len(clients)), "evenpace-shards")
@@ -155,6 +158,7 @@ class ShardClients:
             ],
         )
         self._instances = [reply.instance for reply in replies]
+        self.pulls_in_blocks = all(reply.cuts for reply in replies)
         for client, reply in zip(self._clients, replies, strict=True):
             if not reply.initialised and not begins:
                 raise _lost_parameters(_name(client))
@@ -218,10 +222,13 @@ class ShardClients:
             self._check_echo(reply)
             return reply
 
+        return GrowingPush(growing, self._in_daemons(call), self._pushed)
+
+    def _in_daemons(self, call: Callable[[int, Callable[[], bool]], Any]) -> "_Calls":
+        """Call all shards, each in a thread that does not keep the process from ending."""
         over = threading.Event()
         started = [_in_daemon(call, shard, lambda: not over.is_set()) for shard in range(len(self._clients))]
-        calls = _Calls(over, dict(zip(started, self._clients, strict=True)))
-        return GrowingPush(growing, calls, self._pushed)
+        return _Calls(over, dict(zip(started, self._clients, strict=True)))
 
     def _push_requests(self, assignment: Assignment, groups: Sequence[Group] | None) -> list[Any]:
         kept, checkpointed = common_checkpoint(self._checkpoints)
@@ -263,7 +270,36 @@ class ShardClients:
         """
         began = time.perf_counter()
         replies = self._pull(version, into, slot)
-        took = time.perf_counter() - began
+        return self._held(replies, time.perf_counter() - began)
+
+    def begin_pull(self, version: int, into: NDArray[Any], ends: Sequence[Sequence[int]]) -> "ArrivingPull":
+        """Begin to pull the parameters once a version is reached, the last block of each shard's range first.
+
+        Until the pull has been finished or given up, no other call than those from any thread may be made.
+
+        Args:
+            version: The version to wait for.
+            into: (elements,) to be filled.
+            ends: Of each block, the element of each shard's range up to which it goes; (blocks, shards).
+        """
+        arriving = ArrivingArray(into, self._bounds, ends)
+        requests = self._pull_requests(version)
+
+        def call(shard: int, wanted: Callable[[], bool]) -> Any:
+            client, request = self._clients[shard], requests[shard]
+            client.held, request.cuts = 0.0, arriving.cuts(shard)
+            try:
+                reply = client.call("pull", request, into=arriving.part(shard), wanted=wanted)
+                self._check_echo(reply)
+            except BaseException as error:
+                arriving.give_up(error)
+                raise
+            return reply
+
+        return ArrivingPull(arriving, self._in_daemons(call), self._held)
+
+    def _held(self, replies: Sequence[Any], took: float) -> float:
+        """Return the seconds for which shards held answers back, in a call that took some seconds."""
         held = (
             float(reply.waited) + client.held for reply, client in zip(replies, self._clients, strict=True)
         )
@@ -370,7 +406,10 @@ class ShardClients:
             client.close()
 
     def _pull(self, version: int, into: NDArray[Any], slot: str | None) -> list[Any]:
-        requests = [
+        return self._on_all("pull", self._pull_requests(version, slot), intos=self._divided(into))
+
+    def _pull_requests(self, version: int, slot: str | None = None) -> list[Any]:
+        return [
             _wire.PullRequest(
                 identity=self._identity,
                 version=version,
@@ -382,7 +421,6 @@ class ShardClients:
             )
             for instance, part in zip(self._instances, self._parts, strict=True)
         ]
-        return self._on_all("pull", requests, intos=self._divided(into))
 
     def _initialise(
         self,
@@ -485,6 +523,38 @@ class GrowingPush:
         self._calls.end()
 
 
+class ArrivingPull:
+    """A pull of parameters whose first blocks are used while others are on their way.
+
+    Args:
+        arriving: The parameters.
+        calls: The calls that pull them.
+        held: Returns the seconds for which the shards held their answers back, from these, and from the
+            seconds that the calls took.
+    """
+
+    def __init__(
+        self, arriving: ArrivingArray, calls: "_Calls", held: Callable[[Sequence[Any], float], float]
+    ) -> None:
+        self._arriving = arriving
+        self._calls = calls
+        self._held = held
+        self._began = time.perf_counter()
+
+    def wait(self, block: int) -> None:
+        """Wait for a block, by its number from 0, and those after it; raise as `ShardClients.pull` does."""
+        self._arriving.wait(block)
+
+    def finish(self) -> float:
+        """Wait for the rest; return and raise as `ShardClients.pull` does."""
+        replies = self._calls.results()
+        return self._held(replies, time.perf_counter() - self._began)
+
+    def give_up(self) -> None:
+        """Break the pull off."""
+        self._calls.end()
+
+
 class _Calls:
     """Calls to several shards, each in a thread of its own.
 
@@ -526,7 +596,7 @@ def _in_daemon(function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
             future.set_exception(error)
 
-    threading.Thread(target=run, name="evenpace-push", daemon=True).start()
+    threading.Thread(target=run, name="evenpace-shard", daemon=True).start()
     return future
 
 

@@ -58,14 +58,8 @@ class StepOptions:
                 return _with_values(groups, values)
         return None
 
-    def ahead(self, iteration: int, changed: Sequence[Group] | None = None) -> Sequence[Group] | None:
-        """Return what `at` would return for an iteration that the loop goes through for the first time.
-
-        Raises:
-            ValueError: The loop has gone through it before.
-        """
-        if iteration <= self.reached:
-            raise ValueError(f"iteration {iteration}: the loop has gone through {self.reached}")
+    def ahead(self, changed: Sequence[Group] | None = None) -> Sequence[Group] | None:
+        """Return what `at` would return for an iteration that the loop has not gone through."""
         return changed or self._now
 
     def _note(self, iteration: int, groups: Sequence[Group]) -> None:

@@ -10,6 +10,11 @@ class Stopwatch:
         self._sum = 0.0
         self._since: float | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether the stopwatch runs."""
+        return self._since is not None
+
     def start(self) -> None:
         """Start; nothing changes if the stopwatch runs already."""
         if self._since is None:

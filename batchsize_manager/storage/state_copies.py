@@ -51,10 +51,11 @@ def repairs(connection: sqlite3.Connection) -> Iterator[Repair]:
         names = ", ".join(columns)
         rows = {row[0]: list(row[1:]) for row in connection.execute(f"SELECT id, {names} FROM {table}")}
         copies = dict(_sound_copies(connection, table))
-        there = [row for row in rows.values() if _is_sound(row)]
+        there = {number: row for number, row in rows.items() if _is_sound(row)}
+        keys = {tuple(row[:2]) for row in there.values()}
         for number in sorted(rows.keys() | copies.keys()):
             row, copy = rows.get(number), copies.get(number)
-            sound = row if row in there else copy
+            sound = there.get(number, copy)
             if sound is None:
                 continue
             if table == "runs":
@@ -63,7 +64,7 @@ def repairs(connection: sqlite3.Connection) -> Iterator[Repair]:
             else:
                 whose = f"job {jobs.get(sound[0], 'of unknown name')}: the state of its member {sound[1]}"
             mended = f"{whose} was damaged, and is written again from its copy"
-            if row is None and (table == "runs" or any(one[:2] == sound[:2] for one in there)):
+            if row is None and (table == "runs" or tuple(sound[:2]) in keys):
                 lost = f"{whose} is lost" * (table == "runs")
                 yield Repair("DELETE FROM copies WHERE of = ? AND id = ?", (table, number), lost)
             elif row is None:

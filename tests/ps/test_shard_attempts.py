@@ -264,3 +264,40 @@ def test_parameters_belong_to_an_attempt(shard):
     worker.rewind(3, 0)
     worker.iterate()
     worker.close()
+
+
+def pulled(worker, cuts=None):
+    """Return the elements of an answer that is cut, in the order in which they come."""
+    into = np.empty(worker.elements, dtype=np.float32)
+    request = _ps.PullRequest(worker.identity, worker.version, attempt=worker.attempt, cuts=cuts)
+    worker.client.call("pull", request, into=into.data.cast("B"))
+    return into
+
+
+@pytest.mark.parametrize("elements", [10, LARGE], ids=["short", "long"])
+@pytest.mark.parametrize("cuts", [[], [0], [3, 3, 7], list(range(9))])
+def test_an_answer_is_cut_as_asked(shard, elements, cuts):
+    """Its last block comes first; without cuts the elements come in their order."""
+    worker = AttemptWorker(shard, elements)
+    worker.iterate()
+    values = pulled(worker)
+    assert len(set(values)) > 1
+    np.testing.assert_array_equal(pulled(worker, cuts), np.concatenate(np.split(values, cuts)[::-1]))
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("cuts", "said"),
+    [
+        ([-1], "cuts -1: must be an integer from 0 to"),
+        ([4, 3], "cuts 3: must be an integer from 4 to"),
+        ([10**6], "cuts 1000000"),
+        ([0] * 1001, "1001 cuts: at most 1000 are allowed"),
+    ],
+)
+def test_cuts_that_cannot_be_are_refused(shard, cuts, said):
+    """The error names the value and what is allowed."""
+    worker = AttemptWorker(shard)
+    with pytest.raises(InvalidRequestError, match=said):
+        pulled(worker, cuts)
+    worker.close()

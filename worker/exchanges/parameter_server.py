@@ -5,9 +5,10 @@ framework.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from worker.learning_rates import scaled
 from worker.messages import Joined
 from worker.meter import Meter
 from worker.optimizer_state import OptimizerState
-from worker.shard_clients import GrowingPush, ShardClients
+from worker.shard_clients import ArrivingPull, GrowingPush, ShardClients
 from worker.step_options import StepOptions
 
 
@@ -49,6 +50,32 @@ class _Begun:
     push: GrowingPush
 
 
+@dataclass
+class _Ahead:
+    """A pull of the parameters of an assignment, which the loop has been given before they have arrived."""
+
+    part: Assignment
+    pull: ArrivingPull
+    waited: float = 0.0  # seconds for blocks, while it was measured how long the batch takes
+
+
+class Blocks(Protocol):
+    """An adapter that uses the first blocks of the parameters while others are on their way."""
+
+    @property
+    def ends(self) -> Sequence[Sequence[int]]:
+        """Of each block, the element of each shard's range up to which it goes; (blocks, shards)."""
+        ...
+
+    def begin(self) -> bool:
+        """Return whether the parameters may arrive while the next batch is computed, and prepare for it."""
+        ...
+
+    def complete(self) -> None:
+        """Let the model have the blocks that it has not got yet, which have arrived."""
+        ...
+
+
 class ParameterServer:
     """One worker's part in the exchange by a parameter server.
 
@@ -58,6 +85,9 @@ class ParameterServer:
         meter: Is told the times of transfers, and of waiting for the other workers.
         timeout: Seconds for a recovery.
         log_fields: Returns the structured fields of log lines.
+
+    Attributes:
+        blocks: Takes parameters block by block, within an epoch; None: they are pulled as a whole.
     """
 
     kind = PARAMETER_SERVER
@@ -84,8 +114,11 @@ class ParameterServer:
         self._parameters: NDArray[Any] = np.empty(0)
         self._taken: tuple[int, int] | None = None  # attempt and iteration that `parameters` are for
         self._refused = -1  # the last iteration whose gradient a shard refused
+        self.blocks: Blocks | None = None
+        self._epoch = -1  # of the last contribution
+        self._ahead: _Ahead | None = None
         self._begun: _Begun | None = None
-        self._given_up: RewoundError | None = None  # why a push was, until the iteration is repeated
+        self._given_up: RewoundError | None = None  # why a transfer was, until the iteration is repeated
 
     @classmethod
     def of(cls, exchange: Exchange) -> "ParameterServer":
@@ -203,7 +236,8 @@ class ParameterServer:
         Not where it is pushed again, or the job is not in bsp: elsewhere a push cannot be taken back.
         """
         mode = self._synchronisation.mode
-        return mode == "bsp" and part.count > 0 and part.iteration > self._options.reached
+        is_first = part.count > 0 and part.iteration > self._options.reached
+        return mode == "bsp" and is_first and self._given_up is None
 
     def begin_push(self, part: Assignment, groups: Sequence[Group] | None, lr_scale: float) -> None:
         """Begin to push `gradient`, which is still being computed; `contribute` ends it.
@@ -213,9 +247,10 @@ class ParameterServer:
             groups: As in `contribute`.
             lr_scale: As in `contribute`.
         """
-        options = self._options.ahead(part.iteration, groups)
-        if options is not None and lr_scale != 1:
-            options = scaled(options, lr_scale)
+        self._finish_pull()
+        if self._given_up is not None:
+            return
+        options = scaled(self._options.ahead(groups), lr_scale)
         self._begun = _Begun(part, options, self._shards.begin_push(part, self.gradient.values, options))
 
     def advance_push(self, ends: Sequence[int]) -> None:
@@ -241,16 +276,16 @@ class ParameterServer:
             RewoundError: A shard is in another attempt, or has refused the gradient for the first time; or a
                 push that was begun was given up, or has other options.
         """
+        self._finish_pull()
+        self._epoch = done.epoch
         self.gradient.check(done)
-        options = self._options.at(done.iteration, groups)
-        if options is not None and lr_scale != 1:
-            options = scaled(options, lr_scale)
-        if not done.count:
-            return
+        options = scaled(self._options.at(done.iteration, groups), lr_scale)
         if self._begun is not None and (self._begun.part is not done or self._begun.options != options):
             self.give_up_push("its push has begun with other options")
         if self._given_up is not None:
             raise self._given_up
+        if not done.count:
+            return
         values = self.gradient.values
         begun, self._begun = self._begun, None
         try:
@@ -273,9 +308,75 @@ class ParameterServer:
     def take(self, assignment: Assignment) -> None:
         """Pull the parameters of an assignment, unless they are at hand, and deliver them.
 
+        Where `blocks` take them, the pull is only begun.
+
         Raises:
             RewoundError: A shard is in another attempt, or was restarted.
         """
+        if self.blocks and self._may_pull_ahead(assignment) and self.blocks.begin():
+            pull = self._shards.begin_pull(assignment.iteration, self._parameters, self.blocks.ends)
+            self._ahead = _Ahead(assignment, pull)
+        else:
+            self._take(assignment)
+
+    def await_block(self, block: int) -> bool:
+        """Wait until a block of the parameters, by its number from 0, and all after it have arrived.
+
+        Returns:
+            Whether they have; not if the job was rewound, of which `contribute` tells.
+
+        Raises:
+            EvenpaceError: They will not.
+        """
+        if self._ahead is not None:
+            with self._waiting(self._ahead):
+                self._ahead.pull.wait(block)
+        return self._given_up is None
+
+    def _may_pull_ahead(self, assignment: Assignment) -> bool:
+        """Return whether new parameters may arrive while an assignment is computed.
+
+        Between epochs scripts evaluate and save. Where the manager plans ahead, the pull waits for others.
+        """
+        is_new = (assignment.attempt, assignment.iteration) != self._taken
+        within_epoch = assignment.epoch == self._epoch
+        shards = self._shards
+        at_once = self._synchronisation.mode == "bsp" and not shards.plans_ahead
+        return is_new and within_epoch and at_once and shards.pulls_in_blocks
+
+    def _finish_pull(self) -> None:
+        """Wait for all that is pulled ahead, and deliver it; raise as `await_block` does."""
+        ahead = self._ahead
+        if ahead is None:
+            return
+        held = 0.0
+        with self._waiting(ahead):
+            held = ahead.pull.finish()
+        if self._given_up is None:
+            assert self.blocks is not None
+            self._meter.leave_out(min(held, ahead.waited))
+            self._ahead, self._taken = None, (ahead.part.attempt, ahead.part.iteration)
+            self.blocks.complete()
+
+    @contextlib.contextmanager
+    def _waiting(self, ahead: _Ahead) -> Iterator[None]:
+        """Count a `with` block as a wait for blocks, and note where the job was rewound meanwhile."""
+        computing, began = self._meter.stopwatch.is_running, time.perf_counter()
+        try:
+            with self._meter.arriving(ahead.part):
+                yield
+        except RewoundError as error:
+            self._given_up = error
+            self._give_up_pull()
+        if computing:
+            ahead.waited += time.perf_counter() - began
+
+    def _give_up_pull(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.pull.give_up()
+
+    def _take(self, assignment: Assignment) -> None:
         assert self._prepared is not None
         taken = assignment.attempt, assignment.iteration
         if taken != self._taken:
@@ -307,8 +408,9 @@ class ParameterServer:
             DeadlineExceededError: The recovery did not succeed in time.
         """
         self.give_up_push("the job is recovered")
+        self._give_up_pull()
         self._given_up = None
-        pull = self.take if first is None else lambda assignment: None
+        pull = self._take if first is None else lambda assignment: None
         return recover(manager, self._shards, error, first, pull, self._timeout, self._log_fields)
 
     def abandon(self, error: EvenpaceError) -> None:
@@ -318,6 +420,7 @@ class ParameterServer:
     def close(self) -> None:
         """Close the connections."""
         self.give_up_push("this worker leaves")
+        self._give_up_pull()
         self._shards.close()
 
     def optimizer_state(self, assignment: Assignment | None) -> OptimizerState:
@@ -336,6 +439,9 @@ class ParameterServer:
             raise InvalidRequestError("there is nothing to save: this worker is not in a running job")
         version = assignment.iteration if self._synchronisation.mode == "bsp" else -1
         try:
+            self._finish_pull()
+            if self._given_up is not None:
+                raise self._given_up
             return self._shards.state(version, self._parameters)
         except RewoundError as error:
             # The parameters that the caller may have saved already are not those of any other state.

@@ -19,6 +19,7 @@ from worker.learning_rates import Rule, factor_by
 from worker.tensor_types import check_floating, flat_dtype
 from worker.torch.backward_push import BackwardPush
 from worker.torch.flat_tensors import FlatTensors
+from worker.torch.forward_pull import ForwardPull
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
 from worker.torch.micro_batches import Accumulation
@@ -45,6 +46,7 @@ def distribute(
     *,
     scale_lr: Rule = "none",
     bucket_cap_mb: float | None = BUCKET_MB,
+    pull_ahead: bool = False,
 ) -> Optim:
     """Let `optimizer.step()` push the gradient, weighted by the batch size, and pull new parameters.
 
@@ -64,19 +66,26 @@ def distribute(
         bucket_cap_mb: MiB of gradients that are pushed at a time, while the backward pass computes the next
             ones, the same for every worker; None: all are pushed by the step, and workers of other frameworks
             can train the same job, as they can where a model is no larger than that.
+        pull_ahead: Whether `step` may return before the new parameters have arrived, within an epoch: each
+            module of `model` waits for its own before its forward pass. Until then, a script may read them
+            by `state_dict()` only, which waits, too; others are those of the iteration before.
 
     Returns:
         The same optimiser.
 
     Raises:
         InvalidRequestError: The parameter server lacks this kind of optimiser or one of its options, the
-            optimiser has no parameters to train, another worker's differ, `bucket_cap_mb` is not above 0, a
-            service refuses, or it is not the session's first call.
+            optimiser has no parameters to train, another worker's differ, `bucket_cap_mb` is not above 0,
+            `pull_ahead` lacks the model, a service refuses, or it is not the session's first call.
     """
     factor = factor_by(scale_lr, type(optimizer).__name__)
     if bucket_cap_mb is not None and not bucket_cap_mb > 0:
         raise InvalidRequestError(f"bucket_cap_mb {bucket_cap_mb}: must be above 0, or None")
+    if pull_ahead and model is None:
+        raise InvalidRequestError("pull_ahead: give the model, whose modules wait for their parameters")
     link = _Link(optimizer, loader, model, bucket_cap_mb)
+    if pull_ahead and model is not None:
+        link.pull_ahead(model)
     loader.session.training.scale_lr_by(factor)
     own_state_dict = optimizer.state_dict
 
@@ -143,6 +152,7 @@ class _Link:
         self._trained = set(map(id, self._parameters))
         self._versions: list[int] = []  # of the parameters, as last pulled
         self._has_warned = False
+        self._forward: ForwardPull | None = None
         self._schedules = Schedules(optimizer)
         session.before_batch.append(self._schedules.restore)
         note_device(session, self._tensors[0].device)
@@ -160,6 +170,13 @@ class _Link:
             self._order,
             lambda: self._changed_groups(describe(optimizer)[1]),
         )
+
+    def pull_ahead(self, model: nn.Module) -> None:
+        """Pull parameters while the forward pass of a model computes."""
+        tensors = {tensor: number for number, tensor in enumerate(self._tensors)}
+        fields = self._session.log_fields
+        self._forward = ForwardPull(self._server, model, tensors, self._order, self._take, fields)
+        self._server.blocks = self._forward
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
@@ -241,10 +258,18 @@ class _Link:
 
     @torch.no_grad()
     def _take_parameters(self) -> None:
-        for number, tensor in enumerate(self._tensors):
-            values = self._pulled[number]
-            tensor.copy_(values if tensor.is_floating_point() else values.round())  # of a count, a mean
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = [0] * len(self._parameters)
+        for number in range(len(self._tensors)):
+            self._take(number)
+        if self._forward is not None:
+            self._forward.skip()
+
+    def _take(self, number: int) -> None:
+        """Give a tensor the value that was pulled."""
+        tensor, values = self._tensors[number], self._pulled[number]
+        tensor.copy_(values if tensor.is_floating_point() else values.round())  # of a count, a mean
+        if number < len(self._parameters):
+            self._versions[number] = tensor._version
 
     @functools.cached_property
     def _pulled(self) -> FlatTensors:

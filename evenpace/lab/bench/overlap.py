@@ -25,8 +25,11 @@ from evenpace.lab.network import WorkerNetwork
 from idl.errors import EvenpaceError
 
 _ITERATIONS = 24  # timed at once, of which the last half counts
-_WAYS = {"by the step": 0.0, "while computing": 1.0}
-"""MiB of a bucket, 0 for none."""
+_WAYS = {
+    "by the step": ["--bucket-mb", "0"],
+    "while computing": ["--bucket-mb", "1"],
+    "while computing, pulled ahead": ["--bucket-mb", "1", "--pull-ahead"],
+}
 
 
 def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
@@ -45,8 +48,8 @@ def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
     taken: dict[str, list[float]] = {way: [] for way in _WAYS}
     with _shards(config) as shards:
         for _ in track(range(config.repeats), description=f"{config.layers} layers", console=console):
-            for way, bucket in _WAYS.items():
-                with _job(config, shards, bucket) as workers:
+            for way, options in _WAYS.items():
+                with _job(config, shards, options) as workers:
                     transfer = _timed(workers, 0.0)
                     transfers.append(transfer)
                     compute = config.compute or statistics.median(transfers)
@@ -102,13 +105,13 @@ def _shards(config: OverlapConfig) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def _job(config: OverlapConfig, shards: list[str], bucket: float) -> Iterator[list["subprocess.Popen[str]"]]:
+def _job(config: OverlapConfig, shards: list[str], way: list[str]) -> Iterator[list["subprocess.Popen[str]"]]:
     """Start the workers of a job; yield them once they are ready."""
     with contextlib.ExitStack() as stack:
         options = ("--workers", str(config.workers), "--policy", "even")
         manager = stack.enter_context(service("manager", *options))
         command = [sys.executable, "-m", "evenpace.lab.bench.overlap_worker"]
-        command += ["--manager", str(manager.address), "--ps", *shards, "--bucket-mb", str(bucket)]
+        command += ["--manager", str(manager.address), "--ps", *shards, *way]
         command += ["--layers", str(config.layers), "--workers", str(config.workers)]
         workers: list[subprocess.Popen[str]] = []
         for number in range(config.workers):

@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, required=True)
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--bucket-mb", type=float, required=True, help="0: pushed by the step")
+    parser.add_argument("--pull-ahead", action="store_true")
     options = parser.parse_args()
     evenpace.connect(options.manager, options.ps, worker=options.name)
     torch.set_num_threads(1)
@@ -69,7 +70,9 @@ def main() -> None:
     data = TensorDataset(torch.randn(1000 * options.workers, _WIDTH))
     loader = evenpace.torch.DataLoader(data, batch_size=options.workers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    evenpace.torch.distribute(optimizer, loader, model, bucket_cap_mb=options.bucket_mb or None)
+    evenpace.torch.distribute(
+        optimizer, loader, model, bucket_cap_mb=options.bucket_mb or None, pull_ahead=options.pull_ahead
+    )
     left, times = 0, []
     began = time.perf_counter()
     for (inputs,) in loader:

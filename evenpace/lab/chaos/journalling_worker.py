@@ -10,6 +10,7 @@ import json
 import os
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,9 @@ def train(
     server = ParameterServer.of(session.exchange)
     server.prepare(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
     session.start_training()
+    halves = _Halves(shard_bounds(len(initial), server.shards))
+    if micro_batch is None:
+        server.blocks = halves
 
     def reached() -> int:
         """Write down the version of the parameters that this worker has now, and return it."""
@@ -140,7 +144,7 @@ def train(
             journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc, *told)
             if micro_batch is None:
                 server.gradient.values[:] = mean_gradient(server.parameters, inputs[indices], labels[indices])
-                _push_early(session, server, done)
+                _push_early(session, server, done, halves.ends[0])
             for one in part.micro_batches:
                 gradient = mean_gradient(server.parameters, inputs[one.indices], labels[one.indices])
                 server.gradient.accumulate(done, gradient, one.count)
@@ -148,18 +152,37 @@ def train(
             session.finish_iteration()
             if session.released is not None:
                 return
+            if not server.await_block(0):
+                continue  # its parameters will not come: the job was rewound
             version = reached()
             if stop.exists() and version >= int(stop.read_text()):
                 np.savez(out, version=version, parameters=server.parameters)
                 return
 
 
-def _push_early(session: Session, server: ParameterServer, part: Assignment) -> None:
+class _Halves:
+    """Each shard's range in two halves, as the `Blocks` of a worker that waits for both before it computes.
+
+    Args:
+        bounds: The shards' ranges, (begin, end) in elements.
+    """
+
+    def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
+        self.ends = [[(begin + end) // 2 for begin, end in bounds], [end for _, end in bounds]]
+
+    def begin(self) -> bool:
+        """Return that parameters may arrive after a step."""
+        return True
+
+    def complete(self) -> None:
+        """Do nothing: it computes with the flat array itself."""
+
+
+def _push_early(session: Session, server: ParameterServer, part: Assignment, ends: Sequence[int]) -> None:
     """Push the first half of each shard's part of the gradient; in some iterations, take it back."""
     if server.may_begin(part):
         server.begin_push(part, None, session.training.lr_scale)
-        bounds = shard_bounds(len(server.parameters), server.shards)
-        server.advance_push([(begin + end) // 2 for begin, end in bounds])
+        server.advance_push(ends)
         if part.iteration % _TAKEN_BACK == _TAKEN_BACK - 1:
             server.give_up_push("as a script that changes gradients after the backward pass")
 

@@ -76,8 +76,7 @@ class Evaluator:
     def _order(self, shards: int) -> FlatOrder:
         if shards:
             return order_of(self._groups, [], None, shards)
-        numbers = range(len(self._parameters))
-        return FlatOrder([p.numel() for p in self._parameters], [0] * len(numbers), numbers, 1, 1)
+        return order_of([self._parameters], [], None, 1, None)
 
 
 def _renew_statistics(workload: Workload) -> None:

@@ -277,8 +277,8 @@ PLANTED = (
         (
             Change(
                 "batchsize_manager/storage/state_copies.py",
-                "sound = row if row in there else copy",
-                "sound = row if row in there else None",
+                "sound = there.get(number, copy)",
+                "sound = there.get(number)",
             ),
         ),
         "tests/batchsize_manager/storage/test_damaged_rows.py -k flipped_bit",
