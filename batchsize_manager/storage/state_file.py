@@ -107,8 +107,10 @@ class StateFile:
             execute("PRAGMA auto_vacuum=INCREMENTAL")
         else:
             check_format(path, self._connection)
-            if path.stat().st_size <= _CHECKED_BYTES:
-                check_pages(self._connection)
+            if path.stat().st_size <= _CHECKED_BYTES and not check_pages(self._connection):
+                with contextlib.suppress(sqlite3.IntegrityError):  # rows that are damaged have one key
+                    execute("REINDEX")
+                    log.warning("%s: an index was damaged, and is made again from its table", path)
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA synchronous=NORMAL")  # a crash of the machine loses little that was committed
         execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")

@@ -86,9 +86,8 @@ PRAGMA user_version={FORMAT};
 
 
 # What is wrong with one value or one row, in the words of SQLite's check: it costs that row.
-_OF_A_ROW = re.compile(
-    r"(NULL|NUMERIC|TEXT|non-\w+) value in |row \d+ missing from index |non-unique entry in "
-)
+_OF_A_ROW = re.compile(r"(NULL|NUMERIC|TEXT|non-\w+) value in |non-unique entry in ")
+_OF_AN_INDEX = re.compile(r"row \d+ missing from index |wrong # of entries in index ")
 
 
 class StateError(EvenpaceError):
@@ -118,16 +117,23 @@ def check_format(path: Path, connection: sqlite3.Connection) -> None:
         )
 
 
-def check_pages(connection: sqlite3.Connection) -> None:
+def check_pages(connection: sqlite3.Connection) -> bool:
     """Check the structure of a file, but for the values in its rows, which are checked as they are read.
 
+    Returns:
+        Whether all indices have what their tables have; otherwise rows would not be found by them.
+
     Raises:
-        sqlite3.DatabaseError: It is damaged.
+        sqlite3.DatabaseError: It is damaged in another way.
     """
-    for (found,) in connection.execute("PRAGMA quick_check"):
+    agree = True
+    for (found,) in connection.execute("PRAGMA integrity_check"):
         problem = found.splitlines()[-1]  # the first is a heading
-        if problem != "ok" and not _OF_A_ROW.match(problem):
+        if _OF_AN_INDEX.match(problem):
+            agree = False
+        elif problem != "ok" and not _OF_A_ROW.match(problem):
             raise sqlite3.DatabaseError(problem)
+    return agree
 
 
 def decoded(text: bytes) -> str | bytes:

@@ -10,6 +10,7 @@ import logging
 import shutil
 import sqlite3
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from batchsize_manager.policies import PolicyOptions
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.changes import Logged
 from batchsize_manager.storage.state_file import StateFile
-from batchsize_manager.storage.state_format import STATE_FILE
+from batchsize_manager.storage.state_format import STATE_FILE, StateError
 from idl.errors import NotMemberError
 from rpc.client import Client
 from tests.batchsize_manager import test_restart as jobs
@@ -256,6 +257,45 @@ def test_a_flipped_bit_of_a_job_or_member_costs_nothing(written, tmp_path, table
     with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
         rows = [file.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TWICE]
         assert file.execute("SELECT count(*) FROM copies").fetchone()[0] == sum(rows)
+
+
+def content_of(path, name):
+    """Return the first and last byte, in the file, of the cells of a table or index of one page."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+        (size,) = file.execute("PRAGMA page_size").fetchone()
+    begin = (page - 1) * size
+    header = path.read_bytes()[begin : begin + 8]
+    assert header[0] == 10, "the page is an index's leaf"
+    return begin + int.from_bytes(header[5:7], "big"), begin + size
+
+
+@pytest.mark.parametrize("index", ["sqlite_autoindex_runs_1", "sqlite_autoindex_members_1"])
+def test_a_flipped_bit_of_an_index_costs_nothing(written, tmp_path, index):
+    """No job or member is lost: the index is made again, or the manager does not start with the file."""
+    folder = shutil.copytree(written, tmp_path / "state")
+    path = folder / STATE_FILE
+    sound = path.read_bytes()
+    service = started(folder)
+    expected = restored(service)
+    service.stop()
+    first, end = content_of(path, index)
+    mended = 0
+    for place in range(8 * first, 8 * end, 7):  # each of a byte's bits in turn
+        damaged = bytearray(sound)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        for rest in (f"{path}-wal", f"{path}-shm"):
+            Path(rest).unlink(missing_ok=True)
+        with warnings() as warned:
+            try:
+                service = started(folder)
+            except StateError:
+                continue
+        assert restored(service) == expected, f"bit {place % 8} of byte {place // 8}"
+        service.stop()
+        mended += any("an index was damaged" in one for one in warned)
+    assert mended
 
 
 def test_workers_of_a_job_whose_row_is_damaged_are_told(tmp_path):
