@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from idl.layout import Group
 from idl.plan import Assignment
@@ -59,11 +60,14 @@ class BackwardPush:
         self._copied = 0  # buckets
         self._options: Sequence[Group] | None = None  # as `groups` has returned them for `_part`
         self._trials = 0
+        self._hooks: list[RemovableHandle] = []
         if len(order.buckets) > 1 and all(parameter.is_cpu for parameter in parameters):
-            for number, parameter in enumerate(parameters):
+            self._hooks = [
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    self._hook(number)
+                    lambda parameter, number=number: self._note(number)
                 )
+                for number, parameter in enumerate(parameters)
+            ]
 
     def finish(self) -> int:
         """Compare what was copied during the backward pass with the gradients; to be called by each step.
@@ -91,17 +95,11 @@ class BackwardPush:
         self._trials += 1
         return copied
 
-    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
-        def note(parameter: torch.Tensor) -> None:
-            self._note(number)
-
-        return note
-
     @torch.no_grad()
     def _note(self, number: int) -> None:
         """Note that a parameter's gradient is ready, and copy and push the buckets that are complete."""
         now = self._session.assignment
-        if now is None or self._trials < 0:
+        if now is None:
             return
         if self._part is not now:
             if not self._applies(now):
@@ -136,7 +134,8 @@ class BackwardPush:
 
     def _stop(self, reason: str) -> None:
         """Push gradients by the step from now on."""
-        self._trials = -1
+        while self._hooks:
+            self._hooks.pop().remove()
         log.info(
             "%s: gradients are pushed by optimizer.step(), not while the backward pass runs",
             reason,
