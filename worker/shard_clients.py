@@ -39,6 +39,7 @@ from idl.translation import (
 )
 from rpc.client import Client
 from worker.arriving_array import ArrivingArray
+from worker.daemon_thread import in_daemon
 from worker.growing_array import GrowingArray
 from worker.job_recovery import ShardState
 from worker.optimizer_state import OptimizerState
@@ -227,7 +228,7 @@ class ShardClients:
     def _in_daemons(self, call: Callable[[int, Callable[[], bool]], Any]) -> "_Calls":
         """Call all shards, each in a thread that does not keep the process from ending."""
         over = threading.Event()
-        started = [_in_daemon(call, shard, lambda: not over.is_set()) for shard in range(len(self._clients))]
+        started = [in_daemon(call, shard, lambda: not over.is_set()) for shard in range(len(self._clients))]
         return _Calls(over, dict(zip(started, self._clients, strict=True)))
 
     def _push_requests(self, assignment: Assignment, groups: Sequence[Group] | None) -> list[Any]:
@@ -584,20 +585,6 @@ class _Calls:
             if not call.done():
                 client.interrupt()
         wait(self._clients)
-
-
-def _in_daemon(function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-    """Call a function in a thread that does not keep the process from ending, as where the script fails."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="evenpace-shard", daemon=True).start()
-    return future
 
 
 def common_checkpoint(shards: Sequence[tuple[AbstractSet[int], int]]) -> tuple[int | None, int]:

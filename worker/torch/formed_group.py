@@ -8,6 +8,8 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import psutil
@@ -21,6 +23,7 @@ from idl.exchange import Seat
 from worker.exchanges.all_reduce import GroupTimes
 from worker.session import Session
 from worker.torch.abortable_carrier import AbortableCarrier, keep_alive
+from worker.torch.gloo_connection import connected_apart
 from worker.torch.survivable_group import (
     Carrier,
     GlooCarrier,
@@ -87,7 +90,7 @@ class FormedGroup:
         self._server: TCPStore | None = None
         self._address = ""  # at which others reach it
         self._members: dict[str, str] = {}  # addresses of the present attempt's members, by name
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()  # of what follows; notified when an attempt is over
         self._group: SurvivableGroup | None = None
         self._attempt = -1  # that the group is of
         self._over = 0  # attempts below this are over
@@ -102,6 +105,7 @@ class FormedGroup:
         """End all waits for other members in groups of earlier attempts than this; called by any thread."""
         with self._lock:
             self._over = max(self._over, attempt)
+            self._lock.notify_all()
             group, gathering = self._group, self._gathering
             if self._attempt >= attempt:
                 return
@@ -208,16 +212,17 @@ class FormedGroup:
         earlier = connections()
         # A group is named by the number of those that its process has had, which differs among members.
         distributed.distributed_c10d._world.group_count = 0
-        distributed.init_process_group(
-            self._backends,
-            store=store,
-            rank=seat.rank,
-            world_size=seat.size,
-            timeout=_FORM_SECONDS,
-        )
-        inner = distributed.group.WORLD
-        assert inner is not None
-        beside = inner if self._by_gloo else distributed.new_group(backend="gloo", timeout=_FORM_SECONDS)
+        with connected_apart(partial(self._wait_for, attempt)):
+            distributed.init_process_group(
+                self._backends,
+                store=store,
+                rank=seat.rank,
+                world_size=seat.size,
+                timeout=_FORM_SECONDS,
+            )
+            inner = distributed.group.WORLD
+            assert inner is not None
+            beside = inner if self._by_gloo else distributed.new_group(backend="gloo", timeout=_FORM_SECONDS)
         assert self._server is not None
         ports = {self._server.port, int(seat.store.rpartition(":")[2])}
         with self._lock:
@@ -272,6 +277,22 @@ class FormedGroup:
         members = (store.get(key).decode().partition(" ") for key in keys)
         self._members = {name: address for address, _, name in members}
         return store
+
+    def _wait_for(self, attempt: int, made: "Future[Any]") -> None:
+        """Wait for what is made in another thread, and no longer than an attempt lasts."""
+
+        def is_over() -> bool:
+            return made.done() or self._over > attempt
+
+        def notify(_: "Future[Any]") -> None:
+            with self._lock:
+                self._lock.notify_all()
+
+        made.add_done_callback(notify)
+        with self._lock:
+            self._lock.wait_for(is_over)
+            if not made.done():
+                self._check_not_over(attempt)
 
     def _name_unreached(self, attempt: int) -> str:
         """Return the members that cannot be reached from here, in words; nothing if the attempt is over."""
