@@ -23,6 +23,7 @@ _RECENT = 64  # operations that may not have ended although nobody waits for the
 _OWN_ERRORS_SECONDS = 0.05  # in which gloo's threads say what has broken, once their connections are cut
 _STUCK_SECONDS = 0.02  # in which they end
 _UNHEARD_SECONDS = 10.0  # after which a connection breaks whose other machine acknowledges nothing
+_INDICES = torch.int32  # of DDP's places in its buckets, which anything else would have it read beyond
 _PROBE_SECONDS = 3  # of silence, after which a machine is asked for an acknowledgement
 
 
@@ -80,9 +81,18 @@ class SurvivableGroup(distributed.ProcessGroup):
         return self._carrier.run(lambda: self._inner.allreduce(tensors, options), tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
-        """Broadcast tensors from a rank, in place."""
+        """Broadcast tensors from a rank, in place; what has not come leaves a rank its own `_INDICES`."""
         options = opts or distributed.BroadcastOptions()
-        return self._carrier.run(lambda: self._inner.broadcast(tensors, options), tensors)
+        own = [tensor.clone() for tensor in tensors if tensor.dtype == _INDICES]
+        work = self._carrier.run(lambda: self._inner.broadcast(tensors, options), tensors)
+        if len(own) < len(tensors):
+            return work
+        with contextlib.suppress(RuntimeError):  # then it is broken
+            work.wait()
+        if self.settle() is not None:
+            for tensor, before in zip(tensors, own, strict=True):
+                tensor.copy_(before)
+        return ended(tensors)
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         """Gather tensors from all ranks."""

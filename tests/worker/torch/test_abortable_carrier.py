@@ -71,6 +71,22 @@ def test_what_has_ended_well_before_an_abort_counts(two):
     assert survivor.settle() == "another attempt has begun"
 
 
+def test_indices_that_do_not_come_are_a_ranks_own(two):
+    """By others' `DistributedDataParallel` places its buckets, in a group's second iteration."""
+    survivor, other = two
+    options = distributed.BroadcastOptions()
+    options.rootRank = 1
+    indices = torch.tensor([2, 0, 1], dtype=torch.int32)
+    other.broadcast([torch.tensor([1, 2, 0], dtype=torch.int32)], options)
+    survivor.broadcast([indices], options).wait()
+    assert indices.tolist() == [1, 2, 0]
+    threading.Timer(0.1, survivor.cut).start()
+    indices = torch.tensor([2, 0, 1], dtype=torch.int32)
+    survivor.broadcast([indices], options).wait()
+    assert indices.tolist() == [2, 0, 1]
+    assert survivor.settle() == "another attempt has begun"
+
+
 def test_an_error_on_the_device_breaks_the_group():
     """It is told by the work, once that has ended; as where a member's store has gone."""
 
