@@ -5,6 +5,7 @@ the answer. Where the manager plans ahead, a thread reports while the next itera
 section 4). A manager that cannot be reached is waited for, as long as for the other workers.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -22,8 +23,10 @@ from idl.errors import (
     EvenpaceError,
     InvalidRequestError,
     NotMemberError,
+    NotYetError,
     ProtocolError,
     RewoundError,
+    UnavailableError,
 )
 from idl.exchange import PARAMETER_SERVER, Seat
 from idl.plan import Assignment, JobSpec, Resume
@@ -50,6 +53,7 @@ log = logging.getLogger(__name__)
 
 _wire = idl.batchsize_manager
 
+_AHEAD_SECONDS = 1.0  # to send a report ahead; if that fails, it is sent when its answer is needed
 _LAST_REPORTS_SECONDS = 1.0  # for the answers to the last reports, before the worker leaves
 _BEGIN_QUIET_SECONDS = 5.0  # of waiting for the job to begin, before a line of log says for whom
 _QUIET_SECONDS = 60.0  # likewise, for it to go on
@@ -151,6 +155,8 @@ class Membership:
         self._fencing: threading.Thread | None = None
         self._reports: queue.SimpleQueue[_Finished | None] = queue.SimpleQueue()
         self._unanswered: Any = None  # the report whose answer the thread waits for
+        self._ahead: Any = None  # the report of `report_ahead`, until `take_answer`
+        self._is_due = False  # whether its answer comes next on the client's connection
         self._leaving = False
         self._thread: threading.Thread | None = None
 
@@ -233,13 +239,33 @@ class Membership:
             report: The report, but for the batch processing time.
             seconds: Returns that; called when the report is sent, since a GPU's time may be known late.
         """
-        if report.maximum is not None:
-            self._maximum = min(report.maximum, self._maximum or report.maximum)
-        finished = _Finished(report, seconds)
+        finished = self._finished(report, seconds)
         if self._lookahead:
             self._reports.put(finished)
         else:
-            self._report(finished)
+            self._call_report(self._request(finished))
+
+    def report_ahead(self, report: Report, seconds: Callable[[], float]) -> None:
+        """Send a report without waiting for the answer, which `take_answer` does.
+
+        Args:
+            report: As for `report`.
+            seconds: Likewise.
+        """
+        finished = self._finished(report, seconds)
+        if self._lookahead:
+            self._reports.put(finished)
+            return
+        self._ahead = self._request(finished)
+        with contextlib.suppress(EvenpaceError):  # then `take_answer` sends it
+            self._client.send("report", self._ahead, deadline=time.monotonic() + _AHEAD_SECONDS)
+            self._is_due = True
+
+    def take_answer(self) -> None:
+        """Wait for the answer to the report that was sent ahead; where it got lost, send that again."""
+        request, self._ahead = self._ahead, None
+        if request is not None:
+            self._call_report(request)
 
     def next(self) -> Assignment | None:
         """Wait for the next assignment and return it; None if the worker is released.
@@ -286,6 +312,7 @@ class Membership:
         if self._joined is None:
             return
         self._leaving = True
+        self._drop_answer()
         reason = ConnectionLostError("this worker is leaving")
         if self._heartbeat is not None:
             self._heartbeat.stop(reason)
@@ -458,7 +485,7 @@ class Membership:
             if finished.report.attempt != self.attempt:
                 continue
             try:
-                self._report(finished)
+                self._call_report(self._request(finished, self._last_assigned))
             except Exception as error:  # noqa: BLE001 - raised again by `next`, in the thread that trains
                 if self._leaving:
                     break
@@ -487,29 +514,55 @@ class Membership:
         except EvenpaceError as error:
             log.debug("the last reports: %s", error, extra=self._log_fields())
 
-    def _report(self, finished: _Finished) -> None:
-        request = self._request(finished, self._last_assigned if self._lookahead else None)
+    def _finished(self, report: Report, seconds: Callable[[], float]) -> _Finished:
+        if report.maximum is not None:
+            self._maximum = min(report.maximum, self._maximum or report.maximum)
+        return _Finished(report, seconds)
+
+    def _call_report(self, request: Any) -> None:
+        """Send a report, unless its answer is due already, and take the answer."""
         self._unanswered = request
         try:
-            reply = self._call_patiently(
-                self._client, "report", request, wanted=lambda: finished.report.attempt == self.attempt
+            reply = self._due_answer() or self._call_patiently(
+                self._client, "report", request, wanted=lambda: request.attempt == self.attempt
             )
         finally:
             if not self._leaving:
                 self._unanswered = None
-        iteration = finished.report.iteration
-        if reply.reported_iteration != iteration:
+        if reply.reported_iteration != request.iteration:
             raise ProtocolError(
-                f"the manager answered for iteration {reply.reported_iteration}, not {iteration}"
+                f"the manager answered for iteration {reply.reported_iteration}, not {request.iteration}"
             )
         if reply.recover is None and request.maximum == self._maximum:
             self._maximum = None
-        if self.attempt == finished.report.attempt:  # else the job was rewound meanwhile
+        if self.attempt == request.attempt:  # else the job was rewound meanwhile
             self._note_reply(reply)
             if self._lookahead and reply.recover is not None:
                 self.must_recover(reply.recover)
         if reply.lost:
             self._on_lost(reply.lost)
+
+    def _due_answer(self) -> Any:
+        """Wait for the answer to the report that was sent ahead; return None where it is to be sent again."""
+        if not self._is_due:
+            return None
+        self._is_due = False
+        try:
+            reply = self._client.receive(deadline=time.monotonic() + self._timeout)
+        except (ConnectionLostError, UnavailableError, NotYetError, NotMemberError):
+            return None
+        except DeadlineExceededError:
+            if not self.paused:
+                raise
+            return None
+        self._check_echo(reply.identity)
+        return reply
+
+    def _drop_answer(self) -> None:
+        """Make way for another call, where an answer is due: the report is repeated after it."""
+        if self._is_due:
+            self._is_due = False
+            self._client.close()
 
     def _request(self, finished: _Finished, known: int | None = None) -> Any:
         report = replace(finished.report, batch_processing_time=finished.seconds(), maximum=self._maximum)
@@ -536,6 +589,8 @@ class Membership:
         self, client: Client, method: str, request: Any, wanted: Callable[[], bool] = lambda: True
     ) -> Any:
         """Call the manager as a member; while the job is paused, repeat the call without a time-out."""
+        if client is self._client:
+            self._drop_answer()
         on_wait = _WaitLog(self._identity.job, "to go on", _QUIET_SECONDS, self._log_fields)
         while True:
             try:

@@ -141,16 +141,11 @@ class Meter:
         self._add_communication(time.perf_counter() - begun)
 
     @contextlib.contextmanager
-    def reporting(self, done: Assignment) -> Iterator[Measured]:
-        """Count a `with` block as the report of a part of an iteration, and as waiting for the others.
-
-        Yields:
-            What was measured of the part, to be reported.
-        """
+    def reporting(self, done: Assignment) -> Iterator[None]:
+        """Count a `with` block as the report of a part of an iteration, and as waiting for the others."""
         with self.tally.phase("report", done):
-            measured = self._take(done)
             begun = time.perf_counter()
-            yield measured
+            yield
             self._recorder.add_waiting(time.perf_counter() - begun)
 
     def finish(
@@ -190,7 +185,8 @@ class Meter:
         self._recorder.close()
         self._monitor.close()
 
-    def _take(self, done: Assignment) -> Measured:
+    def take(self, done: Assignment) -> Measured:
+        """Return what was measured of a part of an iteration, to be reported, and stop the stopwatch."""
         self._samples += done.count
         self.tally.samples += done.count
         usage = self._monitor.sample()

@@ -23,7 +23,7 @@ from worker.exchanges.base import Exchange
 from worker.gradient_norms import OwnNorms
 from worker.limits import Limits
 from worker.membership import Membership
-from worker.meter import Meter
+from worker.meter import Measured, Meter
 from worker.resources.device import Device
 from worker.training import Training
 
@@ -72,6 +72,7 @@ class Session:
         self.before_training: list[Callable[[], None]] = []
         self.before_batch: list[Callable[[], None]] = []
         self._begun: Assignment | None = None  # the assignment that the loop was given
+        self._reported: Assignment | None = None  # the assignment that was reported ahead
         self._finished = -1  # the latest iteration that the loop has gone through
         self._has_started = False  # to train
         self._closing = threading.Lock()
@@ -190,6 +191,21 @@ class Session:
             self._recover(error)
         self.meter.stopwatch.start()
 
+    def report_ahead(self) -> None:
+        """Report the present assignment before this worker has made its step, which the others do not need.
+
+        So the step is made while reports and the next assignment are on their way; `finish_iteration` follows
+        as usual. What the step takes counts with the next assignment. Called again, or without an assignment
+        that was begun, it does nothing.
+        """
+        done = self.assignment
+        if done is None or self._begun is not done or self._reported is done:
+            return
+        measured = self.meter.take(done)
+        self._membership.report_ahead(self._report(done, measured), measured.seconds)
+        self._reported = done
+        self.meter.stopwatch.start()
+
     def finish_iteration(self, groups: Sequence[Group] | None = None) -> Assignment | None:
         """Contribute the gradient, report, and take the new parameters (Alg. 3, from line 5 on).
 
@@ -248,27 +264,16 @@ class Session:
         """
         self._finished = max(self._finished, done.iteration)
         self.exchange.contribute(done, groups, self.training.lr_scale)
-        with self.meter.reporting(done) as measured:
-            norms = self.norms.take()
-            self._membership.report(
-                Report(
-                    done.iteration,
-                    batch_processing_time=math.nan,
-                    waiting_time=measured.waited,
-                    cpu_usage=measured.cpu,
-                    memory_usage=measured.memory,
-                    maximum=self.limits.take_learned(),
-                    attempt=done.attempt,
-                    # Without the batch's begin it is no place in the batch.
-                    start=done.start if done.batch_start is not None else None,
-                    at_once=self.limits.at_once if self.limits.at_once < done.at_once else None,
-                    shards=self.exchange.digest,
-                    norms=norms,
-                    not_finite=self.norms.take_not_finite(),
-                    communication_time=measured.communicated,
-                ),
-                measured.seconds,
-            )
+        is_reported = self._reported is done
+        if is_reported:
+            self.meter.stopwatch.stop()
+        else:
+            measured = self.meter.take(done)
+        with self.meter.reporting(done):
+            if is_reported:
+                self._membership.take_answer()
+            else:
+                self._membership.report(self._report(done, measured), measured.seconds)
             self.assignment = now = self._membership.next()
         first_size = self.training.declared.total_batch_size
         self.meter.finish(done, now, self._membership.noise_scale, first_size)
@@ -277,6 +282,25 @@ class Session:
             self.exchange.settle(done)
         else:
             self.exchange.take(now)
+
+    def _report(self, done: Assignment, measured: Measured) -> Report:
+        norms = self.norms.take()
+        return Report(
+            done.iteration,
+            batch_processing_time=math.nan,
+            waiting_time=measured.waited,
+            cpu_usage=measured.cpu,
+            memory_usage=measured.memory,
+            maximum=self.limits.take_learned(),
+            attempt=done.attempt,
+            # Without the batch's begin it is no place in the batch.
+            start=done.start if done.batch_start is not None else None,
+            at_once=self.limits.at_once if self.limits.at_once < done.at_once else None,
+            shards=self.exchange.digest,
+            norms=norms,
+            not_finite=self.norms.take_not_finite(),
+            communication_time=measured.communicated,
+        )
 
     def _recover(self, error: RewoundError) -> None:
         """Recover the job into another attempt, and continue there."""

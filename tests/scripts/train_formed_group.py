@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import evenpace
 import evenpace.torch
+from batchsize_manager.client import ManagerClient
 from idl.plan import JobSpec, permutation
 
 SAMPLES, BATCH, FEATURES = 240, 24, 6  # ten batches an epoch
@@ -58,6 +59,26 @@ def wait_for(path):
     """Wait until there is a file."""
     while not path.exists():
         time.sleep(0.01)
+
+
+class WaitForRecord:
+    """A hook of an optimiser, by which each step waits until the manager has the iteration's record.
+
+    Args:
+        session: This worker's session.
+    """
+
+    def __init__(self, session):
+        self._session = session
+
+    def __call__(self, *_):
+        """Wait."""
+        iteration, deadline = self._session.assignment.iteration, time.monotonic() + 30
+        with ManagerClient(self._session.config.manager) as client:
+            while not client.history(self._session.config.job, iteration, 1)[1]:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no record of iteration {iteration} before its step")
+                time.sleep(0.001)
 
 
 def make(seed, optimizer, hidden=8, *, norm=False):
@@ -118,6 +139,7 @@ def main():
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--change-alone", action="store_true", help="Change a parameter in iteration 5.")
     parser.add_argument("--micro-batch", type=int)
+    parser.add_argument("--await-record", action="store_true", help="Step once the iteration has a record.")
     parser.add_argument("--hold", type=Path, help="Compute the first batch once there is this file.")
     parser.add_argument(
         "--out", type=Path, required=True, help="Beside it are .txt, a line a batch, and .pt."
@@ -146,6 +168,8 @@ def main():
     )
     evenpace.torch.balance(model, loader, optimizer, also=[average])
     session = evenpace.session()
+    if options.await_record:
+        optimizer.register_step_pre_hook(WaitForRecord(session))
     with options.out.with_suffix(".txt").open("a", buffering=1) as seen:
         for batch in batches(loader, by_epoch, options.evaluate):
             now = session.assignment

@@ -45,8 +45,6 @@ def test_waiting_for_others_in_a_pull_is_no_communication():
         waited(1000.0)
     with meter.pushing(part):
         pass
-    with meter.reporting(part) as measured:
-        assert 0 < measured.communicated < 100
-    with meter.reporting(part) as measured:
-        assert measured.communicated is None
+    assert 0 < meter.take(part).communicated < 100
+    assert meter.take(part).communicated is None
     meter.close()

@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
+from batchsize_manager.client import ManagerClient
 from idl.errors import InvalidRequestError
 from rpc.address import Address
 from tests.scripts.train_least_squares import RATE, go_through, trained_alone
@@ -51,6 +52,24 @@ def test_parts_of_who_leaves_are_contributed_by_others():
     assert np.abs(memory.versions[30] - trained_alone(30)).max() < 1e-12
     assert sessions[0].meter.tally.pieces == 1
     assert [part.iteration for part in parts[0]] == [*range(13), *range(12, 30)]
+
+
+def test_what_a_step_takes_counts_with_the_next_batch_where_reports_are_sent_ahead():
+    """Each step takes 100 s more by the stopwatch; the first batch has none before it."""
+
+    def step(session):
+        session.report_ahead()
+        session.meter.stopwatch.exclude(-100.0)
+        session.report_ahead()  # as in a second step with the same batch
+
+    with services(1) as (manager, _):
+        session = Session(SessionConfig(manager, worker="w"), MemoryExchange(Memory(RATE)))
+        with contextlib.closing(session):
+            parts = [part.assignment.iteration for part in go_through(session, 4, step)]
+            with ManagerClient(manager) as client:
+                records = client.history("default", 0)[1]
+    assert parts == [0, 1, 2, 3]
+    assert [record.parts["w"].batch_processing_time // 100 for record in records] == [0, 1, 1, 1]
 
 
 def test_adapters_ask_for_the_exchange_that_they_need():

@@ -89,6 +89,72 @@ def test_plans_are_known_before_their_use():
         assert [getattr(worker.planned(i), "iteration", None) for i in range(4)] == [0, 1, 2, None]
 
 
+def report_ahead(*members: Membership) -> None:
+    """Have members send reports of their next assignments, one after the other."""
+    for m in members:
+        m.report_ahead(Report(m.next().iteration, 0.0, attempt=0), lambda: 0.1)
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_reports_are_sent_ahead_of_the_wait_for_their_answers(lookahead, wait_until):
+    """Iterations are complete before anybody has waited for the others."""
+    manager = manager_service(workers=2, lookahead=lookahead)
+    with serving(manager) as address, member(address, "a") as a, member(address, "b") as b:
+        joining(a, b)
+        for iteration in range(5):
+            report_ahead(a, b)
+            wait_until(lambda done=iteration: len(manager.jobs[0].job.history(0, 9)) > done, "the record")
+            together(a.take_answer, b.take_answer)
+        assert a.next().iteration == b.next().iteration == 5
+        assert a.reconnects == b.reconnects == 0
+
+
+def is_late(worker: Membership, other: Membership) -> None:
+    """Have the other report so late that the worker is answered "not yet" before."""
+    waiting = ThreadPoolExecutor(1).submit(worker.take_answer)
+    assert not wait([waiting], 1.0).done
+    report_ahead(other)
+    waiting.result(60)
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        lambda worker, other: worker._client.interrupt(),
+        lambda worker, other: worker.checkpoint(),
+        lambda worker, other: report_ahead(other),
+        is_late,
+    ],
+    ids=["connection breaks", "another call", "nothing", "the other is late"],
+)
+def test_a_report_that_was_sent_ahead_counts_once(meanwhile, monkeypatch):
+    """Whatever becomes of the connection, or is asked, before its answer is waited for."""
+    monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)
+    manager = manager_service(workers=2)
+    with serving(manager) as address, member(address, "a") as a, member(address, "b") as b:
+        joining(a, b)
+        report_ahead(a)
+        meanwhile(a, b)
+        if b._ahead is None:
+            report_ahead(b)
+        together(a.take_answer, b.take_answer)
+        assert [part.iteration for part in iterate(a, b)] == [1, 1]
+        (record,) = manager.jobs[0].job.history(0, 1)
+        assert {name: part.batch_size for name, part in record.parts.items()} == {"a": 6, "b": 6}
+
+
+def test_a_worker_leaves_whose_report_was_sent_ahead(wait_until):
+    """The answer is not waited for, and the report counts."""
+    manager = manager_service(workers=2)
+    with serving(manager) as address, member(address, "a") as a:
+        with member(address, "b") as b:
+            joining(a, b)
+            report_ahead(a, b)
+        a.take_answer()
+        wait_until(lambda: len(manager.jobs[0].job.members) == 1, "the end of b")
+        assert set(manager.jobs[0].job.history(0, 1)[0].parts) == {"a", "b"}
+
+
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_learned_limit_holds_in_all_later_plans(lookahead):
     """Samples above a worker's limit go to the other in all plans after its report."""

@@ -184,6 +184,11 @@ class AllReduce:
         first, self._has_weighted = not self._has_weighted, True
         return first and self.kind == FIXED_GROUP
 
+    @property
+    def is_weighted(self) -> bool:
+        """True if a gradient of the current iteration was weighted."""
+        return self._weighted_by is not None
+
     def joined(self, joined: Joined, identity: Any, host: str) -> None:
         """Check that the workers wait for each other.
 

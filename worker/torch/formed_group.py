@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.exchange import Seat
-from worker.exchanges.all_reduce import GroupTimes
+from worker.exchanges.all_reduce import AllReduce, GroupTimes
 from worker.session import Session
 from worker.torch.abortable_carrier import AbortableCarrier, keep_alive
 from worker.torch.gloo_connection import connected_apart
@@ -119,6 +119,12 @@ class FormedGroup:
             self._state.note()
         else:
             self._state.go_back()
+
+    def report_step(self) -> None:
+        """Report the iteration, whose gradient was reduced, before the optimiser steps with it."""
+        exchange = self._session.exchange
+        if isinstance(exchange, AllReduce) and exchange.is_weighted:
+            self._session.report_ahead()
 
     def skip_step(self) -> None:
         """Note what else the script will move in a batch that does not count; and drop its gradients."""
@@ -351,7 +357,10 @@ def _guard_step(optimizer: torch.optim.Optimizer, group: FormedGroup) -> None:
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         if group.settle() is not None:
             return group.skip_step()
-        return own() if closure is None else own(closure)
+        if closure is not None:
+            return own(closure)
+        group.report_step()
+        return own()
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else those made before would warn
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]

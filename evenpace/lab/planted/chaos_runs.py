@@ -114,7 +114,7 @@ PLANTED = (
         (
             Change(
                 "worker/membership.py",
-                "wanted=lambda: finished.report.attempt == self.attempt",
+                "wanted=lambda: request.attempt == self.attempt",
                 "wanted=lambda: True",
             ),
         ),

@@ -191,6 +191,19 @@ def test_workers_without_a_launcher_train_as_one_process(tmp_path, wait_until, o
         assert {line[5] for name in "abc" for line in run.seen(name)} == {3}
 
 
+def test_nobody_waits_for_the_others_steps(tmp_path, wait_until):
+    """An iteration is reported before the optimiser steps, so that all can step while reports are sent."""
+    with (
+        manager_process("--workers", "2", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, "--await-record") as run,
+    ):
+        run.start("ab")
+        run.reaches("a", 5)
+        ended, iterations = run.end_all("ab", after=20)
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
+
+
 def test_buckets_that_are_formed_anew_are_no_sign_of_a_nan(tmp_path, wait_until):
     """The first two gradients of a worker that trains alone lie in memory in different orders."""
     with (
