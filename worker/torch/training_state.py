@@ -51,13 +51,15 @@ class TrainingState:
         self._optimizer = optimizer
         self._also = also
         self._schedules = Schedules(optimizer)
+        # A walk through all modules in each batch takes long.
+        self._owners = [one._buffers for one in module.modules()]
         self._buffers: list[torch.Tensor] = []  # as they were before the batch
         self._moving: list[Any] = []  # states of the other objects before the script moves them
 
     @torch.no_grad()
     def note(self) -> None:
         """Note the buffers, which a forward pass moves, before a batch."""
-        self._buffers = [buffer.clone() for buffer in self._module.buffers()]
+        self._buffers = [buffer.clone() for buffer in self._own_buffers()]
 
     def note_moving(self) -> None:
         """Note schedulers and the other objects, which a script moves after its optimiser's step."""
@@ -67,7 +69,7 @@ class TrainingState:
     @torch.no_grad()
     def go_back(self) -> None:
         """Go back to what was noted."""
-        for buffer, before in zip(self._module.buffers(), self._buffers, strict=True):
+        for buffer, before in zip(self._own_buffers(), self._buffers, strict=True):
             buffer.copy_(before)
         self._schedules.restore()
         for one, state in zip(self._also, self._moving, strict=False):
@@ -163,6 +165,10 @@ class TrainingState:
                     f"{name} differs between workers that should have the same: {sides}; does the script "
                     f"change it on some of them only? Restart the job from its checkpoint"
                 )
+
+    def _own_buffers(self) -> Iterator[torch.Tensor]:
+        """Yield the model's buffers, one that several modules share as often."""
+        return (buffer for owner in self._owners for buffer in owner.values() if buffer is not None)
 
     def _layout(self) -> list[str]:
         """Describe the model's tensors, one after the other."""

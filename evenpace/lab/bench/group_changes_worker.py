@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def _formed(
         for batch in loader:
             now = session.assignment
             assert now is not None
-            times = {} if exchange.group_times is None else asdict(exchange.group_times)
+            times = {} if exchange.group_times is None else vars(exchange.group_times)
             yield {"iteration": now.iteration, "attempt": now.attempt, "times": times}, batch
 
 
