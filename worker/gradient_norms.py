@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth
 _SMALL = 2**17  # elements, of which a gradient's norms take well below a millisecond
-_SHARE = 0.01  # of the time of the iterations, that norms may take
+_SHARE = 0.0025  # of the time of the iterations, that norms may take
 _LEVELS = (1, *(STEPS << doubled for doubled in range(5)))
 _ENOUGH = 3  # iterations that are timed before the first choice
 
@@ -73,7 +73,7 @@ class _Gradient(NamedTuple):
 
 
 class Cadence:
-    """The iterations in which norms are taken: as many as there are, or as take 1% of the time.
+    """The iterations in which norms are taken: as many as there are, or as take 0.25% of the time.
 
     They are every one, or every 10th, 20th, 40th, 80th or 160th. So a worker takes them in none in which
     another one that takes them more often does not, and the manager learns those of all workers; and a

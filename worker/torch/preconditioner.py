@@ -1,6 +1,7 @@
 """PyTorch: the preconditioner of an optimiser that steps on the ranks, for the norms of gradients."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -8,6 +9,14 @@ from idl.errors import InvalidRequestError
 from idl.preconditioning import STEPS, inverse_root
 
 _HALF = (torch.float16, torch.bfloat16)
+
+
+class _Flat(NamedTuple):
+    """The diagonal of a bucket in a period: its parameters' ids with strides of gradients, and the values."""
+
+    period: int
+    order: list[tuple[int, tuple[int, ...]]]
+    values: torch.Tensor
 
 
 class Preconditioner:
@@ -30,7 +39,7 @@ class Preconditioner:
         # Memory that is used again, since new memory takes longer than the computing: by parameter, and by
         # the first one of a bucket.
         self._memory: dict[torch.Tensor, torch.Tensor] = {}
-        self._flat: dict[torch.Tensor, torch.Tensor] = {}
+        self._flat: dict[torch.Tensor, _Flat] = {}
 
     def forget(self) -> None:
         """Have it computed again in the next iteration, as all ranks of another group do."""
@@ -69,12 +78,16 @@ class Preconditioner:
         diagonals = self.of(bucket, iteration)
         if diagonals is None:
             return None
+        order = [(id(p), gradient.stride()) for p, gradient in zip(bucket, gradients, strict=True)]
+        last = self._flat.get(bucket[0])
+        if last is not None and (last.period, last.order) == (self._period, order):
+            return last.values
         pieces = [_in_order(d.view(like.shape), like) for d, like in zip(diagonals, gradients, strict=True)]
         elements = sum(map(torch.numel, pieces))
-        memory = self._flat.get(bucket[0])
-        if memory is None or memory.numel() != elements:
-            memory = self._flat[bucket[0]] = pieces[0].new_empty(elements)
-        return torch.cat(pieces, out=memory)
+        memory = None if last is None or last.values.numel() != elements else last.values
+        values = torch.cat(pieces, out=pieces[0].new_empty(elements) if memory is None else memory)
+        self._flat[bucket[0]] = _Flat(self._period, order, values)
+        return values
 
     def _computed(self) -> dict[torch.Tensor, torch.Tensor]:
         parameters, moments, factors, addends = [], [], [], []

@@ -108,6 +108,24 @@ def test_a_bucket_has_it_in_the_order_in_which_gradients_lie_in_memory(as_parame
     assert squared_norm(buffer, flat) == pytest.approx(float(sum(expected)), rel=1e-12)
 
 
+def test_a_bucket_with_its_parameters_in_another_order_has_another_one():
+    """Within the ten iterations, too: `DistributedDataParallel` forms its buckets anew after the first."""
+    model = make_model()
+    optimizer, parameters = torch.optim.Adam(model.parameters()), list(model.parameters())
+    train(model, optimizer, 10)
+    preconditioner = Preconditioner(optimizer)
+
+    def flat(ordered):
+        return preconditioner.flat(ordered, [p.grad for p in ordered], 10).clone()
+
+    first, *rest = parameters
+    for ordered in (parameters, [first, *reversed(rest)], parameters):
+        separate = [Preconditioner(optimizer).flat([p], [p.grad], 10) for p in ordered]
+        assert torch.equal(flat(ordered), torch.cat(separate))
+    first.grad = first.grad.contiguous()
+    torch.testing.assert_close(flat([first]), direct(optimizer, first, 10))
+
+
 def test_norms_of_half_precision_are_preconditioned_in_float32():
     """The inverse of a small moment is no number in float16."""
     parameter = nn.Parameter(torch.zeros(4, dtype=torch.float16))
