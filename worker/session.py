@@ -266,6 +266,7 @@ class Session:
                     norms=norms,
                     not_finite=self.norms.take_not_finite(),
                     communication_time=measured.communicated,
+                    **measured.backward._asdict(),
                 ),
                 measured.seconds,
             )
