@@ -146,6 +146,14 @@ struct ReportRequest {
                                     // NaN or an infinity, as PushReply says: the manager logs it, or ends the job
  16: optional double communication_time  // seconds of batch_processing_time in which gradients and parameters were
                                     // transferred; left out: not known
+ 17: optional double backward_time  // seconds of batch_processing_time from the begin of the backward pass until its last
+                                    // gradient was ready; left out: not known, as the three below. They serve the policy
+                                    // `overlap`
+ 18: optional double first_bucket_time  // seconds of those until the first bucket of gradients was ready to be summed
+ 19: optional double other_buckets_time // seconds in which any bucket but the last was ready, and not summed yet over
+                                    // the workers; others that were ready later count in
+ 20: optional double last_bucket_time   // seconds from the moment when the last bucket was ready, and all others were
+                                    // summed, until it was summed
 }
 
 /** A member's place in the process group of an attempt; see formed_group above. */
@@ -289,6 +297,11 @@ struct IterationRecord {
  15: optional common.GradientNorms norms  // of the last step whose norms were known: this iteration's or the one's before
  16: optional binary communication_times  // seconds of batch_processing_times in which gradients and parameters were
                                     // transferred, NaN where that is not known; left out: of no worker
+ 17: optional binary backward_times // as in ReportRequest, NaN where that is not known, as the three below; left out: of
+                                    // no worker
+ 18: optional binary first_bucket_times  // likewise
+ 19: optional binary other_buckets_times // likewise
+ 20: optional binary last_bucket_times   // likewise
 }
 
 struct History {

@@ -43,6 +43,13 @@ class Report:
             known.
         communication_time: Seconds of the batch processing time in which gradients and parameters were
             transferred; None: not known.
+        backward_time: Seconds of the batch processing time from the begin of the backward pass until its last
+            gradient was ready; None: not known, as the three below.
+        first_bucket_time: Seconds of those until the first bucket of gradients was ready to be summed.
+        other_buckets_time: Seconds in which any bucket but the last was ready, and not summed yet over the
+            workers; others that were ready later count in.
+        last_bucket_time: Seconds from the moment when the last bucket was ready, and all others were summed,
+            until it was summed.
     """
 
     iteration: Annotated[int, Range()]
@@ -58,6 +65,10 @@ class Report:
     norms: Annotated[StepNorms | None, Range()] = None
     not_finite: Annotated[int | None, Range()] = None
     communication_time: Annotated[float | None, Range(most=_YEAR)] = None
+    backward_time: Annotated[float | None, Range(most=_YEAR)] = None
+    first_bucket_time: Annotated[float | None, Range(most=_YEAR)] = None
+    other_buckets_time: Annotated[float | None, Range(most=_YEAR)] = None
+    last_bucket_time: Annotated[float | None, Range(most=_YEAR)] = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,13 @@ class WorkerRecord(NamedTuple):
         at_once: Micro-batches that it computed at once.
         communication_time: Seconds of the batch processing time in which gradients and parameters were
             transferred; NaN where that is not known.
+        backward_time: Seconds of the batch processing time from the begin of the backward pass until its last
+            gradient was ready; NaN where that is not known, as the three below.
+        first_bucket_time: Seconds of those until the first bucket of gradients was ready to be summed.
+        other_buckets_time: Seconds in which any bucket but the last was ready, and not summed yet over the
+            workers; others that were ready later count in.
+        last_bucket_time: Seconds from the moment when the last bucket was ready, and all others were summed,
+            until it was summed.
     """
 
     batch_size: Annotated[
@@ -162,6 +180,36 @@ class WorkerRecord(NamedTuple):
             "communication_seconds",
             "seconds",
             "part of the worker's batch processing time in which gradients and parameters were transferred",
+            spared=True,
+        ),
+    ] = math.nan
+    backward_time: Annotated[
+        float, Measured("backward_seconds", "seconds", "time of the worker's backward pass", spared=True)
+    ] = math.nan
+    first_bucket_time: Annotated[
+        float,
+        Measured(
+            "first_bucket_seconds",
+            "seconds",
+            "part of the worker's backward pass until its first bucket of gradients was ready",
+            spared=True,
+        ),
+    ] = math.nan
+    other_buckets_time: Annotated[
+        float,
+        Measured(
+            "other_buckets_seconds",
+            "seconds",
+            "time in which buckets of the worker's gradients but the last were ready and not summed",
+            spared=True,
+        ),
+    ] = math.nan
+    last_bucket_time: Annotated[
+        float,
+        Measured(
+            "last_bucket_seconds",
+            "seconds",
+            "time in which the last bucket of the worker's gradients alone was ready and not summed",
             spared=True,
         ),
     ] = math.nan

@@ -8,12 +8,22 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from idl.plan import Assignment
 from worker.counters import SessionTally
 from worker.iteration_times import Recorder, Scalars
 from worker.resources.monitors import ResourceMonitor
 from worker.stopwatch import Stopwatch
+
+
+class BackwardTimes(NamedTuple):
+    """The times of a backward pass and its reductions in seconds, as in `Report`; None where not known."""
+
+    backward_time: float | None = None
+    first_bucket_time: float | None = None
+    other_buckets_time: float | None = None
+    last_bucket_time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class Measured:
         waited: Seconds for which the parameter server held parameters back since the last report.
         communicated: Seconds of transfers of gradients and parameters since then, without that waiting; None
             where no transfer was timed.
+        backward: Times of the backward pass, and of reductions that overlap with it.
         cpu: Share of the CPU capacity that others take, 0 to 1.
         memory: Occupied share of the memory, 0 to 1; the accelerator's where that is larger.
     """
@@ -32,6 +43,7 @@ class Measured:
     seconds: Callable[[], float]
     waited: float
     communicated: float | None
+    backward: BackwardTimes
     cpu: float
     memory: float
 
@@ -46,12 +58,14 @@ class Meter:
         stopwatch: Measures the batch processing time; runs while this worker computes.
         memory_usage: Returns the occupied share of the accelerator's memory, 0 to 1, at an iteration's end;
             None without one.
+        take_backward: Returns the times of the last backward pass, once; None without such measurements.
         tally: Counters, for metrics and traces.
     """
 
     def __init__(self, log_fields: Callable[[], Mapping[str, object]] = dict) -> None:
         self.stopwatch = Stopwatch()
         self.memory_usage: Callable[[], float] | None = None
+        self.take_backward: Callable[[], BackwardTimes] | None = None
         self.tally = SessionTally()
         self._processing_time: Callable[[], Callable[[], float]] | None = None
         self._monitor = ResourceMonitor()
@@ -198,7 +212,12 @@ class Meter:
         waited, self._waited = self._waited, 0.0
         communicated, self._communicated = self._communicated, None
         return Measured(
-            lambda: self.tally.count_processing(taken(), done.count), waited, communicated, usage.cpu, memory
+            lambda: self.tally.count_processing(taken(), done.count),
+            waited,
+            communicated,
+            self.take_backward() if self.take_backward else BackwardTimes(),
+            usage.cpu,
+            memory,
         )
 
     def _add_communication(self, seconds: float) -> None:

@@ -300,6 +300,7 @@ class Session:
             norms=norms,
             not_finite=self.norms.take_not_finite(),
             communication_time=measured.communicated,
+            **measured.backward._asdict(),
         )
 
     def _recover(self, error: RewoundError) -> None:

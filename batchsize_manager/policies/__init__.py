@@ -16,6 +16,7 @@ from batchsize_manager.policies.even import Even
 from batchsize_manager.policies.leader_straggler import STEP_SIZE, LeaderStraggler
 from batchsize_manager.policies.learned import Learned
 from batchsize_manager.policies.model_registry import ModelRegistry, RegistryPolicy
+from batchsize_manager.policies.overlap import Overlap
 from batchsize_manager.policies.proportional import Proportional
 from idl.settings import Setting, check_settings
 from predictors import PREDICTORS, Models, Predictor, PredictorOptions, make_predictor
@@ -77,6 +78,7 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "proportional": lambda options: Proportional(options.make_predictor(), options.tolerance),
     "leader_straggler": lambda options: LeaderStraggler(options.step_size),
     "learned": lambda options: Learned(options.tolerance, options.models, options.gains),
+    "overlap": lambda options: Overlap(options.tolerance, options.models, options.gains),
 }
 
 POLICIES_WITH_PREDICTOR = frozenset({"proportional"})

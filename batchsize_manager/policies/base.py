@@ -96,8 +96,9 @@ class Policy(ABC):
     def seconds(self, totals: Sequence[int]) -> list[float] | None:
         """Return the seconds of batches of other sizes, each with its best split; (totals,).
 
-        They are the longest of the workers' batch processing times. None where the policy has no time curves,
-        or has measured nothing yet.
+        They are the longest of the workers' batch processing times; where the policy knows what an iteration
+        takes beside these, with its difference from that of the present iteration. None where the policy has
+        no time curves, or has measured nothing yet.
 
         Args:
             totals: Units of whole batches, which the members can take.

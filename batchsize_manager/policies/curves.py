@@ -102,6 +102,19 @@ class Curves:
         at_least = (offsets + slopes * self.least).max(axis=0)
         return (1 - _HOPED_ELASTICITY) * at_least, _HOPED_ELASTICITY * at_least / self.least
 
+    def equal_time(self) -> "EqualTime":
+        """Return the curves for `split_evenly_in_time`."""
+        return EqualTime(self)
+
+    def scaled(self, factor: float) -> "Curves":
+        """Return the curves with all times multiplied by a factor."""
+        level, per_unit, error = self.level * factor, self.per_unit * factor, self.per_unit_error * factor
+        return replace(self, level=level, per_unit=per_unit, per_unit_error=error)
+
+    def where(self, known: NDArray[np.bool_], other: "Curves") -> "Curves":
+        """Return the curves of the workers in `known`, (workers,), and those of `other` of the rest."""
+        return Curves(*(np.where(known, *both) for both in zip(self._arrays(), other._arrays(), strict=True)))
+
     def averaged_over(self, known: NDArray[np.bool_]) -> "Curves":
         """Return the curves with the mean of those in `known`, (workers,), in place of all others."""
         if known.all() or not known.any():
@@ -138,9 +151,10 @@ class EqualTime:
 
     def fill(self, total: int, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return counts just below the best split; see `TimeCurves.fill`."""
-        return fill_to_level(self.time, self._within, total, low, high)
+        return fill_to_level(self.time, self.within, total, low, high)
 
-    def _within(self, level: float) -> Array:
+    def within(self, level: float) -> Array:
+        """Return the most units of each worker within a time in seconds, as real numbers; (workers,)."""
         sizes: Array = ((level - self._offsets) / self._slopes).min(axis=0)
         offset, slope = self._hope
         least = self._curves.least

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batchsize_manager.policies.curves import Curves, EqualTime
+from batchsize_manager.policies.curves import Curves
 from batchsize_manager.policies.measurements import Measurements
+from batchsize_manager.policies.overlapped_curves import OverlappedCurves
 from batchsize_manager.policies.solver import split_evenly_in_time
 from idl.bounds import Bounds
 
@@ -21,7 +22,7 @@ _MOST_CANDIDATES = 8
 
 def dispensable_workers(
     names: Sequence[str],
-    curves: Curves,
+    curves: Curves | OverlappedCurves,
     measurements: Measurements,
     counts: Sequence[int],
     total: int,
@@ -86,13 +87,15 @@ def _is_known(measurements: Measurements, worker: int, count: int, near: float) 
     )
 
 
-def _longest_without(gone: Sequence[int], curves: Curves, total: int, bounds: Sequence[Bounds]) -> float:
+def _longest_without(
+    gone: Sequence[int], curves: Curves | OverlappedCurves, total: int, bounds: Sequence[Bounds]
+) -> float:
     """Return the longest time in seconds of the best split over the others; infinity if there is none."""
     left = [bound for i, bound in enumerate(bounds) if i not in gone]
     if sum(bound.maximum for bound in left) < total:
         return float("inf")
     others = curves.without(gone)
-    counts = np.array(split_evenly_in_time(EqualTime(others), total, left), dtype=float)
+    counts = np.array(split_evenly_in_time(others.equal_time(), total, left), dtype=float)
     if (counts > _FURTHEST * others.reach).any():
         return float("inf")
     return float(others.times(counts).max())

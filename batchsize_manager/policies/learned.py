@@ -11,11 +11,13 @@ import numpy as np
 
 from batchsize_manager.policies.at_once import Gains
 from batchsize_manager.policies.base import MEMORY_GUARD, LastSplits, Participant, Policy, Split
-from batchsize_manager.policies.curves import Curves, EqualTime, fit
+from batchsize_manager.policies.curves import Curves
 from batchsize_manager.policies.curves_in_waves import Alone, CurvesInWaves
 from batchsize_manager.policies.dispensable import dispensable_workers
-from batchsize_manager.policies.measurements import SIZES_KEPT, Measurements
-from batchsize_manager.policies.solver import split, split_evenly_in_time
+from batchsize_manager.policies.fitted_curves import FittedCurves
+from batchsize_manager.policies.measurements import SIZES_KEPT
+from batchsize_manager.policies.overlapped_curves import OverlappedCurves
+from batchsize_manager.policies.solver import TimeCurves, split, split_evenly_in_time
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
 from predictors import Array, ModelKey, Models, Weights
@@ -52,9 +54,7 @@ class Learned(Policy):
         self._members: Sequence[Participant] = ()
         self._gains = Gains() if gains is None else gains
         self._expected = 1  # units of a whole batch
-        self._measurements = Measurements()
-        self._curves: Curves | None = None  # None: to be fitted again, as there are new measurements
-        self._centres = np.zeros(0)  # (workers,), units: where the curves are to be right
+        self._processing = FittedCurves()  # of the batch processing times
         self._last = LastSplits()
         self._largest = np.zeros(0)  # (workers,), units: the largest batch that each has gone through
         self._guarded = np.zeros(0, dtype=bool)  # (workers,), whether memory was short in the last report
@@ -63,7 +63,7 @@ class Learned(Policy):
         """Set the members; those that stay keep their curves, whatever their bounds are now."""
         row_of = {member.name: row for row, member in enumerate(self._members)}
         rows = [row_of.get(member.name) for member in members]
-        self._measurements.reindex(rows)
+        self._processing.reindex(rows)
         self._largest = np.array([0.0 if row is None else self._largest[row] for row in rows])
         self._guarded = np.array([row is not None and self._guarded[row] for row in rows], dtype=bool)
         for row, (member, old) in enumerate(zip(members, rows, strict=True)):
@@ -73,15 +73,15 @@ class Learned(Policy):
                 # A profile may have more sizes than are kept: those near what the worker will get tell most.
                 away = np.abs(np.log(sizes * (len(members) / self._expected)))
                 nearest = np.sort(away.argsort()[:SIZES_KEPT])
-                self._measurements.restore(row, sizes[nearest], times[nearest])
+                self._processing.restore(row, sizes[nearest], times[nearest])
         self._members = members
         self._last.clear()
-        self._curves = None
 
     def expect(self, total: int, unit: int = 1) -> None:
         """Note the size of whole batches; see `Policy.expect`."""
         super().expect(total, unit)
         self._expected = total
+        self._processing.least = 1 / unit  # a sample
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Add the time of each batch size, an epoch's last batch included; see `Policy.observe`."""
@@ -100,37 +100,35 @@ class Learned(Policy):
         largest = [float(observation.batch_size) for _, observation, _ in seen]
         self._largest[workers] = np.maximum(self._largest[workers], largest)
         self._guarded[workers] = [observation.memory_usage > MEMORY_GUARD for _, observation, _ in seen]
-        everyone = self._measurements.latest_sizes
-        everyone[workers] = sizes
-        expected = self._fit(everyone).times(everyone)[workers]
-        self._measurements.add(workers, sizes, times, expected)
-        self._curves = None
+        self._processing.add(workers, sizes, times)
 
     def split(self, total: int) -> Split:
         """Split the next batch by the time curves; see `Policy.split`."""
         bounds = self._bounds(total)
-        seen = self._measurements.seen
+        seen = self._processing.measurements.seen
         if not seen.any():
             return Split(split([1.0] * len(bounds), total, bounds))
         last = self._last.get(total)
         alone = self._alone()
-        curves = self._fit(self._usual_sizes(total) if last is None else alone.all(last))
+        centres = self._usual_sizes(total) if last is None else alone.all(last)
+        curves = self._near(centres)
         best = split_evenly_in_time(self._times(curves, alone), total, bounds)
         if last is None:  # the curves are to be right near the split that they lead to
-            curves = self._fit(alone.all(best))
+            centres = alone.all(best)
+            curves = self._near(centres)
             best = split_evenly_in_time(self._times(curves, alone), total, bounds)
         if last is None or not _fits(last, bounds) or self._pays(curves, alone.all(last), alone.all(best)):
             last = best
         self._last[total] = last
         counts = np.array(last, dtype=float)
-        times = curves.times(alone.all(last))
+        times = self._processing.near(centres).times(alone.all(last))
         speeds = np.where(seen & (counts > 0), counts * self.unit / times, np.nan)
         needless: Mapping[str, str] = {}
         if not self._gains.matter:
             needless = dispensable_workers(
                 [member.name for member in self._members],
                 curves,
-                self._measurements,
+                self._processing.measurements,
                 last,
                 total,
                 bounds,
@@ -140,17 +138,20 @@ class Learned(Policy):
 
     def seconds(self, totals: Sequence[int]) -> list[float] | None:
         """Return the seconds of batches of other sizes by the time curves; see `Policy.seconds`."""
-        if not self._measurements.seen.any():
+        measurements = self._processing.measurements
+        if not measurements.seen.any():
             return None
-        alone = self._alone()
-        curves = self._fit(self._measurements.latest_sizes)
+        alone, latest = self._alone(), measurements.latest_sizes
+        curves = self._near(latest)
         times = self._times(curves, alone)
+        # What the present iteration takes beside the processing: 0, unless the curves are of more than that.
+        beside = curves.times(latest).max() - self._processing.near(latest).times(latest).max()
         splits = (split_evenly_in_time(times, total, self._bounds(total)) for total in totals)
-        return [float(curves.times(alone.all(counts)).max()) for counts in splits]
+        return [float(curves.times(alone.all(counts)).max() - beside) for counts in splits]
 
     def models(self) -> Models:
         """Return each member's measurements, from which its curve follows; see `Policy.models`."""
-        measurements = self._measurements
+        measurements = self._processing.measurements
         learned: dict[ModelKey, Weights] = {
             member.name: {
                 "sizes": measurements.sizes[row, places] * self.unit,
@@ -164,23 +165,19 @@ class Learned(Policy):
     def _alone(self) -> Alone:
         return Alone([self._gains.waves(member.name) for member in self._members])
 
-    def _fit(self, centres: Array) -> Curves:
-        """Return the curves fitted near `centres`, (workers,); the average where nothing was measured."""
-        measurements = self._measurements
-        if self._curves is not None and np.array_equal(centres, self._centres):
-            return self._curves
-        near = np.maximum(centres, 1 / self.unit)  # at least a sample
-        curves = fit(measurements.sizes, measurements.times, measurements.variances, near)
-        self._curves, self._centres = curves.averaged_over(measurements.known), centres
-        return self._curves
+    def _near(self, centres: Array) -> Curves | OverlappedCurves:
+        """Return the curves of which the longest time is to be short, fitted near `centres`, (workers,)."""
+        return self._processing.near(centres)
 
-    def _times(self, curves: Curves, alone: Alone) -> EqualTime:
+    def _times(self, curves: Curves | OverlappedCurves, alone: Alone) -> TimeCurves:
         """Return the curves for the solver; in waves, where a worker may compute several at once."""
-        return CurvesInWaves(curves, alone) if self._gains.matter else EqualTime(curves)
+        if self._gains.matter and isinstance(curves, Curves):
+            return CurvesInWaves(curves, alone)
+        return curves.equal_time()
 
     def _usual_sizes(self, total: int) -> Array:
         """Return about what each worker would have of a batch of a new size, (workers,)."""
-        sizes = self._measurements.latest_sizes
+        sizes = self._processing.measurements.latest_sizes
         usual: Array = sizes * (total / sizes.sum())
         return usual
 
@@ -193,7 +190,7 @@ class Learned(Policy):
         ]
         return narrowed if sum(bound.maximum for bound in narrowed) >= total else bounds
 
-    def _pays(self, curves: Curves, last: Array, best: Array) -> bool:
+    def _pays(self, curves: Curves | OverlappedCurves, last: Array, best: Array) -> bool:
         """Return whether the best split is better than the last by more than the curves may be wrong."""
         times = curves.times(last)
         straggler = int(times.argmax())

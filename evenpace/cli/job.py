@@ -77,8 +77,8 @@ def _command(name: str, text: str) -> Callable[[F], Any]:
 def _policy(client: Any, name: str, policy: str, predictor: str | None, tolerance: float | None) -> str:
     """Split batches by another policy from now on.
 
-    It is one of even, proportional, leader_straggler and learned. It starts from what is known already of the
-    workers' speeds.
+    It is one of even, proportional, leader_straggler, learned and overlap. It starts from what is known
+    already of the workers' speeds.
     """
     said: str = client.set_policy(name, policy, predictor, tolerance)
     return said

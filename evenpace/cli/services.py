@@ -88,8 +88,10 @@ def manager(
     with user_mistakes():
         models = load_models(reuse) if reuse is not None else {}
         if profiles:
-            if config.policy != "learned":
-                raise ValueError(f"policy {config.policy!r}: with --profiles it must be 'learned'")
+            if config.policy not in ("learned", "overlap"):
+                raise ValueError(
+                    f"policy {config.policy!r}: with --profiles it must be 'learned' or 'overlap'"
+                )
             models = with_profiles(models, read_profiles(profiles))
         config = replace(config, options=replace(config.options, models=models))
         page = None

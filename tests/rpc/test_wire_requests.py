@@ -90,6 +90,8 @@ def bad_manager_requests(me: Any) -> dict[str, tuple[str, Any, type, str]]:
         "cpu_usage": (NAN, -0.5, 1.5),
         "memory_usage": (INF, 2.0),
         "communication_time": (NAN, INF, -1.0),
+        "backward_time": (NAN, INF, -1.0),
+        "last_bucket_time": (NAN, INF, -1.0),
         "iteration": (-1, -(2**63), 2**63 - 1),
     }.items():
         for value in values:

@@ -22,6 +22,7 @@ from worker.exchanges.all_reduce import AllReduce
 from worker.gradient_norms import Cadence
 from worker.own_session import own_session
 from worker.session import Session
+from worker.torch.backward_watch import BackwardWatch
 from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.consecutive import ConsecutivePairs
 from worker.torch.device_timing import time_on
@@ -111,11 +112,17 @@ def balance(
     accumulation = Accumulation(session, trained, model, summed, preconditioner)
     # Off the CPU, the host's time says nothing of what norms take, which is little.
     cadence = Cadence(sum(p.numel() for p in trained) if device.type == "cpu" else 0)
+    watch = None
+    if device.type == "cpu" and session.training.micro_batch is None:
+        watch = BackwardWatch(model)
+        session.meter.take_backward = watch.take
 
     def register() -> None:
         group = model.process_group
         pairs = ConsecutivePairs(session.norms) if distributed.get_world_size(group) == 1 else None
-        reduction = _Reduction(session, exchange, accumulation, group, cadence, preconditioner, pairs=pairs)
+        reduction = _Reduction(
+            session, exchange, accumulation, group, cadence, preconditioner, pairs=pairs, watch=watch
+        )
         model.register_comm_hook(reduction, _reduce)
         if preconditioner is not None:
             preconditioner.forget()
@@ -253,6 +260,7 @@ class _Reduction:
         preconditioner: That of the model's optimiser; None for none.
         own: Squared norm of this worker's own gradient, as far as its buckets are ready.
         pairs: Takes the gradients of the only rank; None where there are others.
+        watch: Measures backward passes and reductions; None where that cannot be.
     """
 
     session: Session
@@ -263,6 +271,7 @@ class _Reduction:
     preconditioner: Preconditioner | None = None
     own: torch.Tensor | float = 0.0
     pairs: ConsecutivePairs | None = None
+    watch: BackwardWatch | None = None
 
 
 def _reduce(
@@ -305,8 +314,11 @@ def _reduce(
         state.own = 0.0
         cadence.end(iteration)
         session.meter.stopwatch.stop()
+    watched = state.watch.ready(is_last=last) if state.watch is not None else None
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        if watched is not None:
+            watched.note_reduced()
         total = future.value()[0]
         if is_measured and not alone:
             with cadence.taking(iteration):

@@ -7,37 +7,48 @@ best split of each part of the run, before and after each change, is found exact
 The JSON has, with `null` for what never happens::
 
     {"options": {"curves": file or "made-up", "noise": share, "spikes": share, "seeds": [number],
-                 "iterations": count},
+                 "iterations": count, "all_reduce": share, "buckets": count, "backward": [share]},
      "clusters": [{"model": name, "gpus": [worker], "total": samples,
                    "changes": [{"iteration": number, "worker": name, "factor": number}],
                    "policies": {name: {"summary": summary, "runs": [run]}}}]}
 
     summary: {"ratio": {"mean", "max"}, "noisy_ratio": {"mean", "max"},
-              "batch_size_changes": {"mean", "max"},
-              "parts": [{"iterations_to_close": {"median", "max", "never"}, "ratio": {"mean", "max"}}]}
-    run: {"ratio": number, "noisy_ratio": number, "batch_size_changes": count,
+              "batch_size_changes": {"mean", "max"}, "prediction_error": {"mean", "max"},
+              "parts": [{"iterations_to_close": {"median", "max", "never"},
+                         "splits_to_near": {"median", "max", "never"}, "ratio": {"mean", "max"}}]}
+    run: {"ratio": number, "noisy_ratio": number, "batch_size_changes": count, "prediction_error": share,
           "parts": [{"start": iteration, "best_s": seconds, "iterations_to_close": count,
-                     "ratio": number, "noisy_ratio": number}]}
+                     "splits_to_near": count, "ratio": number, "noisy_ratio": number}]}
 
 `iterations_to_close` counts the iterations before three in a row whose slowest worker takes at most 1.05
-times as long as with the best split, without noise. `ratio` is the mean iteration time over that of the
-best split, both without noise; `noisy_ratio` is the same of what is measured, with the same noise for both.
-A split that is not the best can have less noise, since fewer of its workers take the longest time: that ratio
-may lie below 1. `never` counts runs; they are left out of the median and of the maximum.
+times as long as with the best split, without noise. `splits_to_near` counts the different splits before one
+with which it takes at most 1.03 times as long. `ratio` is the mean iteration time over that of the best
+split, both without noise; `noisy_ratio` is the same of what is measured, with the same noise for both. A
+split that is not the best can have less noise, since fewer of its workers take the longest time: that ratio
+may lie below 1. `prediction_error` is the largest relative error of the times that the policy predicts, in
+the end, for batches of 0.75 to 1.25 times the size with the best split of each; `null` for policies that
+predict none. `never` counts runs; they are left out of the median and of the maximum.
+
+With `--all-reduce`, gradients are summed in buckets while the backward pass computes the next ones, as
+`all_reduce` simulates it, and an iteration ends when all are summed.
 """
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from rich.console import Console
 
 from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy
-from evenpace.lab.bench.balance_play import CLOSE, Play, best_split, play
+from evenpace.lab.bench.all_reduce import AllReduce
+from evenpace.lab.bench.balance_play import CLOSE, NEAR, Play, best_split, play
 from evenpace.lab.bench.config import BalanceConfig, Change, Noise
 from evenpace.lab.bench.step_times import (
     Cluster,
@@ -78,6 +89,9 @@ def run(
             "spikes": config.noise.spikes,
             "seeds": [config.noise.seed + n for n in range(config.seeds)],
             "iterations": config.iterations,
+            "all_reduce": config.all_reduce,
+            "buckets": config.buckets,
+            "backward": list(config.backward),
         },
         "clusters": [],
     }
@@ -85,6 +99,7 @@ def run(
         task = bar.add_task("playing", total=len(clusters) * len(names) * config.seeds)
         for cluster in clusters:
             changes = _changes(cluster, config)
+            reduction = _reduction(cluster, config)
             found: dict[str, Any] = {}
             first.append({})
             for name in names:
@@ -92,7 +107,7 @@ def run(
                 for seed in figures["options"]["seeds"]:
                     noise = Noise(config.noise.deviation, config.noise.spikes, seed)
                     policy = make_policy(name, PolicyOptions(tolerance=config.tolerance))
-                    played = play(policy, cluster, changes, noise, config.iterations)
+                    played = play(policy, cluster, changes, noise, config.iterations, reduction)
                     first[-1].setdefault(name, played)
                     runs.append(played.figures())
                     bar.advance(task)
@@ -108,7 +123,11 @@ def run(
             )
     for cluster_figures in figures["clusters"]:
         _print(console, cluster_figures)
-    console.print(f"Close: {CLOSE - 1:.0%} above the best, three times in a row. Seeds: {config.seeds}.")
+    console.print(
+        f"Close: {CLOSE - 1:.0%} above the best, three times in a row. Near after: splits before one that is "
+        f"{NEAR - 1:.0%} above it. Error: the largest, of times for batches of other sizes. "
+        f"Seeds: {config.seeds}."
+    )
     if json_path is not None:
         files.write_json(figures, json_path)
         console.print(f"Figures: {json_path}")
@@ -129,31 +148,54 @@ def _clusters(curves: GpuCurves, config: BalanceConfig) -> list[Cluster]:
 def _changes(cluster: Cluster, config: BalanceConfig) -> tuple[Change, ...]:
     if config.changes is not None:
         return config.changes
-    tables = [times.table() for times in cluster.workers.values()]
-    best = best_split(tables, [times.bounds.minimum for times in cluster.workers.values()], cluster.total)
+    best, _ = _best(cluster)
     return (Change(config.iterations // 2, list(cluster.workers)[int(best.argmax())], _DEFAULT_SLOWDOWN),)
+
+
+def _reduction(cluster: Cluster, config: BalanceConfig) -> AllReduce | None:
+    if not config.all_reduce:
+        return None
+    _, seconds = _best(cluster)
+    shares = itertools.islice(itertools.cycle(config.backward), len(cluster.workers))
+    return AllReduce(config.all_reduce * seconds, config.buckets, tuple(shares))
+
+
+def _best(cluster: Cluster) -> tuple[NDArray[np.int64], float]:
+    """Return the best split, (workers,), and the seconds that its slowest worker computes for."""
+    tables = [times.table() for times in cluster.workers.values()]
+    minima = [times.bounds.minimum for times in cluster.workers.values()]
+    best = best_split(tables, minima, cluster.total)
+    return best, max(table[n - low] for table, n, low in zip(tables, best, minima, strict=True))
 
 
 def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     parts = []
     for same in zip(*(its["parts"] for its in runs), strict=True):
-        reached = [n for part in same if (n := part["iterations_to_close"]) is not None]
         parts.append(
             {
-                "iterations_to_close": {
-                    "median": statistics.median(reached) if reached else None,
-                    "max": max(reached, default=None),
-                    "never": len(same) - len(reached),
+                **{
+                    name: _reached([part[name] for part in same])
+                    for name in ("iterations_to_close", "splits_to_near")
                 },
                 "ratio": _mean_and_max([part["ratio"] for part in same]),
             }
         )
-    names = ("ratio", "noisy_ratio", "batch_size_changes")
+    names = ("ratio", "noisy_ratio", "batch_size_changes", "prediction_error")
     return {**{name: _mean_and_max([its[name] for its in runs]) for name in names}, "parts": parts}
 
 
-def _mean_and_max(values: Sequence[float]) -> dict[str, float]:
-    return {"mean": statistics.fmean(values), "max": max(values)}
+def _reached(counts: Sequence[int | None]) -> dict[str, Any]:
+    reached = [count for count in counts if count is not None]
+    return {
+        "median": statistics.median(reached) if reached else None,
+        "max": max(reached, default=None),
+        "never": len(counts) - len(reached),
+    }
+
+
+def _mean_and_max(values: Sequence[float | None]) -> dict[str, float] | None:
+    known = [value for value in values if value is not None]
+    return {"mean": statistics.fmean(known), "max": max(known)} if known else None
 
 
 # -- showing
@@ -167,22 +209,24 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
         + (f"; {changes}" if changes else ""),
         *("policy", "iterations to close"),
         *(f"after change {n}" if parts > 2 else "after the change" for n in range(1, parts)),
-        *("time / best", "with noise", "changes of sizes"),
+        *("near after", "time / best", "with noise", "changes of sizes", "error"),
         no_wrap=True,
     )
     for name, its in figures["policies"].items():
         summary = its["summary"]
         table.add_row(
             name,
-            *(_reached(part["iterations_to_close"]) for part in summary["parts"]),
+            *(_in_words(part["iterations_to_close"]) for part in summary["parts"]),
+            _in_words(summary["parts"][0]["splits_to_near"]),
             f"{summary['ratio']['mean']:.3f}",
             f"{summary['noisy_ratio']['mean']:.3f}",
             f"{summary['batch_size_changes']['mean']:.0f}",
+            f"{summary['prediction_error']['max']:.1%}" if summary["prediction_error"] else "",
         )
     console.print(table)
 
 
-def _reached(counts: Mapping[str, Any]) -> str:
+def _in_words(counts: Mapping[str, Any]) -> str:
     if counts["median"] is None:
         return "never"
     never = f", {counts['never']} never" if counts["never"] else ""

@@ -4,8 +4,8 @@ The policy runs in a real `batchsize_manager.job.job.Job`, which plans and takes
 best split comes from a solver of its own, which shares nothing with the policies'.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import Policy
+from evenpace.lab.bench.all_reduce import AllReduce
 from evenpace.lab.bench.config import Change, Noise
 from evenpace.lab.bench.step_times import Cluster
 from idl.errors import EvenpaceError
@@ -22,7 +23,11 @@ from idl.records import Report
 from predictors import Array
 
 CLOSE = 1.05  # ratio to the best split's iteration time up to which a split is close to it
+NEAR = 1.03  # likewise, for the number of splits until one is near the best
 _IN_A_ROW = 3  # iterations in a row that must be close
+_LATE = 20  # iterations, whose time beside the processing is taken for that of others
+_REDUCTIONS = 1_000_000  # added to the seed, for the noise of reductions
+_OTHER_TOTALS = (0.75, 0.9, 1.1, 1.25)  # of the batch, for which the times of the best splits are predicted
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Play:
         noisy: Seconds that the slowest worker takes, with noise, (iterations,).
         noisy_best: The same with the best split and the same noise, (iterations,).
         starts: Iterations in which a part begins: 0, and those of the changes.
+        prediction_error: The largest relative error of the seconds that the policy predicts, in the end, for
+            batches of other sizes with the best splits of them; None where it predicts none.
     """
 
     counts: NDArray[np.int64]
@@ -44,6 +51,7 @@ class Play:
     noisy: Array
     noisy_best: Array
     starts: tuple[int, ...]
+    prediction_error: float | None = None
 
     def figures(self) -> dict[str, Any]:
         """Return the figures, as `balance` describes a run's, for JSON."""
@@ -51,12 +59,16 @@ class Play:
         return {
             "ratio": _ratio(self.times, self.best),
             "noisy_ratio": _ratio(self.noisy, self.noisy_best),
-            "batch_size_changes": int((np.diff(self.counts, axis=0) != 0).any(axis=1).sum()),
+            "batch_size_changes": int(_changed(self.counts).sum()),
+            "prediction_error": self.prediction_error,
             "parts": [
                 {
                     "start": start,
                     "best_s": float(self.best[start]),
                     "iterations_to_close": _first_close(self.times[start:end] / self.best[start:end]),
+                    "splits_to_near": _splits_to_near(
+                        self.counts[start:end], self.times[start:end] / self.best[start:end]
+                    ),
                     "ratio": _ratio(self.times[start:end], self.best[start:end]),
                     "noisy_ratio": _ratio(self.noisy[start:end], self.noisy_best[start:end]),
                 }
@@ -73,6 +85,17 @@ def _first_close(ratios: Array) -> int | None:
     """Return the number of iterations before `_IN_A_ROW` close ones; None if there are none."""
     close = np.lib.stride_tricks.sliding_window_view(ratios <= CLOSE, min(_IN_A_ROW, len(ratios))).all(axis=1)
     return int(close.argmax()) if close.any() else None
+
+
+def _changed(counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether each split but the first differs from the one before, (iterations - 1,)."""
+    return np.asarray((np.diff(counts, axis=0) != 0).any(axis=1))
+
+
+def _splits_to_near(counts: NDArray[np.int64], ratios: Array) -> int | None:
+    """Return the number of splits before the first one near the best; None if there is none."""
+    near = ratios <= NEAR
+    return int(_changed(counts)[: near.argmax()].sum()) if near.any() else None
 
 
 def best_split(tables: Sequence[Array], minima: Sequence[int], total: int) -> NDArray[np.int64]:
@@ -105,8 +128,24 @@ def _done(tables: Sequence[Array], minima: Sequence[int], seconds: float) -> NDA
     return np.array(done, dtype=np.int64) + np.array(minima, dtype=np.int64) - 1
 
 
-def play(policy: Policy, cluster: Cluster, changes: Sequence[Change], noise: Noise, iterations: int) -> Play:
+def play(
+    policy: Policy,
+    cluster: Cluster,
+    changes: Sequence[Change],
+    noise: Noise,
+    iterations: int,
+    reduction: AllReduce | None = None,
+) -> Play:
     """Play a policy against a cluster.
+
+    Args:
+        policy: The policy, new.
+        cluster: The workers and the batch.
+        changes: Changes of the workers' speeds.
+        noise: Noise on the times.
+        iterations: The number of iterations.
+        reduction: The sum of gradients, which overlaps with the backward pass; None for one that takes no
+            time.
 
     Raises:
         ValueError: A change is of an unknown worker, or comes after the end.
@@ -123,34 +162,77 @@ def play(policy: Policy, cluster: Cluster, changes: Sequence[Change], noise: Noi
             raise ValueError(f"change in iteration {change.iteration}: there are only {iterations}")
         slowdown[change.iteration :, names.index(change.worker)] = change.factor
     factors = noise.factors(iterations, len(names))
+    of_reductions = replace(noise, seed=noise.seed + _REDUCTIONS).factors(iterations, 1)[:, 0]
     starts = (0, *sorted({change.iteration for change in changes}))
     job = Job(JobSpec(cluster.total * iterations, cluster.total), JobConfig(workers=len(names)), policy)
     for name, times in cluster.workers.items():
         job.join(name, name, times.bounds, 0.0)
     counts = np.zeros((iterations, len(names)), dtype=np.int64)
     true, best = np.zeros((iterations, len(names))), np.zeros((iterations, len(names)))
+    noisy, noisy_best, beside = np.zeros(iterations), np.zeros(iterations), np.zeros(iterations)
     now = 0.0
     for k in range(iterations):
         if k in starts:
             slowed = [table * factor for table, factor in zip(tables, slowdown[k], strict=True)]
-            ideal = best_split(slowed, minima, cluster.total)
+            whole = [reduction.table(i, its) if reduction else its for i, its in enumerate(slowed)]
+            ideal = best_split(whole, minima, cluster.total)
         for i, name in enumerate(names):
             assignment = job.next_assignment(name, name)
             if assignment is None:
                 raise EvenpaceError(f"the job has failed: {job.attempts.failure}")
             counts[k, i] = assignment.count
-            true[k, i] = slowed[i][assignment.count - minima[i]]
-            best[k, i] = slowed[i][ideal[i] - minima[i]]
-        measured = true[k] * factors[k]
-        now += float(measured.max())
-        for i, name in enumerate(names):
-            job.report(name, name, Report(k, float(measured[i])), now)
+        places, best_places = counts[k] - minima, ideal - minima
+        true[k], best[k] = _at(whole, places), _at(whole, best_places)
+        measured = _at(slowed, places) * factors[k]
+        noisy[k], more = _iterate(measured, reduction, float(of_reductions[k]))
+        noisy_best[k], _ = _iterate(_at(slowed, best_places) * factors[k], reduction, float(of_reductions[k]))
+        beside[k] = noisy[k] - measured.max()
+        now += noisy[k]
+        for name, seconds, its in zip(names, measured.tolist(), more, strict=True):
+            job.report(name, name, Report(k, seconds, **its), now)
         job.take_effects()
     return Play(
         counts,
         true.max(axis=1),
         best.max(axis=1),
-        (true * factors).max(axis=1),
-        (best * factors).max(axis=1),
+        noisy,
+        noisy_best,
         starts,
+        _prediction_error(policy, whole, minima, cluster.total, float(np.median(beside[-_LATE:]))),
     )
+
+
+def _at(tables: Sequence[Array], places: NDArray[np.int64]) -> Array:
+    return np.array([table[place] for table, place in zip(tables, places.tolist(), strict=True)])
+
+
+def _iterate(
+    computing: Array, reduction: AllReduce | None, factor: float
+) -> tuple[float, Sequence[Mapping[str, Any]]]:
+    """Return the seconds of an iteration, and what each worker measures beside its batch processing time."""
+    if reduction is None:
+        return float(computing.max()), [{}] * len(computing)
+    return reduction.iterate(computing, factor)
+
+
+def _prediction_error(
+    policy: Policy, tables: Sequence[Array], minima: Sequence[int], total: int, beside: float
+) -> float | None:
+    """Return the largest relative error of the iterations' times that a policy predicts for other batches.
+
+    Args:
+        policy: The policy.
+        tables: See `best_split`.
+        minima: Likewise.
+        total: Samples of the batches that it has split.
+        beside: Seconds that an iteration has taken beside the longest batch processing time, as job sizers
+            take them to be.
+    """
+    most = sum(len(table) - 1 + minimum for table, minimum in zip(tables, minima, strict=True))
+    totals = [round(factor * total) for factor in _OTHER_TOTALS]
+    totals = [each for each in totals if sum(minima) <= each <= most]
+    predicted = policy.seconds(totals)
+    if not predicted:
+        return None
+    true = [_at(tables, best_split(tables, minima, each) - minima).max() for each in totals]
+    return float(max(abs((one + beside) / its - 1) for one, its in zip(predicted, true, strict=True)))

@@ -19,6 +19,15 @@ _SPIKE = 3.0  # factor on a worker's time in a spike
 _sizes = partial(whole_numbers, "sizes", least=1)
 
 
+def _read_backward(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(share) for share in text.split(","))
+    except ValueError:
+        raise InvalidRequestError(
+            f"backward {text!r}: give shares above 0 and below 1, as in 0.7,0.3"
+        ) from None
+
+
 Silence = Annotated[
     float | None,
     Setting(
@@ -440,6 +449,9 @@ class BalanceConfig:
         changes: If None, the worker with most samples in the best split takes twice as long from the
             middle on.
         tolerance: See `PolicyOptions`.
+        all_reduce: Seconds of the reductions, as a share of the best split's time without them.
+        buckets: Buckets that are reduced one after the other.
+        backward: Shares of the workers' steps that are the backward pass, of one after the other.
 
     Raises:
         InvalidRequestError: A number is out of its range.
@@ -475,6 +487,27 @@ class BalanceConfig:
     seeds: Annotated[int, Setting("Runs of each policy.", least=1)] = 1
     changes: tuple[Change, ...] | None = None
     tolerance: Tolerance = TOLERANCE
+    all_reduce: Annotated[
+        float,
+        Setting(
+            "Time of an all-reduce that overlaps with the backward pass, over that of the best split without "
+            "it; 0: none.",
+            least=0,
+            below=inf,
+        ),
+    ] = 0.0
+    buckets: Annotated[int, Setting("With --all-reduce: buckets of gradients.", least=1, most=1000)] = 8
+    backward: Annotated[
+        tuple[float, ...],
+        Setting(
+            "With --all-reduce: shares of a step that are the backward pass, of each worker in turn; the "
+            "rest is the forward pass, and loading.",
+            metavar="SHARE,...",
+            read=_read_backward,
+        ),
+    ] = (0.7, 0.3)
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if not self.backward or not all(0 < share < 1 for share in self.backward):
+            raise InvalidRequestError(f"backward {self.backward}: must be shares above 0 and below 1")

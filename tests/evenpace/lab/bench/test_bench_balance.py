@@ -176,6 +176,28 @@ def test_command_takes_a_schedule():
         assert f"'{change}'" in bench(*arguments, "--change", change).output
 
 
+def test_an_all_reduce_can_take_as_long_as_computing(tmp_path):
+    """Then the policy that knows of it is faster, after few splits, and predicts other batches' times."""
+    figures = tmp_path / "balance.json"
+    policies = [word for name in ("even", "learned", "overlap") for word in ("--policy", name)]
+    arguments = ("--all-reduce", 1, "--change", "none", "--iterations", 40, *policies)
+    result = bench(*arguments, "--json", figures)
+    assert result.exit_code == 0, result.output
+
+    written = json.loads(figures.read_text())
+    assert written["options"]["all_reduce"] == 1
+    (cluster,) = written["clusters"]
+    even, learned, overlap = (its["summary"] for its in cluster["policies"].values())
+    assert overlap["ratio"]["mean"] < 0.9 * learned["ratio"]["mean"] < 0.9 * even["ratio"]["mean"]
+    assert overlap["parts"][0]["splits_to_near"]["max"] <= 3
+    assert overlap["prediction_error"]["max"] < 0.05 < learned["prediction_error"]["max"]
+    assert even["prediction_error"] is None
+    for backward in ("0.5,1", "x"):
+        refused = bench("--all-reduce", 1, "--backward", backward)
+        assert refused.exit_code != 0
+        assert "above 0 and below 1" in " ".join(refused.output.split())
+
+
 @pytest.mark.parametrize("path", [STEP_TIMES, PROFILES])
 def test_measured_curves_can_be_played(path):
     """The shared measurements are of the forms that are read."""

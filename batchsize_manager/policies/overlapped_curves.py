@@ -1,0 +1,85 @@
+"""Iteration times where the sum of gradients over the workers overlaps with the backward pass (Cannikin)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsize_manager.policies.curves import Curves, EqualTime
+from batchsize_manager.policies.solver import fill_to_level
+from predictors import Array
+
+
+@dataclass(frozen=True)
+class OverlappedCurves:
+    """The time that an iteration takes by each worker: equation 7 of Cannikin, whose maximum it is.
+
+    A worker's iteration takes max(t_compute + T_u, syncStart + T_comm). With a = q b + s, the time before the
+    backward pass, and P = k b + m, that of the backward pass, t_compute = a + P (equation 3) and syncStart =
+    a + γ P, the moment when the first bucket of gradients is ready (equation 4). Both grow with the batch
+    size b, and are piecewise linear.
+
+    Attributes:
+        computing: t_compute of each worker, in seconds.
+        starts: syncStart of each worker, in seconds.
+        last: T_u, the seconds in which the last bucket is summed.
+        communication: T_comm = T_o + T_u, the seconds in which all buckets are summed.
+    """
+
+    computing: Curves
+    starts: Curves
+    last: float
+    communication: float
+
+    @property
+    def error(self) -> Array:
+        """The relative standard deviation of the times, at most; see `Curves.error`."""
+        return np.maximum(self.computing.error, self.starts.error)
+
+    @property
+    def reach(self) -> Array:
+        """The largest batch size that was measured, in units, (workers,)."""
+        return self.computing.reach
+
+    def times(self, counts: Array) -> Array:
+        """Return the seconds of an iteration by each worker's batch, (workers,)."""
+        computing, starts = self.computing.times(counts), self.starts.times(counts)
+        return np.maximum(computing + self.last, starts + self.communication)
+
+    def without(self, rows: Sequence[int]) -> "OverlappedCurves":
+        """Return the curves of all workers but those in `rows`."""
+        return replace(self, computing=self.computing.without(rows), starts=self.starts.without(rows))
+
+    def equal_time(self) -> "OverlappedTime":
+        """Return the curves for `split_evenly_in_time`."""
+        return OverlappedTime(self)
+
+
+class OverlappedTime:
+    """Overlapped curves as the `TimeCurves` of `split_evenly_in_time`.
+
+    The solver finds the level that all workers' times reach: OptPerf, without Cannikin's search for the
+    workers whose bottleneck is communication (Alg. 1), and exactly over whole counts within bounds.
+    """
+
+    def __init__(self, curves: OverlappedCurves) -> None:
+        self._computing, self._starts = EqualTime(curves.computing), EqualTime(curves.starts)
+        self._last, self._communication = curves.last, curves.communication
+
+    def time(self, worker: int, count: float) -> float:
+        """Return the seconds by one worker; see `TimeCurves.time`."""
+        return max(
+            self._computing.time(worker, count) + self._last,
+            self._starts.time(worker, count) + self._communication,
+        )
+
+    def fill(self, total: int, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return counts just below the best split; see `TimeCurves.fill`."""
+        return fill_to_level(self.time, self.within, total, low, high)
+
+    def within(self, level: float) -> Array:
+        """Return the most units of each worker within a time in seconds, as real numbers; (workers,)."""
+        return np.minimum(
+            self._computing.within(level - self._last), self._starts.within(level - self._communication)
+        )

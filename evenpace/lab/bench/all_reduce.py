@@ -1,0 +1,70 @@
+"""An all-reduce in buckets that overlaps with the backward pass, simulated (Cannikin, section 3.2).
+
+The backward pass of a worker has its buckets of gradients ready one after the other, at equal intervals. A
+bucket is summed once all workers have it ready and the one before it is summed; each takes equally long.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictors import Array
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The sum of gradients over the workers of a cluster.
+
+    Attributes:
+        seconds: T_comm, the seconds in which all buckets are summed; above 0.
+        buckets: Their number, of which 1 / γ = `buckets`, and T_u = `seconds` / `buckets`.
+        backward: Share of each worker's step that is its backward pass, (workers,).
+    """
+
+    seconds: float
+    buckets: int
+    backward: tuple[float, ...]
+
+    def table(self, worker: int, table: Array) -> Array:
+        """Return the seconds of an iteration by a worker's batch: equation 7 of Cannikin.
+
+        Args:
+            worker: The worker.
+            table: Seconds that it computes for, by batch size; (sizes,).
+        """
+        each = self.seconds / self.buckets
+        starts = table * (1 - self.backward[worker] * (1 - 1 / self.buckets))
+        return np.maximum(table + each, starts + self.seconds)
+
+    def iterate(self, computing: Array, factor: float) -> tuple[float, list[dict[str, float]]]:
+        """Go through an iteration.
+
+        Args:
+            computing: Seconds that each worker computes for, (workers,).
+            factor: Factor on the seconds of the reductions.
+
+        Returns:
+            Its seconds, and what each worker measures beside its batch processing time, by fields of
+            `Report`.
+        """
+        backward = np.array(self.backward) * computing
+        each = factor * self.seconds / self.buckets
+        parts = np.arange(1, self.buckets + 1) / self.buckets
+        # (workers, buckets)
+        ready = (computing - backward)[:, None] + backward[:, None] * parts
+        summed = np.zeros(self.buckets)
+        end = 0.0
+        for bucket, all_ready in enumerate(ready.max(axis=0).tolist()):
+            summed[bucket] = end = max(end, all_ready) + each
+        before = np.concatenate([[0.0], summed[:-1]])
+        alone = summed - np.maximum(ready, before)  # since all before it were summed
+        measured = [
+            {
+                "backward_time": float(its),
+                "first_bucket_time": float(its / self.buckets),
+                "other_buckets_time": float(seconds[:-1].sum()),
+                "last_bucket_time": float(seconds[-1]),
+            }
+            for its, seconds in zip(backward, alone, strict=True)
+        ]
+        return end, measured

@@ -1,0 +1,224 @@
+"""The policy that knows of communication: its solver, what it learns of reductions, and when it has to."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from batchsize_manager.policies import Participant, PolicyOptions, make_policy
+from batchsize_manager.policies.curves import Curves
+from batchsize_manager.policies.overlapped_curves import OverlappedCurves
+from batchsize_manager.policies.shared_value import SharedValue
+from batchsize_manager.policies.solver import split_evenly_in_time
+from batchsize_manager.policies.step_times import StepTimes
+from evenpace.lab.bench.all_reduce import AllReduce
+from evenpace.lab.bench.balance_play import best_split, play
+from evenpace.lab.bench.config import Noise
+from evenpace.lab.bench.step_times import Cluster
+from idl.bounds import Bounds
+from idl.records import WorkerRecord
+
+# -- the solver
+
+LINES = st.tuples(st.floats(0.01, 10), st.floats(0.001, 10))  # level and seconds per unit
+
+
+def curves(lines, least):
+    """Return lines as curves that were measured from `least` units on."""
+    level, per_unit = np.array(lines, dtype=float).T
+    ones, least = np.ones(len(lines)), np.array(least, dtype=float)
+    return Curves(level, np.zeros(len(lines)), per_unit, least, np.maximum(least, 6.0), ones, least, level)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(LINES, LINES, st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=3),
+    st.floats(0, 1),
+    st.floats(0, 30),
+    st.floats(0, 5),
+    st.integers(1, 24),
+)
+def test_optimal_against_brute_force(workers, share, others, last, total):
+    """No other split within the bounds has a shorter iteration, whatever each worker's bottleneck is."""
+    limits = [Bounds(low, 9) for *_, low in workers]
+    assume(sum(bound.minimum for bound in limits) <= total <= 9 * len(limits))
+    forward, backward = np.array([its[0] for its in workers]), np.array([its[1] for its in workers])
+    least = [its[2] for its in workers]
+    found = OverlappedCurves(
+        curves(forward + backward, least), curves(forward + share * backward, least), last, others + last
+    )
+    counts = split_evenly_in_time(found.equal_time(), total, limits)
+
+    ranges = [range(bound.minimum, bound.maximum + 1) for bound in limits]
+    splits = [its for its in itertools.product(*ranges) if sum(its) == total]
+    best = min(found.times(np.array(its, dtype=float)).max() for its in splits)
+    assert sum(counts) == total
+    assert tuple(counts) in splits
+    assert found.times(np.array(counts, dtype=float)).max() <= best * (1 + 1e-9)
+
+
+# -- values that all workers share
+
+
+def test_steady_workers_count_more():
+    """The weights are inverse to the variances; a worker that was never measured does not count."""
+    random = np.random.default_rng(0)
+    shared, plain = SharedValue(3), []
+    for _ in range(40):
+        values = 0.2 * (1 + random.normal(0, [0.01, 0.15]))
+        shared.add(np.array([0, 2]), values)
+        plain.append(values)
+    average, noisy = shared.value, np.mean([values[1] for values in plain])
+    assert average == pytest.approx(0.2, rel=0.01)
+    assert abs(average - 0.2) < abs(noisy - 0.2) / 2
+
+
+def test_a_shared_value_leaves_out_spikes_and_follows_changes():
+    """One time that is far off does not count; from the second one in a row on, the value has changed."""
+    shared = SharedValue(1)
+    assert shared.value is None
+
+    def add(value):
+        shared.add(np.zeros(1, dtype=np.int64), np.array([value]))
+        return shared.value
+
+    for _ in range(10):
+        add(1.0)
+    assert add(5.0) == pytest.approx(1.0)
+    assert add(1.0) == pytest.approx(1.0)
+    for _ in range(3):
+        add(3.0)
+    assert shared.value == pytest.approx(3.0, rel=0.02)
+    shared.reindex([None])
+    assert shared.value is None
+
+
+# -- the policy
+
+
+def linear(per_sample, fixed=0.0):
+    """Return a line as step times."""
+    return StepTimes((1, 4096), (fixed + per_sample, fixed + 4096 * per_sample))
+
+
+def mixed_cluster(total=600):
+    """Return four workers, every other of which spends most of its step before the backward pass."""
+    lines = {"a": (1e-3, 0.02), "b": (1e-3, 0.03), "c": (5e-4, 0.02), "d": (6e-4, 0.04)}
+    return Cluster("mixed", {name: linear(*line) for name, line in lines.items()}, total)
+
+
+BACKWARD = (0.8, 0.2, 0.8, 0.2)
+
+
+def optimum(cluster, reduction):
+    """Return the seconds of the best split, without noise."""
+    tables = [times.table() for times in cluster.workers.values()]
+    whole = [reduction.table(i, table) for i, table in enumerate(tables)]
+    counts = best_split(whole, [1] * len(whole), cluster.total)
+    return max(table[n - 1] for table, n in zip(whole, counts, strict=True))
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.15, 0.3])
+def test_near_the_best_after_two_splits_and_predicted_within_three_percent(seconds):
+    """Whether computing, communication or a mix is the bottleneck; also the times of other batch sizes."""
+    reduction = AllReduce(seconds, 8, BACKWARD)
+    for seed in range(5):
+        cluster = mixed_cluster()
+        played = play(make_policy("overlap"), cluster, (), Noise(0.01, 0.0, seed), 40, reduction)
+        figures = played.figures()
+        assert figures["parts"][0]["splits_to_near"] <= 2
+        assert np.median(played.times[20:]) <= 1.03 * optimum(cluster, reduction)
+        assert figures["prediction_error"] <= 0.03
+
+
+def test_faster_than_the_split_that_only_knows_of_computing():
+    """Where communication is the bottleneck, workers that start it late have less to do."""
+    reduction = AllReduce(0.3, 8, BACKWARD)
+    times = {}
+    for policy in ("even", "learned", "overlap"):
+        played = play(make_policy(policy), mixed_cluster(), (), Noise(0.01), 40, reduction)
+        times[policy] = np.median(played.noisy[20:])
+    assert times["overlap"] < 0.93 * times["learned"]
+    assert times["overlap"] < times["even"]
+
+
+@settings(deadline=None, max_examples=20, derandomize=True)  # the noise makes it a matter of luck
+@given(
+    st.lists(st.tuples(st.floats(-11, -8), st.floats(0, 0.05), st.floats(0.2, 0.8)), min_size=2, max_size=6),
+    st.floats(0.0, 1.5),
+    st.integers(1, 16),
+    st.integers(0, 2**32),
+)
+def test_never_slower_than_learned_by_more_than_the_noise(lines, communication, buckets, seed):
+    """With any mix of workers and any length of the reductions."""
+    workers = {str(i): linear(2.0**power, fixed) for i, (power, fixed, _) in enumerate(lines)}
+    cluster = Cluster("random", workers, 100 * len(workers))
+    plain = AllReduce(1e-6, buckets, tuple(share for *_, share in lines))
+    reduction = replace(plain, seconds=1e-6 + communication * optimum(cluster, plain))
+    times = {}
+    for policy in ("learned", "overlap"):
+        played = play(make_policy(policy), cluster, (), Noise(0.02, 0.0, seed), 60, reduction)
+        times[policy] = np.median(played.times[30:])
+    assert times["overlap"] <= 1.03 * times["learned"]
+
+
+def records(policy, split, reduction, cluster, noise, measured):
+    """Return the records of an iteration, with times of reductions of the workers in `measured`."""
+    seconds = [
+        its.time(n) * factor
+        for its, n, factor in zip(cluster.workers.values(), split.counts, noise, strict=True)
+    ]
+    _, more = reduction.iterate(np.array(seconds), 1.0)
+    return {
+        name: WorkerRecord(count, time, **(its if name in measured else {}))
+        for name, count, time, its in zip(cluster.workers, split.counts, seconds, more, strict=True)
+    }
+
+
+@pytest.mark.parametrize("measured", ["", "abc"])
+def test_without_measurements_of_all_workers_it_is_learned(measured):
+    """The splits and predictions are those of `learned`: the one that is last to be ready may be missing."""
+    cluster, reduction = mixed_cluster(), AllReduce(0.3, 8, BACKWARD)
+    found = {}
+    for name in ("learned", "overlap"):
+        random = np.random.default_rng(1)
+        policy = make_policy(name)
+        policy.expect(cluster.total)
+        policy.set_members([Participant(worker, Bounds()) for worker in cluster.workers])
+        found[name] = []
+        for _ in range(12):
+            split = policy.split(cluster.total)
+            found[name].append((split.counts, policy.seconds([500, 700])))
+            noise = random.normal(1, 0.02, 4)
+            policy.observe(records(policy, split, reduction, cluster, noise, measured))
+    assert found["overlap"] == found["learned"]
+
+
+def test_a_newcomer_takes_part_before_it_has_measured_anything():
+    """The others' curves stay; from its profile it is known to be slow, and taken to start late, too."""
+    cluster, reduction = mixed_cluster(), AllReduce(0.3, 8, BACKWARD)
+    sizes = np.array([25.0, 50.0, 100.0])
+    models = {"learned": {"e": {"sizes": sizes, "times": 0.004 * sizes}}}
+    policy = make_policy("overlap", PolicyOptions(models=models))
+    policy.expect(cluster.total)
+    members = [Participant(worker, Bounds()) for worker in cluster.workers]
+    policy.set_members(members)
+    for _ in range(8):
+        split = policy.split(cluster.total)
+        policy.observe(records(policy, split, reduction, cluster, np.ones(4), "abcd"))
+    before = policy.split(cluster.total).counts
+    policy.set_members([*members, Participant("e", Bounds())])
+    counts = policy.split(cluster.total).counts
+    assert sum(counts) == cluster.total
+    assert min(counts) > 0
+    assert counts[4] < 60, "as fast as the others' average, its first gradients would be ready with 90"
+    assert counts[0] > 2 * counts[1], "a's backward pass is longer, so that it may begin later"
+    policy.set_members(members)
+    again = np.array(policy.split(cluster.total).counts)
+    tables = [
+        reduction.table(i, its.table()[again[[i]] - 1])[0] for i, its in enumerate(cluster.workers.values())
+    ]
+    assert max(tables) <= 1.03 * optimum(cluster, reduction), before
