@@ -95,7 +95,8 @@ class Measured:
         unit: The quantity's unit.
         meaning: The metric's help text.
         many: The name of the list of all workers' values; the field's name with an "s", if empty.
-        spared: Whether the values are left out, on the wire and on disk, where all workers have the default.
+        spared: Whether the values are left out where all workers have the default: on the wire, and in memory
+            and on disk in the last columns.
         shown: The column in tables; None where there is none, or where what is shown is computed from it.
     """
 
@@ -258,6 +259,16 @@ COLUMNS = tuple(_columns())
 _PLACES = {column.name: place for place, column in enumerate(COLUMNS)}
 
 
+def spare_last(values: bytes, workers: int) -> bytes:
+    """Return columns of numbers, of so many workers, without those of the last ones that may be spared."""
+    for column in reversed(COLUMNS):
+        default = column.default * workers
+        if not column.measured.spared or not values.endswith(default):
+            break
+        values = values[: len(values) - len(default)]
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
     """A complete iteration, as it is held in memory, sent, stored and shown.
@@ -274,7 +285,8 @@ class IterationRecord:
         duration: Seconds from the iteration's plan, or from the completion of the iteration before it if that
             came later, until it was complete.
         workers: Names of the workers whose reports completed it.
-        values: The workers' numbers as bytes, one of `COLUMNS` after the other, (workers,) each.
+        values: The workers' numbers as bytes, one of `COLUMNS` after the other, (workers,) each; of the last
+            ones, those that may be spared are left out.
         norms: The norms of the gradients of a step, this iteration's or that of the iteration before; None
             where they are not known.
     """
@@ -304,13 +316,16 @@ class IterationRecord:
         """Make a record from its workers' parts, by name."""
         columns = zip(*parts.values(), strict=True)
         form = "<" + "".join(f"{len(parts)}{column.form}" for column in COLUMNS)
-        values = struct.pack(form, *itertools.chain(*columns))
+        values = spare_last(struct.pack(form, *itertools.chain(*columns)), len(parts))
         return cls(iteration, epoch, start, total, attempt, duration, tuple(parts), values, norms)
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the values of a field of `WorkerRecord`, (workers,)."""
         place, workers = _PLACES[name], len(self.workers)
-        return np.frombuffer(self.values, COLUMNS[place].dtype, workers, offset=8 * workers * place)
+        column, offset = COLUMNS[place], 8 * workers * place
+        if offset < len(self.values) or not workers:
+            return np.frombuffer(self.values, column.dtype, workers, offset=offset)
+        return np.frombuffer(column.default * workers, column.dtype)
 
     @property
     def batch_sizes(self) -> NDArray[np.int64]:

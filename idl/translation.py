@@ -18,7 +18,7 @@ from idl.exchange import EXCHANGES, PARAMETER_SERVER, Seat
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Group, Part, Tensor
 from idl.plan import Assignment, JobSpec, Resume, Scaling
-from idl.records import COLUMNS, IterationRecord, Report
+from idl.records import COLUMNS, IterationRecord, Report, spare_last
 from idl.synchronisation import Synchronisation
 
 T = TypeVar("T")
@@ -326,8 +326,7 @@ def wire_history(run: str, records: Iterable[IterationRecord]) -> Any:
     columns: dict[str, bytes | None]
     iterations = []
     for record in records:
-        size = 8 * len(record.workers)
-        columns = {c.many: record.values[size * i : size * (i + 1)] for i, c in enumerate(COLUMNS)}
+        columns = {column.many: record.column(column.name).tobytes() for column in COLUMNS}
         for column in _SPARED:
             if columns[column.many] == column.default * len(record.workers):
                 columns[column.many] = None
@@ -376,7 +375,7 @@ def read_history(struct: Any) -> tuple[str, list[IterationRecord]]:
                 check.integer("attempt", one.attempt, 0),
                 check.number("duration", one.duration, 0, math.inf),
                 workers,
-                b"".join(columns),
+                spare_last(b"".join(columns), len(workers)),
                 read_norms(one.norms),
             )
         )

@@ -36,7 +36,6 @@ from batchsize_manager.storage.state_format import (
     decoded,
     explained,
     pack_norms,
-    pack_values,
     seal,
 )
 from batchsize_manager.storage.state_reader import StateReader
@@ -264,18 +263,17 @@ class StateFile:
             case Completed(run, record, at):
                 number = self._id(run)
                 workers = np.array(self._number_workers(run, record.workers), "<u4").tobytes()
-                measured = pack_values(record)
                 place = (record.attempt, record.epoch, record.start, record.total)
                 norms = pack_norms(record.norms)
                 execute(
                     "INSERT OR REPLACE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (number, record.iteration, *place, record.duration, at, workers, measured, norms),
+                    (number, record.iteration, *place, record.duration, at, workers, record.values, norms),
                 )
                 if run not in self._sizes:
                     self._sizes[run] = self._size(number)
                 else:
                     # Too much, where the iteration was there before.
-                    self._sizes[run] += len(workers) + len(measured)
+                    self._sizes[run] += len(workers) + len(record.values)
             case Rewound(run, iteration):
                 execute("DELETE FROM iterations WHERE run = ? AND iteration >= ?", (self._id(run), iteration))
             case Logged(run, event, at):

@@ -16,7 +16,7 @@ from typing import Any
 
 from idl.errors import EvenpaceError
 from idl.gradient_norms import GradientNorms, StepNorms
-from idl.records import COLUMNS, IterationRecord
+from idl.records import COLUMNS, spare_last
 
 STATE_FILE = "manager.sqlite"
 BUSY_SECONDS = 5.0  # to wait until another process releases the file
@@ -177,17 +177,6 @@ def unseal(sealed: Any, *whose: Any) -> str:
     raise ValueError(f"{sealed!r:.80}: does not have the checksum that it begins with")
 
 
-def pack_values(record: IterationRecord) -> bytes:
-    """Pack the columns of a record; of the last ones, those that may be spared are left out."""
-    workers, values = len(record.workers), record.values
-    for column in reversed(COLUMNS):
-        default = column.default * workers
-        if not column.measured.spared or not values.endswith(default):
-            break
-        values = values[: len(values) - len(default)]
-    return values
-
-
 def pack_norms(norms: StepNorms | None) -> bytes | None:
     """Pack the norms of a step; None where there are none."""
     if norms is None:
@@ -212,14 +201,14 @@ def unpack_norms(packed: bytes | None) -> StepNorms | None:
     return StepNorms(iteration, norms)
 
 
-def unpack_values(packed: bytes, workers: int) -> bytes:
-    """Return `IterationRecord.values`, from what `pack_values` returned.
+def check_values(values: bytes, workers: int) -> bytes:
+    """Return `IterationRecord.values` of so many workers, if these are such.
 
     Raises:
         ValueError: The number of bytes does not fit the number of workers.
     """
-    number, rest = divmod(len(packed), 8 * workers) if workers else (len(COLUMNS), len(packed))
+    number, rest = divmod(len(values), 8 * workers) if workers else (len(COLUMNS), len(values))
     missing = COLUMNS[number:]
     if rest or number > len(COLUMNS) or not all(column.measured.spared for column in missing):
-        raise ValueError(f"{len(packed)} bytes of numbers for {workers} workers")
-    return packed + b"".join(column.default * workers for column in missing)
+        raise ValueError(f"{len(values)} bytes of numbers for {workers} workers")
+    return spare_last(values, workers)

@@ -23,10 +23,10 @@ from batchsize_manager.storage.state_format import (
     STATE_FILE,
     StateError,
     check_format,
+    check_values,
     decoded,
     explained,
     unpack_norms,
-    unpack_values,
     unseal,
 )
 from idl import check
@@ -232,7 +232,7 @@ class StateReader:
             if its_numbers != numbers:  # somebody has come or gone
                 workers = tuple(names[n] for n in np.frombuffer(its_numbers, "<u4").tolist())
                 numbers = its_numbers
-            values = unpack_values(measured, len(workers))
+            values = check_values(measured, len(workers))
             return IterationRecord(
                 iteration, epoch, start, total, attempt, duration, workers, values, unpack_norms(norms)
             )
