@@ -3,10 +3,18 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Apart(Protocol):
+    """A function that calls another one in a thread of its own, and returns what that returns."""
+
+    def __call__(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Call a function; raise its error, or one with which the call is left behind."""
+        ...
 
 
 def in_daemon(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> "Future[T]":

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.exchange import Seat
+from worker.daemon_thread import in_daemon
 from worker.exchanges.all_reduce import AllReduce, GroupTimes
 from worker.session import Session
 from worker.torch.abortable_carrier import AbortableCarrier, keep_alive
@@ -168,10 +169,10 @@ class FormedGroup:
             assert group is not None
             connected = time.perf_counter()
             if seat.source is not None:
-                self._state.pass_on(seat.source, group, lacks=seat.lacks)
+                self._state.pass_on(seat.source, group, partial(self._apart, attempt), lacks=seat.lacks)
             has_state()
             sent = time.perf_counter()
-            self._state.compare(group)
+            self._state.compare(group, partial(self._apart, attempt))
         except RuntimeError as error:
             raise UnavailableError(
                 f"the group of {seat.size} workers for attempt {attempt} could not be formed: {error}"
@@ -218,7 +219,7 @@ class FormedGroup:
         earlier = connections()
         # A group is named by the number of those that its process has had, which differs among members.
         distributed.distributed_c10d._world.group_count = 0
-        with connected_apart(partial(self._wait_for, attempt)):
+        with connected_apart(partial(self._apart, attempt)):
             distributed.init_process_group(
                 self._backends,
                 store=store,
@@ -257,17 +258,11 @@ class FormedGroup:
         name, _, number = seat.store.rpartition(":")
         host, port = name.strip("[]"), int(number)
         try:
-            # TCPStore would try for a minute or more, and nothing could end that.
+            # TCPStore would try for a minute or more, and not say that nobody listens.
             reach(host, port, _FORM_SECONDS.total_seconds(), lambda: self._check_not_over(attempt))
             earlier = connections()
-            whole = TCPStore(
-                host,
-                port,
-                None,
-                is_master=False,
-                timeout=_FORM_SECONDS,
-                wait_for_workers=False,
-            )
+            options = {"is_master": False, "timeout": _FORM_SECONDS, "wait_for_workers": False}
+            whole = self._apart(attempt, TCPStore, host, port, None, **options)
         except (RuntimeError, OSError) as error:
             raise UnavailableError(
                 f"rank 0 of attempt {attempt} cannot be reached at {seat.store} ({error}); if it lives, "
@@ -284,21 +279,24 @@ class FormedGroup:
         self._members = {name: address for address, _, name in members}
         return store
 
-    def _wait_for(self, attempt: int, made: "Future[Any]") -> None:
-        """Wait for what is made in another thread, and no longer than an attempt lasts."""
+    def _apart(self, attempt: int, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a function that waits for other members in a thread, which is left behind with the attempt.
 
-        def is_over() -> bool:
-            return made.done() or self._over > attempt
+        Stores and gloo go on trying where a member dies while they connect to it; and gloo may miss that its
+        connections were shut down.
+        """
+        call = in_daemon(function, *arguments, **options)
 
         def notify(_: "Future[Any]") -> None:
             with self._lock:
                 self._lock.notify_all()
 
-        made.add_done_callback(notify)
+        call.add_done_callback(notify)
         with self._lock:
-            self._lock.wait_for(is_over)
-            if not made.done():
+            self._lock.wait_for(lambda: call.done() or self._over > attempt)
+            if not call.done():
                 self._check_not_over(attempt)
+        return call.result()
 
     def _name_unreached(self, attempt: int) -> str:
         """Return the members that cannot be reached from here, in words; nothing if the attempt is over."""

@@ -5,44 +5,38 @@ nothing ends that. A group that is not waited for any more ends by itself, and i
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
 
-from worker.daemon_thread import in_daemon
-
-Wait = Callable[["Future[Any]"], None]
+from worker.daemon_thread import Apart
 
 
 class _Apart(type):
     """A class in place of gloo's: it makes gloo's instances in another thread, and counts them as its own."""
 
     gloo: Any
-    wait: Wait
+    apart: Apart
 
     def __call__(cls, *arguments: Any, **options: Any) -> Any:
-        made = in_daemon(cls.gloo, *arguments, **options)
-        cls.wait(made)
-        return made.result()
+        return cls.apart(cls.gloo, *arguments, **options)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.gloo)
 
 
 @contextlib.contextmanager
-def connected_apart(wait: Wait) -> Iterator[None]:
+def connected_apart(apart: Apart) -> Iterator[None]:
     """Let PyTorch make gloo's groups, within a `with` block, in threads of their own.
 
     Only their making is in such a thread; PyTorch takes note of a group in the caller's.
 
     Args:
-        wait: Called with the group's future in the caller's thread. It returns once that is done, or raises
-            an error with which the group is given up.
+        apart: Calls what makes a group.
     """
     gloo = c10d.ProcessGroupGloo
-    c10d.ProcessGroupGloo = _Apart("ProcessGroupGloo", (), {"gloo": gloo, "wait": staticmethod(wait)})  # type: ignore[misc,assignment]
+    c10d.ProcessGroupGloo = _Apart("ProcessGroupGloo", (), {"gloo": gloo, "apart": staticmethod(apart)})  # type: ignore[misc,assignment,arg-type]
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from torch import distributed, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from idl.errors import InvalidRequestError
+from worker.daemon_thread import Apart
 from worker.torch.schedules import Schedules
 
 
@@ -77,7 +78,7 @@ class TrainingState:
         self._moving = []
 
     @torch.no_grad()
-    def pass_on(self, source: int, group: distributed.ProcessGroup, *, lacks: bool) -> None:
+    def pass_on(self, source: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool) -> None:
         """Pass the state of one rank on to those that lack it; all ranks of a group call this.
 
         Where a single one lacks it, others have no part in the transfer of its tensors. A rank keeps its own
@@ -86,6 +87,7 @@ class TrainingState:
         Args:
             source: The rank that sends its state.
             group: A group of gloo's of all ranks; what is on a device goes by way of the CPU.
+            apart: Calls what waits for other ranks, and changes nothing here that would stay.
             lacks: Whether this rank lacks it; others keep their own.
 
         Raises:
@@ -93,28 +95,31 @@ class TrainingState:
             RuntimeError: A rank that is needed has gone.
         """
         flags = [torch.empty(1, dtype=torch.bool) for _ in range(distributed.get_world_size(group))]
-        distributed.all_gather(flags, torch.tensor([lacks]), group)
+        apart(distributed.all_gather, flags, torch.tensor([lacks]), group)
         lacking = [rank for rank, flag in enumerate(flags) if flag]
         to = lacking[0] if len(lacking) == 1 else None
         if distributed.get_rank(group) == source:
-            self._send(group, to)
+            self._send(group, apart, to)
         else:
-            self._receive(source, group, to, keeps=not lacks)
+            self._receive(source, group, apart, to, keeps=not lacks)
 
-    def _send(self, group: distributed.ProcessGroup, to: int | None) -> None:
+    def _send(self, group: distributed.ProcessGroup, apart: Apart, to: int | None) -> None:
         """Send the state to one rank, or with None to all; the others call `_receive`."""
         schedulers, flat = self._schedules.found(), list[torch.Tensor]()
         outline = _outlined(self._objects(schedulers), flat)
         kinds = [type(scheduler).__name__ for scheduler in schedulers]
         given = kinds, outline, self._layout()
-        distributed.broadcast_object_list([given], distributed.get_rank(group), group)
-        self._transfer([*self._tensors(), *flat], distributed.get_rank(group), group, to)
+        rank = distributed.get_rank(group)
+        apart(distributed.broadcast_object_list, [given], rank, group)
+        apart(self._transfer, [*self._tensors(), *flat], rank, group, to)
 
-    def _receive(self, source: int, group: distributed.ProcessGroup, to: int | None, *, keeps: bool) -> None:
+    def _receive(
+        self, source: int, group: distributed.ProcessGroup, apart: Apart, to: int | None, *, keeps: bool
+    ) -> None:
         """Receive the state that a rank sends to one, or with None to all, and take it unless it `keeps`."""
         schedulers = [] if keeps else self._schedules.found()  # while the sender looks for its own
         given: list[Any] = [None]
-        distributed.broadcast_object_list(given, source, group)
+        apart(distributed.broadcast_object_list, given, source, group)
         kinds, outline, layout = given[0]
         for theirs, ours in zip_longest(layout, self._layout()):
             if theirs != ours:
@@ -128,7 +133,7 @@ class TrainingState:
         state = _filled(outline, flat)
         own = list(self._tensors())
         received = [torch.empty_like(tensor, device="cpu") for tensor in own]
-        self._transfer([*received, *flat], source, group, to)
+        apart(self._transfer, [*received, *flat], source, group, to)
         if keeps:
             return
         if kinds != [type(scheduler).__name__ for scheduler in schedulers]:
@@ -145,8 +150,12 @@ class TrainingState:
         self.note()  # what was noted before is of another state
 
     @torch.no_grad()
-    def compare(self, group: distributed.ProcessGroup) -> None:
+    def compare(self, group: distributed.ProcessGroup, apart: Apart) -> None:
         """Compare parameters and the optimiser's state, by the sums of their bits, over all ranks of a group.
+
+        Args:
+            group: As of `pass_on`.
+            apart: Likewise.
 
         Raises:
             InvalidRequestError: Ranks differ; on all ranks.
@@ -154,7 +163,7 @@ class TrainingState:
         named = dict(sorted(self._compared(), key=itemgetter(0)))  # in one order on all ranks
         sums = torch.stack([_bits(tensor) for tensor in named.values()])
         everywhere = [torch.empty_like(sums) for _ in range(distributed.get_world_size(group))]
-        distributed.all_gather(everywhere, sums, group)
+        apart(distributed.all_gather, everywhere, sums, group)
         for number, name in enumerate(named):
             by_value: dict[int, list[int]] = {}
             for rank, of_rank in enumerate(everywhere):

@@ -25,6 +25,7 @@ from tests.scripts import stand_in_nccl
 from tests.scripts import train_formed_group as script
 from tests.services import manager_process, restartable_manager
 from tests.worker.processes import processes
+from worker.daemon_thread import in_daemon
 from worker.torch.formed_group import FormedGroup, reach
 
 SCRIPT = Path(script.__file__)
@@ -508,6 +509,23 @@ def test_a_group_whose_store_has_died_is_given_up_at_once():
     with pytest.raises(UnavailableError, match=r"rank 0 of attempt 3 cannot be reached at .*refused"):
         group._gather(3, Seat(1, 2, f"{host}:{port}", None, False))
     assert time.monotonic() - began < 15
+
+
+def test_a_store_that_dies_while_it_is_connected_to_is_given_up_with_the_attempt():
+    """PyTorch would go on trying for a minute and more."""
+    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
+    group._lock, group._over, group._gathering = threading.Condition(), 0, []
+    group._group, group._attempt = None, 3
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        gathering = in_daemon(group._gather, 3, Seat(1, 2, f"{host}:{port}", None, False))
+        server.accept()[0].close()  # whether anybody listens
+        store, _ = server.accept()
+        store.recv(1)  # PyTorch asks whether it is a store
+        group.cut(4)
+        with pytest.raises(UnavailableError, match="attempt 3 is over"):
+            gathering.result(20)
+        store.close()
 
 
 def test_the_error_names_who_cannot_be_reached():

@@ -11,15 +11,16 @@ from torch import distributed
 from torch.distributed import PrefixStore, TCPStore
 
 from idl.errors import UnavailableError
+from worker.daemon_thread import in_daemon
 from worker.torch.gloo_connection import connected_apart
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "publish_gloo_address.py"
 SHORT = datetime.timedelta(seconds=1)  # gloo takes five times as long
 
 
-def make_group(store, size, wait):
+def make_group(store, size, apart):
     """Make PyTorch's default group as rank 0."""
-    with connected_apart(wait):
+    with connected_apart(apart):
         distributed.init_process_group("gloo", store=store, rank=0, world_size=size, timeout=SHORT)
 
 
@@ -37,8 +38,8 @@ def test_a_group_with_a_dead_member_is_given_up(store, wait_until):
     peer.wait()
     made = []
 
-    def give_up(future):
-        made.append(future)
+    def give_up(make, *arguments, **options):
+        made.append(in_daemon(make, *arguments, **options))
         raise UnavailableError("the attempt is over")
 
     with pytest.raises(UnavailableError, match="the attempt is over"):
@@ -49,7 +50,9 @@ def test_a_group_with_a_dead_member_is_given_up(store, wait_until):
     with pytest.raises(RuntimeError, match="Gloo connectFullMesh failed"):
         future.result(120)
     assert not distributed.is_initialized()
-    make_group(PrefixStore("next", store), 1, lambda future: future.exception(120))
+    make_group(
+        PrefixStore("next", store), 1, lambda make, *to, **how: in_daemon(make, *to, **how).result(120)
+    )
     try:
         assert distributed.get_backend() == "gloo"
         backend = distributed.group.WORLD._get_backend(torch.device("cpu"))
