@@ -167,11 +167,11 @@ class FormedGroup:
         try:
             group = self._connect(attempt, seat)
             assert group is not None
-            connected = time.perf_counter()
+            connected = sent = time.perf_counter()
             if seat.source is not None:
                 self._state.pass_on(seat.source, group, partial(self._apart, attempt), lacks=seat.lacks)
+                sent = time.perf_counter()
             has_state()
-            sent = time.perf_counter()
             self._state.compare(group, partial(self._apart, attempt))
         except RuntimeError as error:
             raise UnavailableError(

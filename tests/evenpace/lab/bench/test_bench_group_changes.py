@@ -36,9 +36,9 @@ def test_changes_and_turns_are_measured(tmp_path):
         assert its["iteration_s"] > 0
         assert list(its["parts_s"]) == ["meet", "connect", "state", "compare"]
         assert 0 < sum(its["parts_s"].values()) < its["cost_s"] + its["iteration_s"]
-    assert changes["join"]["parts_s"]["state"] > 1e-3
+    assert changes["join"]["parts_s"]["state"] > 0
     for change in ("drain", "kill", "kill-while-forming"):
-        assert changes[change]["parts_s"]["state"] < 1e-3
+        assert changes[change]["parts_s"]["state"] == 0
     unchanged = size["unchanged"]
     assert unchanged["stock_s"] > 0
     assert unchanged["job_cpu_s"] > unchanged["stock_cpu_s"] > 0  # norms are taken, and the manager is asked
