@@ -1,7 +1,5 @@
 """Time curves: fits that find the curve behind the times, and splits that no other beats."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -11,6 +9,7 @@ from batchsize_manager.policies.curves import Curves, EqualTime, fit
 from batchsize_manager.policies.measurements import Measurements
 from batchsize_manager.policies.solver import InfeasibleError, split_evenly_in_time
 from idl.bounds import Bounds
+from tests.batchsize_manager.policies.brute_force import check_optimal
 
 SIZES = np.array([8.0, 16, 32, 64, 96, 128, 192, 256])
 
@@ -122,14 +121,7 @@ def test_optimal_against_brute_force(workers, total):
     level, threshold, per_unit = np.array([its[:3] for its in workers], dtype=float).T
     least = np.array([float(its[3]) for its in workers])
     found = Curves(level, threshold, per_unit, least, np.maximum(least, 6.0), least, least, level)
-    counts = split_evenly_in_time(EqualTime(found), total, limits)
-
-    ranges = [range(bound.minimum, bound.maximum + 1) for bound in limits]
-    splits = [its for its in itertools.product(*ranges) if sum(its) == total]
-    best = min(found.times(np.array(its, dtype=float)).max() for its in splits)
-    assert sum(counts) == total
-    assert tuple(counts) in splits
-    assert found.times(np.array(counts, dtype=float)).max() <= best * (1 + 1e-9)
+    check_optimal(found, total, limits)
 
 
 @given(

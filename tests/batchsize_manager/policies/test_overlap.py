@@ -1,6 +1,5 @@
 """The policy that knows of communication: its solver, what it learns of reductions, and when it has to."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ from batchsize_manager.policies import Participant, PolicyOptions, make_policy
 from batchsize_manager.policies.curves import Curves
 from batchsize_manager.policies.overlapped_curves import OverlappedCurves
 from batchsize_manager.policies.shared_value import SharedValue
-from batchsize_manager.policies.solver import split_evenly_in_time
 from batchsize_manager.policies.step_times import StepTimes
 from evenpace.lab.bench.all_reduce import AllReduce
 from evenpace.lab.bench.balance_play import best_split, play
@@ -20,6 +18,7 @@ from evenpace.lab.bench.config import Noise
 from evenpace.lab.bench.step_times import Cluster
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
+from tests.batchsize_manager.policies.brute_force import check_optimal
 
 # -- the solver
 
@@ -50,14 +49,7 @@ def test_optimal_against_brute_force(workers, share, others, last, total):
     found = OverlappedCurves(
         curves(forward + backward, least), curves(forward + share * backward, least), last, others + last
     )
-    counts = split_evenly_in_time(found.equal_time(), total, limits)
-
-    ranges = [range(bound.minimum, bound.maximum + 1) for bound in limits]
-    splits = [its for its in itertools.product(*ranges) if sum(its) == total]
-    best = min(found.times(np.array(its, dtype=float)).max() for its in splits)
-    assert sum(counts) == total
-    assert tuple(counts) in splits
-    assert found.times(np.array(counts, dtype=float)).max() <= best * (1 + 1e-9)
+    check_optimal(found, total, limits)
 
 
 # -- values that all workers share
