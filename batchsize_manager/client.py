@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import idl
 from idl.bounds import Bounds
+from idl.errors import EvenpaceError
 from idl.records import IterationRecord
 from idl.translation import read_history, wire_bounds
 from rpc.client import Client
@@ -50,6 +51,10 @@ class ManagerClient:
     def __exit__(self, *exception: object) -> None:
         """Close the connection."""
         self.close()
+
+    def abandon(self, error: EvenpaceError) -> None:
+        """Make the call in progress and all later ones fail with `error`; may be called from any thread."""
+        self._client.abandon(error)
 
     def jobs(self, job: str | None = None) -> Any:
         """Return the manager's `JobsReply`, about one job or all."""

@@ -21,10 +21,11 @@ from batchsize_manager.client import ManagerClient
 from evenpace.cli.overview_tables import Shown, events, head, jobs_table, shown, sparkline, workers_table
 from evenpace.overview import phrases
 from evenpace.overview.feed import Feed
-from idl.errors import EvenpaceError
+from idl.errors import ConnectionLostError, EvenpaceError
 
 _TICK = 0.2  # seconds between looks at the keyboard, the terminal's size and what is new
 _CATCH_UP = 0.05  # seconds between looks at the manager while a long past is still to be read
+_LEAVE = 1.0  # seconds for a poll to end with the screen, unless it is connecting to a machine that is gone
 _EVENTS = 5  # last events that are shown
 _WORKERS = 500  # workers, more than a terminal has lines
 _KEY = re.compile(rb"\x1b[\[O][A-Z]|.", re.DOTALL)  # an arrow is several bytes
@@ -56,14 +57,12 @@ def watch(console: Console, client: ManagerClient, job: str | None, manager: str
     Raises:
         EvenpaceError: The manager could not be reached the first time.
     """
-    watcher = _Watcher(Feed(client, None if job is None else [job]), job)
+    watcher = _Watcher(client, job)
     watcher.look()
     logging.getLogger().setLevel(logging.CRITICAL)  # a line of a log would tear the screen
-    looking = threading.Thread(target=watcher.run, args=(interval,), daemon=True)
     chosen, drawn = "", None
     live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
-    with contextlib.suppress(KeyboardInterrupt), _keyboard() as keyboard, live:
-        looking.start()
+    with contextlib.suppress(KeyboardInterrupt), watcher.running(interval), _keyboard() as keyboard, live:
         while True:
             seen = watcher.seen
             names = [one.summary.job for one in seen.jobs]
@@ -102,13 +101,15 @@ class _Seen:
 
 
 class _Watcher:
-    """Poller of the manager in a thread of its own, since an answer may take long; it alone uses the feed."""
+    """Poller of the manager in a thread of its own, since an answer may take long."""
 
-    def __init__(self, feed: Feed, opened: str | None) -> None:
+    def __init__(self, client: ManagerClient, opened: str | None) -> None:
         self.seen = _Seen((), opened, "", time.monotonic())
-        self._feed = feed
+        self._client = client
+        self._feed = Feed(client, None if opened is None else [opened])
         self._opened = opened
         self._woken = threading.Event()
+        self._ended = False
 
     def open(self, job: str | None) -> None:
         """Show a job from now on; None for the list."""
@@ -124,9 +125,24 @@ class _Watcher:
         self._feed.poll()
         self._note("", time.monotonic())
 
-    def run(self, interval: float) -> None:
-        """Poll the manager for ever, at an interval in seconds."""
-        while True:
+    @contextlib.contextmanager
+    def running(self, interval: float) -> Iterator[None]:
+        """Poll the manager in a thread during a `with` block, at an interval in seconds.
+
+        After it the thread makes no call any more: one that is under way fails.
+        """
+        polling = threading.Thread(target=self._run, args=(interval,), name="evenpace-top", daemon=True)
+        polling.start()
+        try:
+            yield
+        finally:
+            self._ended = True
+            self._client.abandon(ConnectionLostError("the screen is closed"))
+            self._woken.set()
+            polling.join(_LEAVE)
+
+    def _run(self, interval: float) -> None:
+        while not self._ended:
             self._woken.wait(_CATCH_UP if self._feed.behind else interval)
             self._woken.clear()
             try:

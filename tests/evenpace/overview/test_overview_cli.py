@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import io
 import json
+import logging
 import os
 import pty
 import re
@@ -12,13 +14,18 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 import idl
+from batchsize_manager.client import ManagerClient
 from evenpace.cli import cli
+from evenpace.cli.top import watch
 from evenpace.overview import phrases
+from idl.errors import ConnectionLostError
 from rpc import tokens
 from rpc.client import Client
 from rpc.credentials import Credentials
@@ -313,6 +320,34 @@ def test_top_fits_the_terminal_whatever_its_size(wait_until):
             assert screen.raw.rstrip().endswith(b"\x1b[?1049l")
         for worker in workers:
             worker.close()
+
+
+class InterruptedOutput(io.StringIO):
+    """An output at which Ctrl-C is pressed once, as soon as a text is written."""
+
+    def __init__(self, text):
+        super().__init__()
+        self._text = text
+
+    def write(self, text):
+        """Write, and raise KeyboardInterrupt after the text."""
+        written = super().write(text)
+        if self._text and self._text in text:
+            self._text = ""
+            raise KeyboardInterrupt
+        return written
+
+
+def test_top_leaves_no_poll_behind(monkeypatch, caplog):
+    """A poll that is under way ends with the screen, before its connection is closed."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    console = Console(file=InterruptedOutput("no jobs"), force_terminal=True, width=80, height=24)
+    with serving(manager_service()) as address, ManagerClient(address) as client:
+        with caplog.at_level(logging.CRITICAL):  # which `watch` sets
+            watch(console, client, None, "here", interval=0.001)
+        assert "evenpace-top" not in {thread.name for thread in threading.enumerate()}
+        with pytest.raises(ConnectionLostError, match="the screen is closed"):
+            client.jobs()
 
 
 @pytest.mark.slow
