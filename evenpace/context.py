@@ -30,6 +30,7 @@ def connect(
     at_once: int = 1,
     device: str | None = None,
     host: str | None = None,
+    push_dtype: str | None = None,
     connect_timeout: float = SessionConfig.connect_timeout,
     barrier_timeout: float = SessionConfig.barrier_timeout,
     credentials: Credentials | None = None,
@@ -57,6 +58,8 @@ def connect(
             its kind. By default the GPU's name, or the CPU's and its number of cores.
         host: This machine's address as other workers reach it, where the manager forms their group; by
             default that from which it reaches the manager.
+        push_dtype: "bfloat16": round gradients to it before they are pushed to the parameter server, which
+            adds them up as exactly as others: half as many bytes. None: push them as they are.
         connect_timeout: Seconds in which each service must be reached.
         barrier_timeout: Seconds for which the others may keep this worker waiting.
         credentials: This worker's certificate and token, where the services ask for them.
@@ -86,6 +89,7 @@ def connect(
         credentials=credentials,
         device=device,
         host=host,
+        push_dtype=push_dtype,
     )
     address = Address.parse(metrics) if metrics else None
     return open_session(config, Observing(address, traces=traces, trace_every=trace_every), insecure=insecure)

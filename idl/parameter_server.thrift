@@ -108,6 +108,7 @@ struct OpenReply {
   6: optional bool restored         // the shard was restarted within the attempt, with a checkpoint's parameters: later
                                     // steps are lost, and another attempt has to begin before it goes on
   7: optional bool cuts             // the shard knows PullRequest.cuts; one of an earlier version would not look at them
+  8: optional list<string> dtypes   // that it knows in PushRequest.dtype, beside the job's; left out: none
 }
 
 struct InitialiseRequest {
@@ -141,6 +142,9 @@ struct PushRequest {
   8: optional i64 checkpointed      // the least `checkpointed` of the shards' last answers, or -1: no version up to
                                     // this one, but `kept`, can be one that all have, and the shard may remove it.
                                     // Left out: it keeps the newest ones only
+  9: optional string dtype          // of this gradient's elements, which are summed in the job's; "bfloat16", the first
+                                    // 16 bits of a float32: statistics among them lose what they gain in an iteration.
+                                    // Left out: the job's. Refused where sums are exact
 }
 
 struct PushReply {

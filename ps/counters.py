@@ -2,6 +2,8 @@
 
 import time
 
+import torch
+
 from ps.parameters import Contribution, Parameters
 from ps.shard import GradientSink
 from rpc.counters import Histogram
@@ -33,14 +35,17 @@ class TimedSink(GradientSink):
     Args:
         shard: The shard that the gradient is added to.
         contribution: The gradient's place in the batch.
+        dtype: Of the elements that arrive.
         tally: The counters that the time is added to.
 
     Attributes:
         began: When its first bytes had arrived, on the monotonic clock in nanoseconds.
     """
 
-    def __init__(self, shard: Parameters, contribution: Contribution, tally: ShardTally) -> None:
-        super().__init__(shard, contribution)
+    def __init__(
+        self, shard: Parameters, contribution: Contribution, dtype: torch.dtype, tally: ShardTally
+    ) -> None:
+        super().__init__(shard, contribution, dtype)
         self.began = time.monotonic_ns()
         self._tally = tally
 

@@ -69,7 +69,7 @@ class Parameters(ABC):
         used: The contributions that the last step was taken with.
         place: Epoch and position at which the batch of the last step has ended, so that the next one begins
             there; None if it is not known.
-        pushed_dtype: Of the elements that workers push.
+        pushed_dtype: Of the elements that workers push, unless they say otherwise, and that are added up.
         norms: Norms of the last step's gradients; None where they could not be had.
     """
 
@@ -141,11 +141,6 @@ class Parameters(ABC):
     def lack(self) -> str:
         """What the next step waits for, in words."""
         return "gradients are awaited" if self.initialised else "no worker has set the first parameters"
-
-    @property
-    def pushed_bytes(self) -> int:
-        """Return the bytes of a push."""
-        return self.layout.elements * self.pushed_dtype.itemsize
 
     def parameters(self) -> memoryview:
         """Return the parameters' bytes; valid until the next step."""

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+import torch
+
 import idl
 from idl import check
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
@@ -29,7 +31,8 @@ from ps.config import ParameterServerConfig
 from ps.counters import TimedSink
 from ps.jobs import Jobs
 from ps.model_tensors import ModelTensors
-from ps.optimizers import check_optimizer
+from ps.optimizers import DTYPES, check_optimizer
+from ps.parameters import Parameters
 from ps.shard_job import ShardJob, TensorSink
 from rpc.service import Call, Connection, Discard, Sink
 
@@ -37,6 +40,7 @@ _wire = idl.parameter_server
 
 _PULL_SECONDS = 600.0  # for which a pull is held back whose caller does not say for how long
 _MOST_CUTS = 1000  # of a pull's answer
+_PUSHED = {"bfloat16": torch.bfloat16}  # dtypes of gradients, beside their job's
 _SETTLE_SECONDS = 1.0  # that a fence waits at most for a checkpoint that is being written
 
 
@@ -89,20 +93,20 @@ class ParameterServerService:
             UnavailableError, RewoundError, NotMemberError: As `idl/parameter_server.thrift` declares them.
         """
         job = self._job_of(call)
-        layout, dtype, expected = job.shard.layout, job.shard.layout.dtype, job.shard.layout.nbytes
-        if call.method == "push":
-            dtype, expected = str(job.shard.pushed_dtype).removeprefix("torch."), job.shard.pushed_bytes
+        layout = job.shard.layout
+        dtype = _pushed_dtype(job.shard, call) if call.method == "push" else DTYPES[layout.dtype]
+        expected = layout.elements * dtype.itemsize
         if length != expected:
             raise InvalidRequestError(
-                f"{call.method}: {length} bytes, but the shard's {layout.elements} elements of {dtype} "
-                f"take {expected}"
+                f"{call.method}: {length} bytes, but the shard's {layout.elements} elements of "
+                f"{str(dtype).removeprefix('torch.')} take {expected}"
             )
         if call.method == "initialise":
             _check_initialise(job, call)
             if job.shard.initialised:
                 return Discard(length)
             return self._stage(job, call) if call.request.slot is not None else TensorSink(layout)
-        return self._open_push(job, call, length)
+        return self._open_push(job, call, dtype, length)
 
     def disconnected(self, peer: Connection) -> None:
         """Drop the calls that wait on a connection which has ended."""
@@ -171,6 +175,7 @@ class ParameterServerService:
                 instance=job.instance,
                 restored=job.is_restored or None,
                 cuts=True,
+                dtypes=list(_PUSHED),
             )
         )
 
@@ -189,7 +194,7 @@ class ParameterServerService:
     def _push(self, call: Call) -> None:
         job = self._job_of(call)
         _check_attempt(job, call, call.request.assignment.attempt)  # it may have changed since the push began
-        job.tally.pushed += job.shard.pushed_bytes
+        job.tally.pushed += job.shard.layout.elements * _pushed_dtype(job.shard, call).itemsize
         is_finite = True
         if isinstance(call.sink, TimedSink):
             is_finite = call.sink.is_finite
@@ -300,7 +305,7 @@ class ParameterServerService:
         self._jobs.make_room(job.shard.layout.nbytes)
         return job.stage(worker, incarnation, slot, steps)
 
-    def _open_push(self, job: ShardJob, call: Call, length: int) -> Sink:
+    def _open_push(self, job: ShardJob, call: Call, dtype: torch.dtype, length: int) -> Sink:
         """Return the sink for a gradient: one that drops it, where its samples were counted already."""
         request = call.request
         worker = request.identity.worker
@@ -314,7 +319,7 @@ class ParameterServerService:
             return Discard(length)
         groups = read_groups(request.groups) if request.groups else ()
         contribution = job.shard.begin(part, worker)
-        sink = TimedSink(job.shard, contribution, job.tally)
+        sink = TimedSink(job.shard, contribution, dtype, job.tally)
         if groups:
             try:
                 job.shard.set_options(contribution, groups)
@@ -449,6 +454,24 @@ def _request_of(call: Call) -> Any:
     if call.request is None:
         raise InvalidRequestError(f"{call.method}: argument 1, request, is missing")
     return call.request
+
+
+def _pushed_dtype(shard: Parameters, call: Call) -> torch.dtype:
+    """Return the dtype of the gradient in a push.
+
+    Raises:
+        InvalidRequestError: It is none that the shard can add up.
+    """
+    name = _request_of(call).dtype
+    if name is None:
+        return shard.pushed_dtype
+    if name not in _PUSHED:
+        raise InvalidRequestError(
+            f"push: dtype {name!r}: there are {', '.join(_PUSHED)}, beside the job's own"
+        )
+    if not shard.pushed_dtype.is_floating_point:
+        raise InvalidRequestError(f"push: dtype {name!r}: this job sums gradients exactly, without rounding")
+    return _PUSHED[name]
 
 
 def _check_attempt(job: ShardJob, call: Call, attempt: int | None) -> None:

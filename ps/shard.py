@@ -332,16 +332,25 @@ class Shard(Parameters):
 
 
 class GradientSink:
-    """A sink that adds a gradient to a shard piece by piece as it arrives; see `rpc.service.Sink`."""
+    """A sink that adds a gradient to a shard piece by piece as it arrives; see `rpc.service.Sink`.
 
-    def __init__(self, shard: Parameters, contribution: Contribution) -> None:
+    Args:
+        shard: The shard.
+        contribution: The gradient's place in the batch.
+        dtype: Of the elements that arrive; they are added up in the shard's own, which None stands for.
+    """
+
+    def __init__(
+        self, shard: Parameters, contribution: Contribution, dtype: torch.dtype | None = None
+    ) -> None:
+        dtype = dtype or shard.pushed_dtype
         self._shard = shard
         self._contribution = contribution
-        self._itemsize = shard.pushed_dtype.itemsize
-        self._total_bytes = shard.pushed_bytes
+        self._itemsize = dtype.itemsize
+        self._total_bytes = shard.layout.elements * dtype.itemsize
         buffer = bytearray(min(_PIECE, max(self._itemsize, self._total_bytes)))
         self._bytes = memoryview(buffer)
-        self._piece = torch.frombuffer(buffer, dtype=shard.pushed_dtype)
+        self._piece = torch.frombuffer(buffer, dtype=dtype)
         self._filled = 0  # bytes of the piece
         self._received = 0  # bytes in all
         self._skip = contribution.first * self._itemsize  # bytes whose samples were counted already
@@ -360,7 +369,7 @@ class GradientSink:
             fresh = max(0, self._skip - first) // self._itemsize
             piece = self._piece[fresh : self._filled // self._itemsize]
             if len(piece):
-                self._shard.add(self._contribution, piece)
+                self._shard.add(self._contribution, piece.to(self._shard.pushed_dtype))
             self._filled = 0
 
     @property

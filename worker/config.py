@@ -7,8 +7,9 @@ from typing import Annotated
 
 from idl import check
 from idl.bounds import Bounds
+from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, Resume
-from idl.settings import Setting
+from idl.settings import Setting, check_settings
 from rpc.credentials import Credentials
 from rpc.places import Where
 
@@ -57,6 +58,14 @@ class SessionConfig:
     barrier_timeout: float = 600.0
     silence: float = 10.0
     credentials: Credentials | None = None
+    push_dtype: Annotated[
+        str | None,
+        Setting(
+            "Round gradients to it before they are pushed to the parameter server, which adds them up as "
+            "exactly as others: half as many bytes.",
+            choices=("bfloat16",),
+        ),
+    ] = None
     device: Annotated[
         str | None,
         Setting(
@@ -77,6 +86,11 @@ class SessionConfig:
         for name in ("job", "worker", "device", "host"):
             if (value := getattr(self, name)) is not None:
                 check.text(name, value)
+        check_settings(self)
+        if self.push_dtype and not self.shards:
+            raise InvalidRequestError(
+                f"push_dtype {self.push_dtype}: without a parameter server nothing is pushed"
+            )
         if "/" in self.job:
             raise ValueError(f"job {self.job!r}: must not contain '/'")
 

@@ -35,7 +35,7 @@ def make_exchange(config: SessionConfig, norms: OwnNorms, meter: Meter, log_fiel
         return AllReduce()
     server = idl.parameter_server.ParameterServer
     clients = [_make_client(config, server, at, "parameter server", log_fields) for at in config.shards]
-    shards = ShardClients(clients, config.barrier_timeout, log_fields)
+    shards = ShardClients(clients, config.barrier_timeout, log_fields, config.push_dtype)
     return ParameterServer(shards, norms, meter, config.barrier_timeout, log_fields)
 
 

@@ -1,7 +1,7 @@
 """A flat array whose parts are sent, each from its first element on, while it is being filled."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,16 @@ class GrowingArray:
     Args:
         array: (elements,).
         bounds: The parts, (begin, end) in elements.
+        fill: Called before elements from one to another are sent, which have not been before.
     """
 
-    def __init__(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        array: NDArray[Any],
+        bounds: Sequence[tuple[int, int]],
+        fill: Callable[[int, int], None] = lambda begin, end: None,
+    ) -> None:
+        self._fill = fill
         self._bytes = array.view(np.uint8).data
         self._itemsize = array.itemsize
         self._bounds = bounds
@@ -32,6 +39,8 @@ class GrowingArray:
 
     def advance(self, ends: Sequence[int]) -> None:
         """Note that each part is filled up to an element of the array."""
+        for begin, end in zip(self._ends, ends, strict=True):
+            self._fill(begin, end)
         with self._changed:
             self._ends = list(ends)
             self._changed.notify_all()

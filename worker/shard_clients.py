@@ -39,6 +39,7 @@ from idl.translation import (
 )
 from rpc.client import Client
 from worker.arriving_array import ArrivingArray
+from worker.bfloat16 import round_to_bfloat16
 from worker.daemon_thread import in_daemon
 from worker.growing_array import GrowingArray
 from worker.job_recovery import ShardState
@@ -61,6 +62,7 @@ class ShardClients:
         timeout: Seconds for which other workers may keep this one waiting, or a shard at which the job was
             opened may be unreachable.
         log_fields: Returns the structured fields of log lines.
+        push_dtype: Of the gradients as they are sent; None: as they are.
 
     Attributes:
         plans_ahead: Whether this worker gets assignments before the iterations before them are complete.
@@ -73,6 +75,7 @@ class ShardClients:
         clients: Sequence[Client],
         timeout: float,
         log_fields: Callable[[], Mapping[str, object]] = dict,
+        push_dtype: str | None = None,
     ) -> None:
         self.plans_ahead = False
         self.pulls_in_blocks = False
@@ -81,6 +84,8 @@ class ShardClients:
         self._threads = ThreadPoolExecutor(max(1, len(clients)), "evenpace-shards")
         self._log_fields = log_fields
         self._timeout = timeout
+        self._push_dtype = push_dtype
+        self._rounded: NDArray[np.uint16] | None = None  # (elements,), the bits of the last gradient's
         # For calls of other threads while this worker waits for its parameters.
         self._side_clients = [client.twin() for client in clients]
         self._side_lock = threading.Lock()
@@ -139,6 +144,9 @@ class ShardClients:
         shards = len(self._clients)
         if layout.elements < shards:
             raise InvalidRequestError(f"{layout.elements} parameters cannot be spread over {shards} shards")
+        if self._push_dtype is not None:
+            self._check_rounding(layout, synchronisation)
+            self._rounded = np.zeros(layout.elements, np.uint16)
         self._bounds = shard_bounds(layout.elements, shards)
         self._parts = [wire_part(part) for part in shard_parts(layout.elements, shards)]
         self._attempt = assignment.attempt
@@ -161,6 +169,10 @@ class ShardClients:
         self._instances = [reply.instance for reply in replies]
         self.pulls_in_blocks = all(reply.cuts for reply in replies)
         for client, reply in zip(self._clients, replies, strict=True):
+            if self._push_dtype not in (None, *(reply.dtypes or ())):
+                raise InvalidRequestError(
+                    f"{_name(client)} takes no gradients in {self._push_dtype}: it is of an earlier version"
+                )
             if not reply.initialised and not begins:
                 raise _lost_parameters(_name(client))
             if reply.initialised and (reply.attempt or 0) != assignment.attempt:
@@ -197,7 +209,9 @@ class ShardClients:
             UnavailableError: Other workers have pushed a part of the slice, and not the rest for long.
         """
         requests = self._push_requests(assignment, groups)
-        bulks = self._divided(gradient)
+        if self._rounded is not None:
+            round_to_bfloat16(gradient, self._rounded)
+        bulks = self._divided(gradient if self._rounded is None else self._rounded)
         return self._pushed(
             self._on_all("push", requests, bulks=bulks, unavailable_timeout=_PARTIAL_SLICE_SECONDS)
         )
@@ -210,7 +224,14 @@ class ShardClients:
         Until the push has been finished or given up, no other call than those from any thread may be made.
         """
         requests = self._push_requests(assignment, groups)
-        growing = GrowingArray(gradient, self._bounds)
+        if (rounded := self._rounded) is None:
+            growing = GrowingArray(gradient, self._bounds)
+        else:
+            growing = GrowingArray(
+                rounded,
+                self._bounds,
+                lambda begin, end: round_to_bfloat16(gradient[begin:end], rounded[begin:end]),
+            )
 
         def call(shard: int, wanted: Callable[[], bool]) -> Any:
             reply = self._clients[shard].call_growing(
@@ -244,6 +265,7 @@ class ShardClients:
                 shared=len(self._clients) > 1 or None,
                 part=part,
                 checkpointed=checkpointed,
+                dtype=self._push_dtype,
             )
             for bounds, instance, part in zip(self._bounds, self._instances, self._parts, strict=True)
         ]
@@ -481,6 +503,17 @@ class ShardClients:
         calls = [self._threads.submit(call, shard, lambda: not over.is_set()) for shard in shards]
         clients = (self._clients[shard] for shard in shards)
         return _Calls(over, dict(zip(calls, clients, strict=True))).results()
+
+    def _check_rounding(self, layout: Layout, synchronisation: Synchronisation) -> None:
+        """Check that gradients may be rounded before they are sent."""
+        refused = f"push_dtype {self._push_dtype}: "
+        if synchronisation.exact:
+            raise InvalidRequestError(f"{refused}the job sums gradients exactly, without rounding")
+        if any(group.statistics for group in layout.groups):
+            raise InvalidRequestError(
+                f"{refused}the model has running statistics, as of batch normalisation, which are pushed "
+                f"with the gradient and would be rounded, too"
+            )
 
     def _divided(self, flat: NDArray[Any]) -> list[memoryview]:
         return [_bytes(flat[begin:end]) for begin, end in self._bounds]

@@ -21,6 +21,7 @@ _OPTIONS: Mapping[str, Collection[str]] = {
         *("heartbeat", "silence", "absence", "report_timeout", "keep_job", "end_on_nan"),
         *("checkpoint_every", "keep", "ledger"),
     ),
+    "Bytes on the wire": ("push_dtype",),
     "CPUs and memory": ("cpu_share", "limit_kind", "cpu", "threads", "memory_mib"),
     "What is kept of jobs": ("keep_runs", "keep_days", "keep_mib"),
     "Page, metrics and traces": ("http", "http_name", "metrics", "metrics_workers", "traces", "trace_every"),

@@ -260,7 +260,9 @@ class OverlapConfig:
     """The configuration of `evenpace lab bench overlap`.
 
     Attributes:
-        compute: Seconds that a worker computes in an iteration; 0 for as long as its transfers take.
+        rate: Of each link; 0: without a limit.
+        compute: Seconds that a worker computes in an iteration; 0 for as long as a push by the step and the
+            pull after it take.
 
     Raises:
         InvalidRequestError: A value is not allowed.
@@ -269,9 +271,16 @@ class OverlapConfig:
     workers: Annotated[int, Setting("Of the job.", least=1, most=100)] = 2
     shards: Annotated[int, Setting("Each behind a link of --rate.", least=1, most=100)] = 2
     layers: Annotated[int, Setting("Of the model, with 2 MiB of parameters each.", least=1)] = 20
-    rate: Annotated[float, Setting("MB/s of each link, each way.", above=0, below=1e5)] = 100.0
+    rate: Annotated[
+        float, Setting("MB/s of each link, each way; 0: without a limit.", least=0, below=1e5)
+    ] = 100.0
     compute: Annotated[
-        float, Setting("Seconds of computing in an iteration; 0: as the transfers.", least=0, below=inf)
+        float,
+        Setting(
+            "Seconds of computing in an iteration; 0: as a push by the step and the pull after it take.",
+            least=0,
+            below=inf,
+        ),
     ] = 0.0
     repeats: Repeats = 3
 

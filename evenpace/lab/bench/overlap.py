@@ -1,7 +1,7 @@
 """Transfers to a parameter server that are hidden behind computing, over links of limited bandwidth.
 
 Workers' layers compute for a time that is given, so that this machine's processors are not what limits them.
-Shards run in network namespaces whose bandwidth the kernel bounds.
+Shards and workers run in network namespaces whose bandwidth the kernel bounds.
 """
 
 import contextlib
@@ -26,17 +26,19 @@ from idl.errors import EvenpaceError
 
 _ITERATIONS = 24  # timed at once, of which the last half counts
 _WAYS = {
-    "by the step": ["--bucket-mb", "0"],
+    "pushed by the step": ["--bucket-mb", "0"],
     "while computing": ["--bucket-mb", "1"],
-    "while computing, pulled ahead": ["--bucket-mb", "1", "--pull-ahead"],
+    "and pulled ahead": ["--bucket-mb", "1", "--pull-ahead"],
+    "and pushed in bfloat16": ["--bucket-mb", "1", "--pull-ahead", "--bfloat16"],
 }
+_STOCK = "stock DDP on gloo"
 
 
 def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
     """Measure, print the figures, and write them.
 
-    Each way's transfers are timed without computing, and then with as much computing as they take; the ways
-    take turns.
+    Each way's transfers are timed without computing, and then with as much computing as a push by the step
+    and a pull take; the ways take turns.
 
     Raises:
         NetworkError: Links of limited bandwidth cannot be made here.
@@ -44,21 +46,21 @@ def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
     """
     console = Console()
     before = os.getloadavg()[0]
-    transfers: list[float] = []
-    taken: dict[str, list[float]] = {way: [] for way in _WAYS}
-    with _shards(config) as shards:
+    taken: dict[str, list[float]] = {way: [] for way in (*_WAYS, _STOCK)}
+    alone: dict[str, list[float]] = {way: [] for way in taken}
+    with _places(config) as (network, shards):
         for _ in track(range(config.repeats), description=f"{config.layers} layers", console=console):
-            for way, options in _WAYS.items():
-                with _job(config, shards, options) as workers:
-                    transfer = _timed(workers, 0.0)
-                    transfers.append(transfer)
-                    compute = config.compute or statistics.median(transfers)
+            for way in taken:
+                with _job(config, network, shards, _WAYS.get(way)) as workers:
+                    alone[way].append(_timed(workers, 0.0))
+                    compute = config.compute or statistics.median(alone["pushed by the step"])
                     taken[way].append(_timed(workers, compute))
-    transfer = statistics.median(transfers)
+    transfers = {way: statistics.median(times) for way, times in alone.items()}
+    transfer = transfers["pushed by the step"]
     compute = config.compute or transfer
     figures: dict[str, Any] = asdict(config) | {
         "load_average": [before, os.getloadavg()[0]],
-        "transfer_s": transfer,
+        "transfer_s": transfers,
         "compute_s": compute,
         "iteration_s": {way: statistics.median(times) for way, times in taken.items()},
         "iterations_s": taken,
@@ -69,54 +71,66 @@ def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
 
 
 def _show(console: Console, config: OverlapConfig, figures: dict[str, Any]) -> None:
-    compute, transfer = figures["compute_s"], figures["transfer_s"]
+    compute = figures["compute_s"]
+    links = f"behind {config.rate:g} MB/s each, " if config.rate else ""
     title = (
-        f"{config.workers} workers, {config.shards} shards behind {config.rate:g} MB/s each, computing "
-        f"{1000 * compute:.0f} ms, transfers {1000 * transfer:.0f} ms; medians of {config.repeats}"
+        f"{config.workers} workers and {config.shards} shards, {links}computing {1000 * compute:.0f} ms; "
+        f"medians of {config.repeats}"
     )
     table = Table(title=title, title_justify="left")
-    for column in ("pushed", "iteration ms", "to the longer one", "to the sum"):
-        table.add_column(column, justify="right" if column != "pushed" else "left")
+    for column in ("gradients", "transfers ms", "iteration ms", "to the longer one", "to stock DDP"):
+        table.add_column(column, justify="right" if column != "gradients" else "left")
     for way, seconds in figures["iteration_s"].items():
+        transfer = figures["transfer_s"][way]
         table.add_row(
             way,
+            f"{1000 * transfer:.0f}",
             f"{1000 * seconds:.0f}",
             f"{seconds / max(compute, transfer):.2f}",
-            f"{seconds / (compute + transfer):.2f}",
+            f"{seconds / figures['iteration_s'][_STOCK]:.2f}",
         )
     console.print(table)
     console.print(terminal.load_line(*figures["load_average"]))
 
 
 @contextlib.contextmanager
-def _shards(config: OverlapConfig) -> Iterator[list[str]]:
-    """Start shards behind links; yield their addresses."""
+def _places(config: OverlapConfig) -> Iterator[tuple[WorkerNetwork, list[str]]]:
+    """Start shards behind links, and make places for workers after theirs; yield the shards' addresses."""
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(WorkerNetwork(config.shards))
+        network = stack.enter_context(WorkerNetwork(config.shards + config.workers))
         shards = [
             stack.enter_context(
                 service("ps", "--insecure", host=network.address(place), prefix=network.prefix(place))
             )
             for place in range(config.shards)
         ]
-        for place in range(config.shards):
-            network.limit(place, config.rate * 8)
-        yield [str(shard.address) for shard in shards]
+        if config.rate:
+            for place in range(config.shards + config.workers):
+                network.limit(place, config.rate * 8)
+        yield network, [str(shard.address) for shard in shards]
 
 
 @contextlib.contextmanager
-def _job(config: OverlapConfig, shards: list[str], way: list[str]) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Start the workers of a job; yield them once they are ready."""
+def _job(
+    config: OverlapConfig, network: WorkerNetwork, shards: list[str], way: list[str] | None
+) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Start the workers of a job, or without a way those of stock DDP; yield them once they are ready."""
     with contextlib.ExitStack() as stack:
-        options = ("--workers", str(config.workers), "--policy", "even")
-        manager = stack.enter_context(service("manager", *options))
         command = [sys.executable, "-m", "evenpace.lab.bench.overlap_worker"]
-        command += ["--manager", str(manager.address), "--ps", *shards, *way]
         command += ["--layers", str(config.layers), "--workers", str(config.workers)]
+        if way is None:
+            command += ["--stock", f"tcp://{network.address(config.shards)}:29500"]
+        else:
+            options = ("--workers", str(config.workers), "--policy", "even", "--insecure")
+            manager = stack.enter_context(service("manager", *options, host=network.host))
+            command += ["--manager", str(manager.address), "--ps", *shards, *way]
         workers: list[subprocess.Popen[str]] = []
         for number in range(config.workers):
-            line = [*command, "--name", f"w{number}"]
-            worker = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            line = [*network.prefix(config.shards + number), *command, "--rank", str(number)]
+            environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}
+            worker = subprocess.Popen(
+                line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            )
             stack.callback(worker.wait)
             stack.callback(worker.kill)
             workers.append(worker)

@@ -1,17 +1,19 @@
 """Worker of `evenpace lab bench overlap`: layers that take as long as they are told, each with parameters.
 
 It goes through a number of iterations for each line of its standard input, and writes their median time.
+With stock DDP, no part of evenpace trains.
 """
 
 import argparse
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import evenpace
 
@@ -54,25 +56,36 @@ class Layer(nn.Module):
 def main() -> None:
     """Train as the command line and the lines of standard input say."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--manager", required=True)
-    parser.add_argument("--ps", nargs="+", required=True)
-    parser.add_argument("--name", required=True)
+    parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--layers", type=int, required=True)
     parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--bucket-mb", type=float, required=True, help="0: pushed by the step")
+    parser.add_argument("--stock", help="address of DDP's store; none of what follows")
+    parser.add_argument("--manager")
+    parser.add_argument("--ps", nargs="+")
+    parser.add_argument("--bucket-mb", type=float, help="0: pushed by the step")
     parser.add_argument("--pull-ahead", action="store_true")
+    parser.add_argument("--bfloat16", action="store_true", help="round gradients to it")
     options = parser.parse_args()
-    evenpace.connect(options.manager, options.ps, worker=options.name)
     torch.set_num_threads(1)
     torch.manual_seed(1)
     seconds = [0.0]
-    model = nn.Sequential(*(Layer(seconds) for _ in range(options.layers)))
+    model: nn.Module = nn.Sequential(*(Layer(seconds) for _ in range(options.layers)))
     data = TensorDataset(torch.randn(1000 * options.workers, _WIDTH))
-    loader = evenpace.torch.DataLoader(data, batch_size=options.workers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    evenpace.torch.distribute(
-        optimizer, loader, model, bucket_cap_mb=options.bucket_mb or None, pull_ahead=options.pull_ahead
-    )
+    loader: Iterable[Any]
+    if options.stock:
+        torch.distributed.init_process_group(
+            "gloo", init_method=options.stock, rank=options.rank, world_size=options.workers
+        )
+        model = nn.parallel.DistributedDataParallel(model)
+        loader = DataLoader(data, sampler=DistributedSampler(data))
+    else:
+        push_dtype = "bfloat16" if options.bfloat16 else None
+        evenpace.connect(options.manager, options.ps, worker=f"w{options.rank}", push_dtype=push_dtype)
+        loader = evenpace.torch.DataLoader(data, batch_size=options.workers)
+        evenpace.torch.distribute(
+            optimizer, loader, model, bucket_cap_mb=options.bucket_mb or None, pull_ahead=options.pull_ahead
+        )
     left, times = 0, []
     began = time.perf_counter()
     for (inputs,) in loader:

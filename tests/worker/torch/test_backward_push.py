@@ -128,9 +128,11 @@ class Services:
     def __exit__(self, *error):
         self._stack.close()
 
-    def session(self, name):
+    def session(self, name, **options):
         """Make a worker's session, which ends with the services."""
-        config = SessionConfig(self.manager, self.addresses, worker=name, barrier_timeout=60)
+        config = SessionConfig(
+            self.manager, tuple(self.addresses), worker=name, barrier_timeout=60, **options
+        )
         return self._stack.enter_context(contextlib.closing(Session(config)))
 
     def arrived(self):
@@ -176,6 +178,26 @@ def test_a_gradient_arrives_before_the_step(wait_until, shards):
         parameters, attempts = train(services.session("w"), before_step=look)
     assert attempts == {0}
     torch.testing.assert_close(parameters, train_alone(leave), rtol=0, atol=1e-12)
+
+
+def round_gradients(iteration, model):
+    """Round gradients to bfloat16, as they are pushed."""
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad.float().bfloat16().double()
+
+
+def test_a_rounded_gradient_arrives_before_the_step(wait_until):
+    """In bfloat16 the steps are those with rounded gradients, and parameters are not rounded."""
+
+    def look(iteration):
+        if iteration >= 4:
+            wait_until(lambda: all(services.arrived()), "the first buckets")
+
+    with Services(1) as services:
+        parameters, attempts = train(services.session("w", push_dtype="bfloat16"), before_step=look)
+    assert attempts == {0}
+    torch.testing.assert_close(parameters, train_alone(round_gradients), rtol=0, atol=1e-12)
+    assert (parameters - train_alone(leave)).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
