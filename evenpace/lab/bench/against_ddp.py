@@ -19,9 +19,10 @@ from rich.progress import track
 
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import TrainConfig
-from evenpace.lab.cluster import LocalCluster, share_cpus
+from evenpace.lab.cluster import LOOPBACK, LocalCluster, share_cpus
 from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.scheme_run import ParameterSnapshot
+from evenpace.lab.network import WorkerNetwork
 from evenpace.lab.terminal import make_table
 from evenpace.lab.workloads.by_name import Training
 from idl.errors import InvalidRequestError
@@ -42,7 +43,7 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
     """
     console = Console()
     data = config.data.partition(":")[0]
-    evaluator = Evaluator(Training("digits", ("--data", config.data)))
+    evaluator = Evaluator(Training("digits", ("--data", config.data, "--hidden", str(config.hidden))))
     if config.total_batch_size > evaluator.samples:
         raise InvalidRequestError(
             f"batch size {config.total_batch_size}: {data} has {evaluator.samples} training images"
@@ -62,7 +63,15 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
     ranks = len(config.shares)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        cluster = LocalCluster(folder, workers=ranks, shards=1 if mode == "ps" else 0)
+        places: list[list[str]] = [[]] * ranks
+        host = LOOPBACK
+        if config.rate:
+            network = stack.enter_context(WorkerNetwork(ranks))
+            for rank in range(ranks):
+                network.limit(rank, config.rate * 8)
+            host = network.host
+            places = [[*network.prefix(rank), "env", "GLOO_SOCKET_IFNAME=eth0"] for rank in range(ranks)]
+        cluster = LocalCluster(folder, workers=ranks, shards=1 if mode == "ps" else 0, host=host)
         stack.callback(cluster.stop)
         services = []
         if mode != "ddp":
@@ -75,6 +84,7 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
                 "share": share.cores,
                 "limit-kind": share.kind,
                 "data": config.data,
+                "hidden": config.hidden,
                 "name": cluster.limit_name(str(rank)),
                 "out": folder / f"{rank}.npz",
                 "rank": rank,
@@ -87,7 +97,7 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
             }
             options = [word for option, value in values.items() for word in (f"--{option}", str(value))]
             line = [sys.executable, "-m", "evenpace.lab.bench.against_ddp_worker", *services, *options]
-            cluster.start_other(f"worker-{rank}", line)
+            cluster.start_other(f"worker-{rank}", [*places[rank], *line])
         cluster.wait()
         return [dict(np.load(folder / f"{rank}.npz")) for rank in range(ranks)]
 
@@ -142,6 +152,9 @@ def _compare(
         "against": "ddp",
         "shares": list(config.shares),
         "data": data,
+        "hidden": config.hidden,
+        "rate": config.rate,
+        "model_parameters": parameters[0].size,
         "total_batch_size": config.total_batch_size,
         "iterations": taken["ddp"][0]["iterations"],
         "repeats": config.repeats,
@@ -153,10 +166,12 @@ def _compare(
 
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
     shares = ", ".join(f"{share:g}" for share in figures["shares"])
+    links = f" and links of {figures['rate']:g} MB/s" if figures["rate"] else ""
     target = f"s to {figures['target_accuracy']:.0%}"
     console.print(
         f"{figures['iterations']} iterations of {figures['total_batch_size']} samples of {figures['data']} "
-        f"by workers limited to {shares} of a core"
+        f"by a model of {figures['model_parameters']:,} parameters, and workers limited to {shares} of a "
+        f"core{links}"
     )
     table = make_table(
         f"Against stock DDP, medians of {figures['repeats']}",

@@ -58,7 +58,8 @@ def main() -> None:
     end_with_parent(options.parent)
     pin(options.cpu)
     torch.set_num_threads(1)
-    training = Training("digits", ("--data", options.data, "--seed", str(options.seed)))
+    arguments = ("--data", options.data, "--seed", str(options.seed), "--hidden", str(options.hidden))
+    training = Training("digits", arguments)
     workload = training.make(training.options())
     common.warm_up(workload)
     module, optimizer, dataset = workload.model, workload.optimizer, workload.train_set
@@ -91,7 +92,7 @@ def main() -> None:
         if isinstance(model, DistributedDataParallel):
             balance(model, loader)
         else:
-            distribute(optimizer, loader)
+            distribute(optimizer, loader, module, pull_ahead=True)
 
     ends, sizes, snapshots = _train(model, loader, optimizer, workload.loss, options.epochs)
     if options.rank:
@@ -136,7 +137,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    for name in ("rank", "ranks", "cpu", "parent", "epochs", "batch-size", "seed"):
+    for name in ("rank", "ranks", "cpu", "parent", "epochs", "batch-size", "seed", "hidden"):
         parser.add_argument(f"--{name}", type=int, required=True)
     return parser.parse_args()
 

@@ -282,6 +282,7 @@ class OverlapConfig:
             below=inf,
         ),
     ] = 0.0
+    iterations: Annotated[int, Setting("Timed at once; the median of the last half counts.", least=2)] = 24
     repeats: Repeats = 3
 
     def __post_init__(self) -> None:
@@ -383,6 +384,12 @@ class TrainConfig:
 
     shares: Shares = (0.8, 0.4, 0.2, 0.1)
     data: ImageData = "digits"
+    hidden: Annotated[
+        int, Setting("Units of a further layer, of 2,048 inputs for digits; 0: none.", least=0)
+    ] = 0
+    rate: Annotated[
+        float, Setting("MB/s of each worker's link, each way; 0: without a limit.", least=0, below=1e5)
+    ] = 0.0
     epochs: Annotated[int, Setting("Passes over the data.", least=1)] = 15
     total_batch_size: Annotated[int, Setting("Over all workers.", name="batch-size", least=1)] = 716
     repeats: Repeats = 3

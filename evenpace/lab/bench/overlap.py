@@ -24,7 +24,6 @@ from evenpace.lab.cluster import service
 from evenpace.lab.network import WorkerNetwork
 from idl.errors import EvenpaceError
 
-_ITERATIONS = 24  # timed at once, of which the last half counts
 _WAYS = {
     "pushed by the step": ["--bucket-mb", "0"],
     "while computing": ["--bucket-mb", "1"],
@@ -52,9 +51,9 @@ def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
         for _ in track(range(config.repeats), description=f"{config.layers} layers", console=console):
             for way in taken:
                 with _job(config, network, shards, _WAYS.get(way)) as workers:
-                    alone[way].append(_timed(workers, 0.0))
+                    alone[way].append(_timed(workers, config.iterations, 0.0))
                     compute = config.compute or statistics.median(alone["pushed by the step"])
-                    taken[way].append(_timed(workers, compute))
+                    taken[way].append(_timed(workers, config.iterations, compute))
     transfers = {way: statistics.median(times) for way, times in alone.items()}
     transfer = transfers["pushed by the step"]
     compute = config.compute or transfer
@@ -139,11 +138,11 @@ def _job(
         yield workers
 
 
-def _timed(workers: list["subprocess.Popen[str]"], compute: float) -> float:
+def _timed(workers: list["subprocess.Popen[str]"], iterations: int, compute: float) -> float:
     """Return the seconds of an iteration, median over the workers' own, with so much computing in it."""
     for worker in workers:
         assert worker.stdin is not None
-        worker.stdin.write(f"{_ITERATIONS} {compute}\n")
+        worker.stdin.write(f"{iterations} {compute}\n")
         worker.stdin.flush()
     return statistics.median([float(_line(worker)) for worker in workers])
 

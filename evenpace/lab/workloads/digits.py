@@ -26,6 +26,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--batch-norm", action="store_true", help="batch normalisation after the first two convolutions"
     )
+    options.add_argument(
+        "--hidden", type=int, default=0, help="units of a further layer before the last one; 0: none"
+    )
     common.add_network_options(options)
     return options
 
@@ -38,11 +41,13 @@ def make_digits(options: argparse.Namespace) -> common.Workload:
     """
     data = load(options.data)
     torch.manual_seed(options.seed)
-    model = make_model(data, options.dropout, batch_norm=options.batch_norm)
+    model = make_model(data, options.dropout, batch_norm=options.batch_norm, hidden=options.hidden)
     return image_workload("digits", data, model, options)
 
 
-def make_model(data: ImageSet, dropout: float = 0.0, *, batch_norm: bool = False) -> nn.Module:
+def make_model(
+    data: ImageSet, dropout: float = 0.0, *, batch_norm: bool = False, hidden: int = 0
+) -> nn.Module:
     """Make a CNN of three convolutions for images of the data set's shape; the caller sets the seed.
 
     By default it has no batch statistics and no dropout, so that how a batch is split cannot matter. It is
@@ -53,10 +58,12 @@ def make_model(data: ImageSet, dropout: float = 0.0, *, batch_norm: bool = False
         data: The data set.
         dropout: Probability with which each of the last layer's inputs is dropped.
         batch_norm: Whether the first two convolutions are followed by batch normalisation.
+        hidden: Units of a further linear layer before the last one; 0: there is none.
     """
     channels, height, width = data.train_images.shape[1:]
     features = min(128, max(16, _WIDTH_TIMES_PIXELS // (height * width)))
     norm = functools.partial(nn.BatchNorm2d, features) if batch_norm else nn.Identity
+    further = (nn.Linear(features * 16, hidden), nn.Tanh()) if hidden else ()
     return nn.Sequential(
         nn.Conv2d(channels, features, 3, padding=1),
         norm(),
@@ -69,6 +76,7 @@ def make_model(data: ImageSet, dropout: float = 0.0, *, batch_norm: bool = False
         nn.Tanh(),
         nn.AdaptiveAvgPool2d(4),
         nn.Flatten(),
+        *further,
         nn.Dropout(dropout),
-        nn.Linear(features * 16, data.classes),
+        nn.Linear(hidden or features * 16, data.classes),
     )

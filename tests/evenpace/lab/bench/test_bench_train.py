@@ -58,6 +58,32 @@ def test_the_trainings_differ_in_their_times_alone(tmp_path, images):
         assert large > small
 
 
+@pytest.mark.slow
+def test_links_and_larger_models_take_their_time(tmp_path, images, needs_network):
+    """With 1.2 million parameters over links of 10 MB/s no iteration can be shorter than its transfers."""
+    path = tmp_path / "train.json"
+    command = [
+        "lab",
+        "bench",
+        "train",
+        "--json",
+        str(path),
+        "--data",
+        f"mnist:{images}",
+        "--shares",
+        "0.8,0.6",
+    ]
+    command += ["--epochs", "1", "--repeats", "1", "--batch-size", "24", "--hidden", "4800", "--rate", "10"]
+    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    figures = json.loads(path.read_text())
+    assert figures["model_parameters"] > 1_200_000
+    assert figures["parameters_max_abs_diff"] < 1e-5
+    megabytes = 4 * figures["model_parameters"] / 1e6
+    for training in figures["runs"].values():
+        assert training["iteration_s_median"] > 0.9 * megabytes / 10
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
