@@ -32,8 +32,8 @@ class ManagerConfig:
         Setting(
             "How batches are split: the same for all (even), by each worker's predicted speed (proportional, "
             "for CPUs), by moving samples from the slowest to the fastest (leader_straggler), by how its "
-            "time grows with the batch (learned, for GPUs), or by that and the time of an all-reduce that "
-            "overlaps with the backward pass (overlap).",
+            "time grows with the batch (learned, for GPUs), or by that and the times of transfers that "
+            "overlap with the backward pass (overlap).",
             choices=POLICIES,
         ),
     ] = "proportional"

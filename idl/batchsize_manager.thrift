@@ -147,13 +147,17 @@ struct ReportRequest {
  16: optional double communication_time  // seconds of batch_processing_time in which gradients and parameters were
                                     // transferred; left out: not known
  17: optional double backward_time  // seconds of batch_processing_time from the begin of the backward pass until its last
-                                    // gradient was ready; left out: not known, as the three below. They serve the policy
-                                    // `overlap`
- 18: optional double first_bucket_time  // seconds of those until the first bucket of gradients was ready to be summed
+                                    // gradient was ready to be summed over the workers, or pushed; left out: not known,
+                                    // as the three below, such as where nothing is sent before that. They serve the
+                                    // policy `overlap`
+ 18: optional double first_bucket_time  // seconds of those until the first bucket of gradients was ready
  19: optional double other_buckets_time // seconds in which any bucket but the last was ready, and not summed yet over
-                                    // the workers; others that were ready later count in
+                                    // the workers or, with a parameter server, written to all shards; others that were
+                                    // ready later count in
  20: optional double last_bucket_time   // seconds from the moment when the last bucket was ready, and all others were
-                                    // summed, until it was summed
+                                    // summed or written, until it was summed or, with a parameter server, answered by
+                                    // all shards; and there also those in which the worker waited for parameters to be
+                                    // transferred, before that pass
 }
 
 /** A member's place in the process group of an attempt; see formed_group above. */

@@ -44,12 +44,13 @@ class Report:
         communication_time: Seconds of the batch processing time in which gradients and parameters were
             transferred; None: not known.
         backward_time: Seconds of the batch processing time from the begin of the backward pass until its last
-            gradient was ready; None: not known, as the three below.
-        first_bucket_time: Seconds of those until the first bucket of gradients was ready to be summed.
+            gradient was ready to be summed over the workers, or pushed; None: not known, as the three below.
+        first_bucket_time: Seconds of those until the first bucket of gradients was ready.
         other_buckets_time: Seconds in which any bucket but the last was ready, and not summed yet over the
-            workers; others that were ready later count in.
-        last_bucket_time: Seconds from the moment when the last bucket was ready, and all others were summed,
-            until it was summed.
+            workers or, with a parameter server, written to all shards; others that were ready later count in.
+        last_bucket_time: Seconds from the moment when the last bucket was ready, and all others were summed
+            or written, until it was summed or, with a parameter server, answered by all shards; and there
+            also those in which the worker waited for parameters to be transferred, before that pass.
     """
 
     iteration: Annotated[int, Range()]
@@ -126,12 +127,14 @@ class WorkerRecord(NamedTuple):
         communication_time: Seconds of the batch processing time in which gradients and parameters were
             transferred; NaN where that is not known.
         backward_time: Seconds of the batch processing time from the begin of the backward pass until its last
-            gradient was ready; NaN where that is not known, as the three below.
-        first_bucket_time: Seconds of those until the first bucket of gradients was ready to be summed.
+            gradient was ready to be summed over the workers, or pushed; NaN where that is not known, as the
+            three below.
+        first_bucket_time: Seconds of those until the first bucket of gradients was ready.
         other_buckets_time: Seconds in which any bucket but the last was ready, and not summed yet over the
-            workers; others that were ready later count in.
-        last_bucket_time: Seconds from the moment when the last bucket was ready, and all others were summed,
-            until it was summed.
+            workers or, with a parameter server, written to all shards; others that were ready later count in.
+        last_bucket_time: Seconds from the moment when the last bucket was ready, and all others were summed
+            or written, until it was summed or, with a parameter server, answered by all shards; and there
+            also those in which the worker waited for parameters to be transferred, before that pass.
     """
 
     batch_size: Annotated[
@@ -201,7 +204,7 @@ class WorkerRecord(NamedTuple):
         Measured(
             "other_buckets_seconds",
             "seconds",
-            "time in which buckets of the worker's gradients but the last were ready and not summed",
+            "time in which buckets of the worker's gradients but the last were ready and not summed or sent",
             spared=True,
         ),
     ] = math.nan
@@ -210,7 +213,8 @@ class WorkerRecord(NamedTuple):
         Measured(
             "last_bucket_seconds",
             "seconds",
-            "time in which the last bucket of the worker's gradients alone was ready and not summed",
+            "time in which the last bucket of the worker's gradients alone was ready and not summed or taken "
+            "by the parameter server, and of the pull of parameters",
             spared=True,
         ),
     ] = math.nan

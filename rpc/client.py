@@ -41,6 +41,7 @@ _ATTEMPT_SECONDS = 5.0  # for one attempt to connect
 _SILENT_SECONDS = 2.0  # of attempts, before a line of log says which service is waited for
 _WAIT_SECONDS = 2.0  # for which a service may hold back an answer before it asks for a repetition
 _LOOK_SECONDS = 1.0  # of waiting, after which the file of places is looked at
+_UNSENT_BYTES = 2**18  # of a growing bulk field that the kernel takes at most before it has sent them
 _MAX_ANSWER = 64 * 2**20  # bytes; the longest answer without a bulk field
 
 
@@ -54,11 +55,19 @@ class GrowingBulk(Protocol):
     nbytes: int
 
     def after(self, sent: int) -> memoryview:
-        """Wait for bytes after the first `sent`, and return those that there are.
+        """Wait for bytes after the first `sent`, and return some of them.
 
         Raises:
             EvenpaceError: There will be no more.
         """
+        ...
+
+    def note_sent(self, sent: int) -> None:
+        """Note that the first bytes were written to the connection."""
+        ...
+
+    def whole(self) -> memoryview:
+        """Wait for all bytes, and return them; raise as `after` does."""
         ...
 
 
@@ -217,10 +226,7 @@ class Client:
             return self.receive(deadline=time.monotonic() + self._call_timeout)
         except (ConnectionLostError, UnavailableError) as error:
             self._raise_if_abandoned()
-            whole = bulk.after(0)
-            while whole.nbytes < bulk.nbytes:
-                bulk.after(whole.nbytes)
-                whole = bulk.after(0)
+            whole = bulk.whole()
             if wanted():
                 log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
         return self.call(method, request, bulk=whole, unavailable_timeout=unavailable_timeout, wanted=wanted)
@@ -484,6 +490,8 @@ class Client:
             left = left[self._wait(self._socket.send, left, min(_left(deadline), self._silence)) :]
 
     def _write_growing(self, bulk: GrowingBulk, deadline: float) -> None:
+        assert self._socket is not None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         sent = 0
         while sent < bulk.nbytes:
             try:
@@ -493,6 +501,7 @@ class Client:
                 raise
             self._write(part, deadline)
             sent += part.nbytes
+            bulk.note_sent(sent)
 
     def _read(self, buffer: memoryview, deadline: float, wait: float = 0.0) -> None:
         """Fill a buffer; the service may wait `wait` seconds before it sends the first byte."""

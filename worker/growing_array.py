@@ -1,6 +1,7 @@
 """A flat array whose parts are sent, each from its first element on, while it is being filled."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from idl.errors import EvenpaceError
 
 
 class GrowingArray:
-    """A flat array, and how far each of its parts is filled; one thread fills it, others read.
+    """A flat array, how far each of its parts is filled and sent; one thread fills it, others send.
 
     Args:
         array: (elements,).
@@ -27,9 +28,13 @@ class GrowingArray:
     ) -> None:
         self._fill = fill
         self._bytes = array.view(np.uint8).data
+        self._begins = [begin * array.itemsize for begin, _ in bounds]
         self._itemsize = array.itemsize
         self._bounds = bounds
-        self._ends = [begin for begin, _ in bounds]
+        self._ends = list(self._begins)  # bytes up to which each part is filled
+        self._sent = list(self._begins)  # and sent
+        # Ends up to which the parts were filled, not sent by all, and what is called once they are.
+        self._filled: deque[tuple[list[int], Callable[[], None]]] = deque()
         self._changed = threading.Condition()
         self._error: EvenpaceError | None = None
 
@@ -37,12 +42,19 @@ class GrowingArray:
         """Return a part, to be sent."""
         return GrowingPart(self, number)
 
-    def advance(self, ends: Sequence[int]) -> None:
-        """Note that each part is filled up to an element of the array."""
+    def advance(self, ends: Sequence[int], when_sent: Callable[[], None] = lambda: None) -> None:
+        """Note that each part is filled up to an element of the array.
+
+        Args:
+            ends: The elements, one for each part.
+            when_sent: Called by any thread once all parts are sent up to there; never if one is sent again.
+        """
         for begin, end in zip(self._ends, ends, strict=True):
-            self._fill(begin, end)
+            self._fill(begin // self._itemsize, end)
         with self._changed:
-            self._ends = list(ends)
+            self._ends = [end * self._itemsize for end in ends]
+            self._filled.append((self._ends, when_sent))
+            self._tell()
             self._changed.notify_all()
 
     def complete(self) -> None:
@@ -61,17 +73,46 @@ class GrowingArray:
         return (end - begin) * self._itemsize
 
     def after(self, number: int, sent: int) -> memoryview:
-        """Wait for bytes of a part after the first `sent`, and return those that there are.
+        """Wait for bytes of a part after the first `sent`; return those that were filled by one `advance`.
 
         Raises:
             EvenpaceError: The array was given up.
         """
-        begin = self._bounds[number][0] * self._itemsize + sent
+        begin = self._begins[number] + sent
         with self._changed:
-            self._changed.wait_for(lambda: self._error or self._ends[number] * self._itemsize > begin)
-            if self._error is not None:
-                raise self._error
-            return self._bytes[begin : self._ends[number] * self._itemsize]
+            self._wait_until_filled(number, begin + 1)
+            return self._bytes[begin : next(ends[number] for ends, _ in self._filled if ends[number] > begin)]
+
+    def whole(self, number: int) -> memoryview:
+        """Wait for all bytes of a part, and return them.
+
+        Raises:
+            EvenpaceError: The array was given up.
+        """
+        begin = self._begins[number]
+        end = begin + self.nbytes(number)
+        with self._changed:
+            self._wait_until_filled(number, end)
+            return self._bytes[begin:end]
+
+    def note_sent(self, number: int, sent: int) -> None:
+        """Note that the first bytes of a part were sent."""
+        with self._changed:
+            self._sent[number] = self._begins[number] + sent
+            self._tell()
+
+    def _wait_until_filled(self, number: int, end: int) -> None:
+        self._changed.wait_for(lambda: self._error or self._ends[number] >= end)
+        if self._error is not None:
+            raise self._error
+
+    def _tell(self) -> None:
+        """Tell of the ends up to which all parts are sent now."""
+        while self._filled and all(
+            sent >= end for sent, end in zip(self._sent, self._filled[0][0], strict=True)
+        ):
+            _, when_sent = self._filled.popleft()
+            when_sent()
 
 
 class GrowingPart:
@@ -87,9 +128,17 @@ class GrowingPart:
         self.nbytes = array.nbytes(number)
 
     def after(self, sent: int) -> memoryview:
-        """Wait for bytes after the first `sent`, and return those that there are.
+        """Wait for bytes after the first `sent`, and return those that were filled at once.
 
         Raises:
             EvenpaceError: The array was given up.
         """
         return self._array.after(self._number, sent)
+
+    def note_sent(self, sent: int) -> None:
+        """Note that the first bytes were sent."""
+        self._array.note_sent(self._number, sent)
+
+    def whole(self) -> memoryview:
+        """Wait for all bytes, and return them; raise as `after` does."""
+        return self._array.whole(self._number)

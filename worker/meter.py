@@ -18,7 +18,7 @@ from worker.stopwatch import Stopwatch
 
 
 class BackwardTimes(NamedTuple):
-    """The times of a backward pass and its reductions in seconds, as in `Report`; None where not known."""
+    """The times of a backward pass and its transfers in seconds, as in `Report`; None where not known."""
 
     backward_time: float | None = None
     first_bucket_time: float | None = None
@@ -35,7 +35,7 @@ class Measured:
         waited: Seconds for which the parameter server held parameters back since the last report.
         communicated: Seconds of transfers of gradients and parameters since then, without that waiting; None
             where no transfer was timed.
-        backward: Times of the backward pass, and of reductions that overlap with it.
+        backward: Times of the backward pass, and of transfers that overlap with it.
         cpu: Share of the CPU capacity that others take, 0 to 1.
         memory: Occupied share of the memory, 0 to 1; the accelerator's where that is larger.
     """
@@ -58,7 +58,8 @@ class Meter:
         stopwatch: Measures the batch processing time; runs while this worker computes.
         memory_usage: Returns the occupied share of the accelerator's memory, 0 to 1, at an iteration's end;
             None without one.
-        take_backward: Returns the times of the last backward pass, once; None without such measurements.
+        take_backward: Returns the times of the last backward pass and of its buckets, once; None without such
+            measurements.
         tally: Counters, for metrics and traces.
     """
 
@@ -71,7 +72,7 @@ class Meter:
         self._monitor = ResourceMonitor()
         self._recorder = Recorder(log_fields)
         self._waited = 0.0  # since the last report
-        self._communicated: float | None = None  # likewise
+        self._transfers: dict[str, float] = {}  # likewise, seconds by phase
         self._samples = 0  # finished since `take_samples`
 
     def add_scalars(self, scalars: Scalars, every: int = 1) -> None:
@@ -103,7 +104,7 @@ class Meter:
     def begin_training(self) -> None:
         """Begin to measure, with the first iteration."""
         self.stopwatch.take()
-        self._communicated = None
+        self._transfers.clear()
         self._monitor.resume()
         self._recorder.begin()
 
@@ -122,10 +123,8 @@ class Meter:
             waited = seconds
 
         self.stopwatch.start()
-        begun = time.perf_counter()
-        with self.tally.phase("pull", assignment):
+        with self._transferring("pull", assignment):
             yield note
-        self._add_communication(time.perf_counter() - begun)
         self.leave_out(waited)
         self.stopwatch.stop()
 
@@ -133,15 +132,13 @@ class Meter:
     def arriving(self, assignment: Assignment) -> Iterator[None]:
         """Count a `with` block, amid the computing, as a wait for parameters that are on their way."""
         self.tally.end_compute(assignment)
-        begun = time.perf_counter()
-        with self.tally.phase("pull", assignment):
+        with self._transferring("pull", assignment):
             yield
-        self._add_communication(time.perf_counter() - begun)
 
     def leave_out(self, waited: float) -> None:
         """Count seconds of transfers as a wait for other workers, which is no processing time."""
         self.stopwatch.exclude(waited)
-        self._add_communication(-waited)
+        self._add_transfer("pull", -waited)
         self._waited += waited
         self._recorder.add_waiting(waited)
         self.tally.waiting += waited
@@ -149,10 +146,8 @@ class Meter:
     @contextlib.contextmanager
     def pushing(self, done: Assignment) -> Iterator[None]:
         """Count a `with` block as the push of a part's gradient."""
-        begun = time.perf_counter()
-        with self.tally.phase("push", done):
+        with self._transferring("push", done):
             yield
-        self._add_communication(time.perf_counter() - begun)
 
     @contextlib.contextmanager
     def reporting(self, done: Assignment) -> Iterator[None]:
@@ -190,7 +185,7 @@ class Meter:
     def restart(self) -> None:
         """Drop what was measured since the last iteration, as the job was recovered since."""
         self.stopwatch.take()
-        self._communicated = None
+        self._transfers.clear()
         self._recorder.begin()
         self.tally.rewinds += 1
 
@@ -210,15 +205,26 @@ class Meter:
         )
         memory = max(usage.memory, self.memory_usage()) if self.memory_usage else usage.memory
         waited, self._waited = self._waited, 0.0
-        communicated, self._communicated = self._communicated, None
+        transfers, self._transfers = self._transfers, {}
+        backward = self.take_backward() if self.take_backward else BackwardTimes()
+        if backward.last_bucket_time is not None:  # what follows the last bucket, before the next pass begins
+            pulled = transfers.get("pull", 0.0)
+            backward = backward._replace(last_bucket_time=backward.last_bucket_time + pulled)
         return Measured(
             lambda: self.tally.count_processing(taken(), done.count),
             waited,
-            communicated,
-            self.take_backward() if self.take_backward else BackwardTimes(),
+            sum(transfers.values()) if transfers else None,
+            backward,
             usage.cpu,
             memory,
         )
 
-    def _add_communication(self, seconds: float) -> None:
-        self._communicated = max(0.0, (self._communicated or 0.0) + seconds)
+    @contextlib.contextmanager
+    def _transferring(self, phase: str, part: Assignment) -> Iterator[None]:
+        begun = time.perf_counter()
+        with self.tally.phase(phase, part):
+            yield
+        self._add_transfer(phase, time.perf_counter() - begun)
+
+    def _add_transfer(self, phase: str, seconds: float) -> None:
+        self._transfers[phase] = max(0.0, self._transfers.get(phase, 0.0) + seconds)

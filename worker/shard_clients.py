@@ -542,9 +542,14 @@ class GrowingPush:
         self._calls = calls
         self._pushed = pushed
 
-    def advance(self, ends: Sequence[int]) -> None:
-        """Let the gradient be sent up to these elements, one for each shard's range."""
-        self._growing.advance(ends)
+    def advance(self, ends: Sequence[int], when_sent: Callable[[], None] = lambda: None) -> None:
+        """Let the gradient be sent up to these elements, one for each shard's range.
+
+        Args:
+            ends: The elements.
+            when_sent: Called by any thread once all that is sent; never if a part is sent again.
+        """
+        self._growing.advance(ends, when_sent)
 
     def finish(self) -> StepNorms | None:
         """Send the rest of the gradient, which is complete; return and raise as `ShardClients.push` does."""

@@ -96,6 +96,10 @@ class Curves:
         offset, slope = self.hope()
         return np.where(counts < self.least, np.minimum(times, offset + slope * counts), times)
 
+    def processing_times(self, counts: Array) -> Array:
+        """Return the seconds of each worker's batch processing time, (workers,)."""
+        return self.times(counts)
+
     def hope(self) -> tuple[Array, Array]:
         """Return offset and slope, (workers,) each, of the line that times below `least` do not exceed."""
         offsets, slopes = self.lines()
@@ -153,7 +157,7 @@ class EqualTime:
         """Return counts just below the best split; see `TimeCurves.fill`."""
         return fill_to_level(self.time, self.within, total, low, high)
 
-    def within(self, level: float) -> Array:
+    def within(self, level: float | Array) -> Array:
         """Return the most units of each worker within a time in seconds, as real numbers; (workers,)."""
         sizes: Array = ((level - self._offsets) / self._slopes).min(axis=0)
         offset, slope = self._hope

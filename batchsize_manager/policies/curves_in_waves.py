@@ -57,6 +57,6 @@ class CurvesInWaves(EqualTime):
         """Return the seconds of one worker; see `TimeCurves.time`."""
         return super().time(worker, self._alone.one(worker, int(count)))
 
-    def within(self, level: float) -> Array:
+    def within(self, level: float | Array) -> Array:
         """Return the most micro-batches of each worker within a time in seconds, (workers,)."""
         return self._alone.within(super().within(level))

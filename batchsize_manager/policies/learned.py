@@ -121,7 +121,7 @@ class Learned(Policy):
             last = best
         self._last[total] = last
         counts = np.array(last, dtype=float)
-        times = self._processing.near(centres).times(alone.all(last))
+        times = curves.processing_times(alone.all(last))
         speeds = np.where(seen & (counts > 0), counts * self.unit / times, np.nan)
         needless: Mapping[str, str] = {}
         if not self._gains.matter:
@@ -145,7 +145,7 @@ class Learned(Policy):
         curves = self._near(latest)
         times = self._times(curves, alone)
         # What the present iteration takes beside the processing: 0, unless the curves are of more than that.
-        beside = curves.times(latest).max() - self._processing.near(latest).times(latest).max()
+        beside = curves.times(latest).max() - curves.processing_times(latest).max()
         splits = (split_evenly_in_time(times, total, self._bounds(total)) for total in totals)
         return [float(curves.times(alone.all(counts)).max() - beside) for counts in splits]
 

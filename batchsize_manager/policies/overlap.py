@@ -1,4 +1,4 @@
-"""Batch sizes by time curves where the sum of gradients over the workers overlaps with the backward pass.
+"""Batch sizes by time curves where transfers of gradients overlap with the backward pass.
 
 OptPerf of Cannikin (sections 3.2 to 4.2): a worker whose bottleneck is communication holds up an iteration by
 the moment when its first gradients are ready, another by the moment when its last ones are.
@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchsize_manager.policies.at_once import Gains
 from batchsize_manager.policies.base import Participant
@@ -20,52 +21,63 @@ from idl.records import WorkerRecord
 from predictors import Array, Models
 
 _EARLIEST = 0.01  # share of its batch processing time after which a worker's first bucket is ready, at least
-_LATEST = 10  # iterations, of whose measured reductions the least count
+_LATEST = 10  # iterations, whose measured transfers count
 
 
 class Overlap(Learned):
     """A policy that fits t_compute and syncStart of each worker, and solves for the shortest iteration.
 
-    Per worker it fits, as `Learned` does, t_compute = (q + k) b + s + m, the batch processing time, and
-    syncStart = (q + γ k) b + s + γ m: the four coefficients of equation 3 of Cannikin, in the two sums of
-    them that count. Shared by all are γ, T_o and T_u (equation 7).
+    Per worker it fits, as `Learned` does, t_compute = (q + k) b + s + m, the batch processing time without
+    transfers, and syncStart = (q + γ k) b + s + γ m: the four coefficients of equation 3 of Cannikin, in the
+    two sums of them that count. Shared by all is γ, of which each worker measures its own, undisturbed by the
+    others: the mean is weighted by inverse variances (section 5.3).
 
-    Each worker measures γ, undisturbed by the others: the mean is weighted by inverse variances (section
-    5.3). T_o and T_u it measures from when it is ready itself, so that all workers but the last to be ready
-    count their waiting for that one as well. No weights mend this, as waiting may hardly vary: the least of
-    each counts that the workers have measured in the latest ten iterations, so that a slower network is known
-    after as many. In one iteration even the least T_o may be too large, where different workers are the last
-    in different buckets.
+    With an all-reduce T_o and T_u (equation 7) are shared, too. Each worker measures them from when it is
+    ready itself, so that all workers but the last to be ready count their waiting for that one as well. No
+    weights mend this, as waiting may hardly vary: the least of each counts that the workers have measured in
+    the latest ten iterations, so that a slower network is known after as many. In one iteration even the
+    least T_o may be too large, where different workers are the last in different buckets.
 
-    Until all workers of an iteration have measured their reductions, it splits as `Learned` does.
+    With a parameter server nobody waits for others in them: each worker has its own, by its link, the medians
+    of the latest ten iterations. There the batch processing time contains the transfers that computing does
+    not hide, the communication time; t_compute is what it has besides.
+
+    As long as not all workers with samples in an iteration have measured their transfers, in none of the
+    latest ten, it splits as `Learned` does.
 
     Args:
         tolerance: As of `Learned`.
         models: As of `Learned`, whose models it shares.
-        gains: As of `Learned`. Reductions are not measured in jobs with micro-batches.
+        gains: As of `Learned`. Transfers are not measured in jobs with micro-batches.
     """
 
     def __init__(
         self, tolerance: float = 0.0, models: Models | None = None, gains: Gains | None = None
     ) -> None:
         super().__init__(tolerance, models, gains)
+        self._computing = FittedCurves()  # t_compute
         self._starts = FittedCurves()  # syncStart
         self._first_share = SharedValue()  # γ
-        self._others: deque[float] = deque(maxlen=_LATEST)  # T_o by the latest iterations, in seconds
-        self._last_bucket: deque[float] = deque(maxlen=_LATEST)  # T_u
+        # T_o and T_u in the latest iterations, in seconds, NaN where not measured; (2, workers) each
+        self._transfers: deque[Array] = deque(maxlen=_LATEST)
+        self._by_server = False  # whether they are with a parameter server
 
     def set_members(self, members: Sequence[Participant]) -> None:
         """Set the members; see `Learned.set_members`."""
         row_of = {member.name: row for row, member in enumerate(self._members)}
         rows = [row_of.get(member.name) for member in members]
-        self._starts.reindex(rows)
-        self._first_share.reindex(rows)
+        for values in (self._computing, self._starts, self._first_share):
+            values.reindex(rows)
+        moved = [
+            [np.full(2, np.nan) if row is None else its[:, row] for row in rows] for its in self._transfers
+        ]
+        self._transfers = deque((np.array(its).reshape(-1, 2).T for its in moved), _LATEST)
         super().set_members(members)
 
     def expect(self, total: int, unit: int = 1) -> None:
         """Note the size of whole batches; see `Policy.expect`."""
         super().expect(total, unit)
-        self._starts.least = 1 / unit
+        self._computing.least = self._starts.least = 1 / unit
 
     def observe(self, observations: Mapping[str, WorkerRecord]) -> None:
         """Add the times of each worker, and those of the reductions; see `Policy.observe`."""
@@ -75,15 +87,13 @@ class Overlap(Learned):
             for row, member in enumerate(self._members)
             if (record := observations.get(member.name)) is not None and _is_measured(record)
         ]
+        self._note_transfers(observations)
         if not seen:
             return
-        if len(seen) == len(self._members):  # else the last to be ready may be missing
-            self._others.append(min(record.other_buckets_time for _, record in seen))
-            self._last_bucket.append(min(record.last_bucket_time for _, record in seen))
         workers = np.array([row for row, _ in seen], dtype=np.int64)
         # (4, reports)
         sizes, times, backward, first = np.array(
-            [(o.batch_size, o.batch_processing_time, o.backward_time, o.first_bucket_time) for _, o in seen]
+            [(o.batch_size, _computing_time(o), o.backward_time, o.first_bucket_time) for _, o in seen]
         ).T
         backward = np.minimum(backward, times)
         self._first_share.add(workers, np.minimum(first / backward, 1.0))
@@ -91,24 +101,74 @@ class Overlap(Learned):
         assert share is not None
         sized = sizes > 0  # a worker without a part in the batch computes a sample that does not count
         starts = np.maximum(times - (1 - share) * backward, _EARLIEST * times)
+        self._computing.add(workers[sized], sizes[sized], times[sized])
         self._starts.add(workers[sized], sizes[sized], starts[sized])
+
+    def _note_transfers(self, observations: Mapping[str, WorkerRecord]) -> None:
+        """Note T_o and T_u of an iteration, where all that take part in it have measured them."""
+        parts = [observations.get(member.name) for member in self._members]
+        seen = [part for part in parts if part is not None and not _is_idle(part)]
+        by_server = {_is_by_server(part) for part in seen}
+        measured = np.full((2, len(parts)), np.nan)
+        if None not in parts and all(map(_is_measured, seen)) and len(by_server) == 1:
+            (self._by_server,) = by_server
+            for row, part in enumerate(parts):
+                if part is not None:
+                    measured[:, row] = part.other_buckets_time, part.last_bucket_time
+        self._transfers.append(measured)
+
+    def _usual_transfers(self) -> Array | None:
+        """Return T_o and T_u of each worker in seconds, (2, workers); None where they are not known."""
+        latest = np.array(self._transfers).reshape(-1, 2, len(self._members))
+        known = ~np.isnan(latest).all(axis=(0, 1))
+        if not known.any():
+            return None
+        usual = np.empty(latest.shape[1:])
+        if self._by_server:
+            usual[:, known] = np.nanmedian(latest[:, :, known], axis=0)
+            usual[:, ~known] = usual[:, known].mean(axis=1, keepdims=True)
+        else:
+            usual[:] = np.nanmin(latest, axis=(0, 2))[:, None]
+        return usual
 
     def _near(self, centres: Array) -> Curves | OverlappedCurves:
         processing = self._processing.near(centres)
-        known = self._starts.measurements.known
-        if not self._others or not known.any():
+        transfers, known = self._usual_transfers(), self._starts.measurements.known
+        if transfers is None or not known.any():
             return processing
-        starts = self._starts.near(centres)
-        # A worker that has not measured it is taken to start as late, relative to its time, as the others.
-        late = (starts.times(centres) / processing.times(centres))[known].mean()
-        starts = starts.where(known, processing.scaled(float(late)))
-        others, last = (min(its) for its in (self._others, self._last_bucket))
-        return OverlappedCurves(processing, starts, last, others + last)
+        computing = processing
+        if self._by_server:
+            computing = _filled(self._computing.near(centres), processing, known, centres)
+        starts = _filled(self._starts.near(centres), computing, known, centres)
+        others, last = transfers
+        return OverlappedCurves(computing, starts, last, others + last, self._by_server)
+
+
+def _filled(curves: Curves, whole: Curves, known: NDArray[np.bool_], centres: Array) -> Curves:
+    """Return curves in which workers without measurements take as large a part of `whole` as the others."""
+    part = (curves.times(centres) / whole.times(centres))[known].mean()
+    return curves.where(known, whole.scaled(float(part)))
+
+
+def _is_by_server(record: WorkerRecord) -> bool:
+    """Return whether a batch processing time is known to contain transfers, as with a parameter server."""
+    return bool(np.isfinite(record.communication_time))
+
+
+def _is_idle(record: WorkerRecord) -> bool:
+    """Return whether a worker had nothing to push; with an all-reduce, all take part."""
+    return record.batch_size == 0 and _is_by_server(record)
+
+
+def _computing_time(record: WorkerRecord) -> float:
+    """Return t_compute, the seconds of a batch processing time without transfers."""
+    communication = record.communication_time if _is_by_server(record) else 0.0
+    return record.batch_processing_time - communication
 
 
 def _is_measured(record: WorkerRecord) -> bool:
     times = (
-        record.batch_processing_time,
+        _computing_time(record),
         record.backward_time,
         record.first_bucket_time,
         record.other_buckets_time,

@@ -1,4 +1,4 @@
-"""Iteration times where the sum of gradients over the workers overlaps with the backward pass (Cannikin)."""
+"""Iteration times where transfers of gradients overlap with the backward pass (Cannikin)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +20,23 @@ class OverlappedCurves:
     a + γ P, the moment when the first bucket of gradients is ready (equation 4). Both grow with the batch
     size b, and are piecewise linear.
 
+    With an all-reduce T_u and T_comm are the same for all workers. With a parameter server each has its own,
+    by its link, in which the pull is a part of T_u.
+
     Attributes:
         computing: t_compute of each worker, in seconds.
         starts: syncStart of each worker, in seconds.
-        last: T_u, the seconds in which the last bucket is summed.
-        communication: T_comm = T_o + T_u, the seconds in which all buckets are summed.
+        last: T_u, the seconds in which the last bucket is summed, or pushed and parameters are pulled;
+            (workers,).
+        communication: T_comm = T_o + T_u, the seconds in which all buckets are; (workers,).
+        measured_whole: Whether batch processing times contain what of that is not hidden.
     """
 
     computing: Curves
     starts: Curves
-    last: float
-    communication: float
+    last: Array
+    communication: Array
+    measured_whole: bool
 
     @property
     def error(self) -> Array:
@@ -47,9 +53,19 @@ class OverlappedCurves:
         computing, starts = self.computing.times(counts), self.starts.times(counts)
         return np.maximum(computing + self.last, starts + self.communication)
 
+    def processing_times(self, counts: Array) -> Array:
+        """Return the seconds of each worker's batch processing time, (workers,)."""
+        return self.times(counts) if self.measured_whole else self.computing.times(counts)
+
     def without(self, rows: Sequence[int]) -> "OverlappedCurves":
         """Return the curves of all workers but those in `rows`."""
-        return replace(self, computing=self.computing.without(rows), starts=self.starts.without(rows))
+        return replace(
+            self,
+            computing=self.computing.without(rows),
+            starts=self.starts.without(rows),
+            last=np.delete(self.last, rows),
+            communication=np.delete(self.communication, rows),
+        )
 
     def equal_time(self) -> "OverlappedTime":
         """Return the curves for `split_evenly_in_time`."""
@@ -66,12 +82,13 @@ class OverlappedTime:
     def __init__(self, curves: OverlappedCurves) -> None:
         self._computing, self._starts = EqualTime(curves.computing), EqualTime(curves.starts)
         self._last, self._communication = curves.last, curves.communication
+        self._added: list[list[float]] = np.stack([curves.last, curves.communication], axis=1).tolist()
 
     def time(self, worker: int, count: float) -> float:
         """Return the seconds by one worker; see `TimeCurves.time`."""
+        last, communication = self._added[worker]
         return max(
-            self._computing.time(worker, count) + self._last,
-            self._starts.time(worker, count) + self._communication,
+            self._computing.time(worker, count) + last, self._starts.time(worker, count) + communication
         )
 
     def fill(self, total: int, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ nothing of their meaning. It runs on an event loop in a thread of its own.
 import asyncio
 import contextlib
 import math
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -200,15 +201,18 @@ class Proxy:
 
     Args:
         rate: Bytes per second of each connection, either way; infinite by default.
+        queue: Bytes that the kernel holds of what a worker sends on a connection and its link has not passed
+            on, about; None for the kernel's choice, which may be megabytes.
 
     Attributes:
         links: Links by name.
         host: Address of this machine on which links listen that are made from now on.
     """
 
-    def __init__(self, rate: float = math.inf) -> None:
+    def __init__(self, rate: float = math.inf, queue: int | None = None) -> None:
         self.host = "127.0.0.1"
         self._rate = rate
+        self._queue = queue
         self.links: dict[str, ProxyLink] = {}
         self._loop = uvloop.new_event_loop()
         self._servers: list[asyncio.Server] = []
@@ -245,7 +249,10 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_CALL_SECONDS)
 
     async def _listen(self, link: ProxyLink) -> Address:
-        server = await asyncio.start_server(link.serve, self.host, 0, limit=_CHUNK)
+        listening = socket.create_server((self.host, 0))
+        if self._queue is not None:  # connections have that of the socket that accepts them
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._queue)
+        server = await asyncio.start_server(link.serve, sock=listening, limit=_CHUNK)
         self._servers.append(server)
         return Address(*server.sockets[0].getsockname()[:2])
 

@@ -19,6 +19,7 @@ from idl.exchange import PARAMETER_SERVER
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
+from worker.buckets import Bucket, NoteReady
 from worker.exchanges.base import Exchange
 from worker.gradient import Gradient
 from worker.gradient_norms import OwnNorms
@@ -48,6 +49,7 @@ class _Begun:
     part: Assignment
     options: Sequence[Group] | None
     push: GrowingPush
+    ready: NoteReady
 
 
 @dataclass
@@ -239,24 +241,29 @@ class ParameterServer:
         is_first = part.count > 0 and part.iteration > self._options.reached
         return mode == "bsp" and is_first and self._given_up is None
 
-    def begin_push(self, part: Assignment, groups: Sequence[Group] | None, lr_scale: float) -> None:
+    def begin_push(
+        self, part: Assignment, groups: Sequence[Group] | None, lr_scale: float, ready: NoteReady = Bucket
+    ) -> None:
         """Begin to push `gradient`, which is still being computed; `contribute` ends it.
 
         Args:
             part: The assignment, for which `may_begin`.
             groups: As in `contribute`.
             lr_scale: As in `contribute`.
+            ready: Called for what each `advance_push` adds, and for the rest; the bucket is told when it was
+                written to the shards, or the rest answered by them.
         """
         self._finish_pull()
         if self._given_up is not None:
             return
         options = scaled(self._options.ahead(groups), lr_scale)
-        self._begun = _Begun(part, options, self._shards.begin_push(part, self.gradient.values, options))
+        push = self._shards.begin_push(part, self.gradient.values, options)
+        self._begun = _Begun(part, options, push, ready)
 
     def advance_push(self, ends: Sequence[int]) -> None:
         """Let `gradient` be pushed up to these elements, one for each shard; before the end of any shard."""
         if self._begun is not None:
-            self._begun.push.advance(ends)
+            self._begun.push.advance(ends, self._begun.ready(is_last=False).note_done)
 
     def give_up_push(self, reason: str) -> None:
         """Break off a push that was begun, so that no step can be taken with what was pushed.
@@ -290,9 +297,12 @@ class ParameterServer:
         begun, self._begun = self._begun, None
         try:
             with self._meter.pushing(done):
+                last = begun.ready(is_last=True) if begun else None
                 norms = begun.push.finish() if begun else self._shards.push(done, values, options)
                 self._norms.take_all(norms)
                 self._norms.take_gradient(done, values, self.gradient.layout)
+                if last:
+                    last.note_done()
             if not self._shards.pushed_finite:
                 self._norms.not_finite = done.iteration
         except (InvalidRequestError, NotMemberError, UnavailableError) as error:

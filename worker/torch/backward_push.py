@@ -8,13 +8,16 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from idl.layout import Group
 from idl.plan import Assignment
+from worker.buckets import Bucket
 from worker.exchanges.parameter_server import ParameterServer
 from worker.flat_order import FlatOrder
 from worker.session import Session
+from worker.torch.backward_watch import BackwardWatch
 from worker.torch.flat_tensors import FlatTensors
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ class BackwardPush:
         gradients: The flat array of the gradient.
         order: Its order.
         groups: Returns the parameter groups, if their options have changed since the last step.
+        model: The model, whose backward passes are timed; None: none are.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class BackwardPush:
         gradients: FlatTensors,
         order: FlatOrder,
         groups: Callable[[], Sequence[Group] | None],
+        model: nn.Module | None = None,
     ) -> None:
         self._session = session
         self._server = server
@@ -61,6 +66,7 @@ class BackwardPush:
         self._options: Sequence[Group] | None = None  # as `groups` has returned them for `_part`
         self._trials = 0
         self._hooks: list[RemovableHandle] = []
+        self._watch: BackwardWatch | None = None
         if len(order.buckets) > 1 and all(parameter.is_cpu for parameter in parameters):
             self._hooks = [
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -68,6 +74,9 @@ class BackwardPush:
                 )
                 for number, parameter in enumerate(parameters)
             ]
+            if model is not None:
+                self._watch = BackwardWatch(model)
+                session.meter.take_backward = self._watch.take
 
     def finish(self) -> int:
         """Compare what was copied during the backward pass with the gradients; to be called by each step.
@@ -121,7 +130,8 @@ class BackwardPush:
             self._options = self._groups()
         if self._trials >= _TRIALS:
             if not before:
-                self._server.begin_push(now, self._options, self._session.training.lr_scale)
+                ready = Bucket if self._watch is None else self._watch.ready
+                self._server.begin_push(now, self._options, self._session.training.lr_scale, ready)
             self._server.advance_push(self._order.ends[self._copied - 1])
 
     def _applies(self, part: Assignment) -> bool:

@@ -318,7 +318,7 @@ def _reduce(
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         if watched is not None:
-            watched.note_reduced()
+            watched.note_done()
         total = future.value()[0]
         if is_measured and not alone:
             with cadence.taking(iteration):

@@ -14,6 +14,7 @@ from torch import nn
 from idl.errors import InvalidRequestError
 from worker.exchanges.parameter_server import ParameterServer
 from worker.flat_order import FlatOrder
+from worker.torch.module_hook import ModuleHook
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +61,8 @@ class ForwardPull:
         self._needs: dict[nn.Module, int] = {}  # the first block, all after which a module needs, too
         self._missing = 0  # blocks, from the first, that the model has not got
         for module in model.modules():
-            module.register_forward_pre_hook(_Hook(self._await_for), prepend=True)
-            module.register_state_dict_pre_hook(_Hook(self._await_all))  # type: ignore[no-untyped-call]
+            module.register_forward_pre_hook(ModuleHook(self._await_for), prepend=True)
+            module.register_state_dict_pre_hook(ModuleHook(self._await_all))  # type: ignore[no-untyped-call]
 
     def begin(self) -> bool:
         """Return whether the parameters may arrive while the next batch is computed, and prepare for it."""
@@ -141,24 +142,3 @@ class ForwardPull:
                 return None
             name = name.rpartition(".")[0]
         return modules[name]
-
-
-class _Hook:
-    """A hook of a module, of which copies of the module have none.
-
-    Args:
-        act: What it does.
-    """
-
-    def __init__(self, act: Callable[..., None]) -> None:
-        self._act = act
-
-    def __call__(self, *arguments: Any) -> None:
-        self._act(*arguments)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Hook, (_do_nothing,)
-
-
-def _do_nothing(*arguments: Any) -> None:
-    """Do nothing, in a copy."""

@@ -59,7 +59,8 @@ def distribute(
         optimizer: An SGD, Adam or AdamW of torch.optim.
         loader: The evenpace loader of the training data.
         model: The model whose batch normalisation's running statistics are to be the same for all workers:
-            after each step, they have the mean over the workers, weighted by their batch sizes.
+            after each step, they have the mean over the workers, weighted by their batch sizes. With it,
+            backward passes are timed, for the policy `overlap`.
         scale_lr: How learning rates follow the size of the whole batch, where that changes: "linear", "sqrt",
             "adascale", "none", or a function from the size and the script's first one to the factor; "auto"
             is "sqrt" for Adam and AdamW, and "adascale" for SGD. `optimizer` keeps the script's own rates.
@@ -169,6 +170,7 @@ class _Link:
             self._gradients,
             self._order,
             lambda: self._changed_groups(describe(optimizer)[1]),
+            model,
         )
 
     def pull_ahead(self, model: nn.Module) -> None:

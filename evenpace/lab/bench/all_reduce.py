@@ -25,6 +25,11 @@ class AllReduce:
     buckets: int
     backward: tuple[float, ...]
 
+    @property
+    def noises(self) -> int:
+        """The number of factors that `iterate` takes."""
+        return 1
+
     def table(self, worker: int, table: Array) -> Array:
         """Return the seconds of an iteration by a worker's batch: equation 7 of Cannikin.
 
@@ -36,19 +41,19 @@ class AllReduce:
         starts = table * (1 - self.backward[worker] * (1 - 1 / self.buckets))
         return np.maximum(table + each, starts + self.seconds)
 
-    def iterate(self, computing: Array, factor: float) -> tuple[float, list[dict[str, float]]]:
+    def iterate(self, computing: Array, factors: Array) -> tuple[float, list[dict[str, float]]]:
         """Go through an iteration.
 
         Args:
             computing: Seconds that each worker computes for, (workers,).
-            factor: Factor on the seconds of the reductions.
+            factors: The factor on the seconds of the reductions, (1,).
 
         Returns:
             Its seconds, and what each worker measures beside its batch processing time, by fields of
             `Report`.
         """
         backward = np.array(self.backward) * computing
-        each = factor * self.seconds / self.buckets
+        each = float(factors[0]) * self.seconds / self.buckets
         parts = np.arange(1, self.buckets + 1) / self.buckets
         # (workers, buckets)
         ready = (computing - backward)[:, None] + backward[:, None] * parts

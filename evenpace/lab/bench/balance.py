@@ -7,7 +7,8 @@ best split of each part of the run, before and after each change, is found exact
 The JSON has, with `null` for what never happens::
 
     {"options": {"curves": file or "made-up", "noise": share, "spikes": share, "seeds": [number],
-                 "iterations": count, "all_reduce": share, "buckets": count, "backward": [share]},
+                 "iterations": count, "all_reduce": share, "links": [share], "buckets": count,
+                 "backward": [share]},
      "clusters": [{"model": name, "gpus": [worker], "total": samples,
                    "changes": [{"iteration": number, "worker": name, "factor": number}],
                    "policies": {name: {"summary": summary, "runs": [run]}}}]}
@@ -30,7 +31,8 @@ the end, for batches of 0.75 to 1.25 times the size with the best split of each;
 predict none. `never` counts runs; they are left out of the median and of the maximum.
 
 With `--all-reduce`, gradients are summed in buckets while the backward pass computes the next ones, as
-`all_reduce` simulates it, and an iteration ends when all are summed.
+`all_reduce` simulates it, and an iteration ends when all are summed. With `--links`, each worker has a link
+to a parameter server, as `server_links` simulates it, and an iteration ends when all have pulled.
 """
 
 import itertools
@@ -48,8 +50,9 @@ from rich.console import Console
 
 from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy
 from evenpace.lab.bench.all_reduce import AllReduce
-from evenpace.lab.bench.balance_play import CLOSE, NEAR, Play, best_split, play
+from evenpace.lab.bench.balance_play import CLOSE, NEAR, Play, Transfers, best_split, play
 from evenpace.lab.bench.config import BalanceConfig, Change, Noise
+from evenpace.lab.bench.server_links import ServerLinks
 from evenpace.lab.bench.step_times import (
     Cluster,
     GpuCurves,
@@ -90,6 +93,7 @@ def run(
             "seeds": [config.noise.seed + n for n in range(config.seeds)],
             "iterations": config.iterations,
             "all_reduce": config.all_reduce,
+            "links": list(config.links),
             "buckets": config.buckets,
             "backward": list(config.backward),
         },
@@ -99,7 +103,7 @@ def run(
         task = bar.add_task("playing", total=len(clusters) * len(names) * config.seeds)
         for cluster in clusters:
             changes = _changes(cluster, config)
-            reduction = _reduction(cluster, config)
+            transfers = _transfers(cluster, config)
             found: dict[str, Any] = {}
             first.append({})
             for name in names:
@@ -107,7 +111,7 @@ def run(
                 for seed in figures["options"]["seeds"]:
                     noise = Noise(config.noise.deviation, config.noise.spikes, seed)
                     policy = make_policy(name, PolicyOptions(tolerance=config.tolerance))
-                    played = play(policy, cluster, changes, noise, config.iterations, reduction)
+                    played = play(policy, cluster, changes, noise, config.iterations, transfers)
                     first[-1].setdefault(name, played)
                     runs.append(played.figures())
                     bar.advance(task)
@@ -152,12 +156,19 @@ def _changes(cluster: Cluster, config: BalanceConfig) -> tuple[Change, ...]:
     return (Change(config.iterations // 2, list(cluster.workers)[int(best.argmax())], _DEFAULT_SLOWDOWN),)
 
 
-def _reduction(cluster: Cluster, config: BalanceConfig) -> AllReduce | None:
+def _transfers(cluster: Cluster, config: BalanceConfig) -> Transfers | None:
+    _, seconds = _best(cluster)
+    backward = _in_turn(config.backward, len(cluster.workers))
+    if config.links:
+        links = _in_turn([share * seconds for share in config.links], len(cluster.workers))
+        return ServerLinks(links, config.buckets, backward)
     if not config.all_reduce:
         return None
-    _, seconds = _best(cluster)
-    shares = itertools.islice(itertools.cycle(config.backward), len(cluster.workers))
-    return AllReduce(config.all_reduce * seconds, config.buckets, tuple(shares))
+    return AllReduce(config.all_reduce * seconds, config.buckets, backward)
+
+
+def _in_turn(values: Sequence[float], workers: int) -> tuple[float, ...]:
+    return tuple(itertools.islice(itertools.cycle(values), workers))
 
 
 def _best(cluster: Cluster) -> tuple[NDArray[np.int64], float]:

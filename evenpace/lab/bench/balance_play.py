@@ -4,9 +4,9 @@ The policy runs in a real `batchsize_manager.job.job.Job`, which plans and takes
 best split comes from a solver of its own, which shares nothing with the policies'.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import Policy
-from evenpace.lab.bench.all_reduce import AllReduce
 from evenpace.lab.bench.config import Change, Noise
 from evenpace.lab.bench.step_times import Cluster
 from idl.errors import EvenpaceError
@@ -26,8 +25,31 @@ CLOSE = 1.05  # ratio to the best split's iteration time up to which a split is 
 NEAR = 1.03  # likewise, for the number of splits until one is near the best
 _IN_A_ROW = 3  # iterations in a row that must be close
 _LATE = 20  # iterations, whose time beside the processing is taken for that of others
-_REDUCTIONS = 1_000_000  # added to the seed, for the noise of reductions
+_TRANSFERS = 1_000_000  # added to the seed, for the noise of transfers
 _OTHER_TOTALS = (0.75, 0.9, 1.1, 1.25)  # of the batch, for which the times of the best splits are predicted
+
+
+class Transfers(Protocol):
+    """How workers' gradients meet, and how long that takes, such as `AllReduce` and `ServerLinks`."""
+
+    @property
+    def noises(self) -> int:
+        """The number of factors that `iterate` takes."""
+        ...
+
+    def table(self, worker: int, table: Array) -> Array:
+        """Return the seconds of an iteration by a worker's batch, from those that it computes for."""
+        ...
+
+    def iterate(self, computing: Array, factors: Array) -> tuple[float, list[dict[str, float]]]:
+        """Return the seconds of an iteration, and what each worker measures, by fields of `Report`.
+
+        Args:
+            computing: Seconds that each worker computes for, (workers,); its batch processing time, unless
+                it measures another.
+            factors: Factors on the seconds of transfers, (noises,).
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -134,7 +156,7 @@ def play(
     changes: Sequence[Change],
     noise: Noise,
     iterations: int,
-    reduction: AllReduce | None = None,
+    transfers: Transfers | None = None,
 ) -> Play:
     """Play a policy against a cluster.
 
@@ -144,8 +166,7 @@ def play(
         changes: Changes of the workers' speeds.
         noise: Noise on the times.
         iterations: The number of iterations.
-        reduction: The sum of gradients, which overlaps with the backward pass; None for one that takes no
-            time.
+        transfers: Those of gradients, which overlap with the backward pass; None for such as take no time.
 
     Raises:
         ValueError: A change is of an unknown worker, or comes after the end.
@@ -162,7 +183,9 @@ def play(
             raise ValueError(f"change in iteration {change.iteration}: there are only {iterations}")
         slowdown[change.iteration :, names.index(change.worker)] = change.factor
     factors = noise.factors(iterations, len(names))
-    of_reductions = replace(noise, seed=noise.seed + _REDUCTIONS).factors(iterations, 1)[:, 0]
+    of_transfers = replace(noise, seed=noise.seed + _TRANSFERS).factors(
+        iterations, transfers.noises if transfers else 1
+    )
     starts = (0, *sorted({change.iteration for change in changes}))
     job = Job(JobSpec(cluster.total * iterations, cluster.total), JobConfig(workers=len(names)), policy)
     for name, times in cluster.workers.items():
@@ -174,7 +197,7 @@ def play(
     for k in range(iterations):
         if k in starts:
             slowed = [table * factor for table, factor in zip(tables, slowdown[k], strict=True)]
-            whole = [reduction.table(i, its) if reduction else its for i, its in enumerate(slowed)]
+            whole = [transfers.table(i, its) if transfers else its for i, its in enumerate(slowed)]
             ideal = best_split(whole, minima, cluster.total)
         for i, name in enumerate(names):
             assignment = job.next_assignment(name, name)
@@ -184,12 +207,12 @@ def play(
         places, best_places = counts[k] - minima, ideal - minima
         true[k], best[k] = _at(whole, places), _at(whole, best_places)
         measured = _at(slowed, places) * factors[k]
-        noisy[k], more = _iterate(measured, reduction, float(of_reductions[k]))
-        noisy_best[k], _ = _iterate(_at(slowed, best_places) * factors[k], reduction, float(of_reductions[k]))
-        beside[k] = noisy[k] - measured.max()
+        noisy[k], reports = _iterate(k, measured, transfers, of_transfers[k])
+        noisy_best[k], _ = _iterate(k, _at(slowed, best_places) * factors[k], transfers, of_transfers[k])
+        beside[k] = noisy[k] - max(report.batch_processing_time for report in reports)
         now += noisy[k]
-        for name, seconds, its in zip(names, measured.tolist(), more, strict=True):
-            job.report(name, name, Report(k, seconds, **its), now)
+        for name, report in zip(names, reports, strict=True):
+            job.report(name, name, report, now)
         job.take_effects()
     return Play(
         counts,
@@ -207,12 +230,16 @@ def _at(tables: Sequence[Array], places: NDArray[np.int64]) -> Array:
 
 
 def _iterate(
-    computing: Array, reduction: AllReduce | None, factor: float
-) -> tuple[float, Sequence[Mapping[str, Any]]]:
-    """Return the seconds of an iteration, and what each worker measures beside its batch processing time."""
-    if reduction is None:
-        return float(computing.max()), [{}] * len(computing)
-    return reduction.iterate(computing, factor)
+    iteration: int, computing: Array, transfers: Transfers | None, factors: Array
+) -> tuple[float, list[Report]]:
+    """Return the seconds of an iteration, and the workers' reports of it."""
+    seconds = computing.tolist()
+    took, more = transfers.iterate(computing, factors) if transfers else (max(seconds), [{}] * len(seconds))
+    reports = [
+        Report(**{"iteration": iteration, "batch_processing_time": its, **measured})
+        for its, measured in zip(seconds, more, strict=True)
+    ]
+    return took, reports
 
 
 def _prediction_error(

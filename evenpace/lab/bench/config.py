@@ -19,13 +19,11 @@ _SPIKE = 3.0  # factor on a worker's time in a spike
 _sizes = partial(whole_numbers, "sizes", least=1)
 
 
-def _read_backward(text: str) -> tuple[float, ...]:
+def _read_shares(name: str, allowed: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(share) for share in text.split(","))
     except ValueError:
-        raise InvalidRequestError(
-            f"backward {text!r}: give shares above 0 and below 1, as in 0.7,0.3"
-        ) from None
+        raise InvalidRequestError(f"{name} {text!r}: give shares {allowed}, as in 0.7,0.3") from None
 
 
 Silence = Annotated[
@@ -466,11 +464,13 @@ class BalanceConfig:
             middle on.
         tolerance: See `PolicyOptions`.
         all_reduce: Seconds of the reductions, as a share of the best split's time without them.
-        buckets: Buckets that are reduced one after the other.
+        links: Seconds of the workers' transfers with a parameter server, of one after the other, as shares of
+            that time.
+        buckets: Buckets that are reduced or pushed one after the other.
         backward: Shares of the workers' steps that are the backward pass, of one after the other.
 
     Raises:
-        InvalidRequestError: A number is out of its range.
+        InvalidRequestError: A number is out of its range, or there are both an all-reduce and links.
     """
 
     curves: Annotated[
@@ -512,14 +512,26 @@ class BalanceConfig:
             below=inf,
         ),
     ] = 0.0
-    buckets: Annotated[int, Setting("With --all-reduce: buckets of gradients.", least=1, most=1000)] = 8
+    links: Annotated[
+        tuple[float, ...],
+        Setting(
+            "Times of transfers with a parameter server, over that of the best split without them, of each "
+            "worker in turn; half of each is the push, which overlaps with the backward pass.  "
+            "[default: none]",
+            metavar="SHARE,...",
+            read=partial(_read_shares, "links", "above 0"),
+        ),
+    ] = ()
+    buckets: Annotated[
+        int, Setting("With --all-reduce and --links: buckets of gradients.", least=1, most=1000)
+    ] = 8
     backward: Annotated[
         tuple[float, ...],
         Setting(
-            "With --all-reduce: shares of a step that are the backward pass, of each worker in turn; the "
-            "rest is the forward pass, and loading.",
+            "With --all-reduce and --links: shares of a step that are the backward pass, of each worker in "
+            "turn; the rest is the forward pass, and loading.",
             metavar="SHARE,...",
-            read=_read_backward,
+            read=partial(_read_shares, "backward", "above 0 and below 1"),
         ),
     ] = (0.7, 0.3)
 
@@ -527,3 +539,9 @@ class BalanceConfig:
         check_settings(self)
         if not self.backward or not all(0 < share < 1 for share in self.backward):
             raise InvalidRequestError(f"backward {self.backward}: must be shares above 0 and below 1")
+        if not all(0 < share < inf for share in self.links):
+            raise InvalidRequestError(f"links {self.links}: must be shares above 0")
+        if self.links and self.all_reduce:
+            raise InvalidRequestError(
+                f"all_reduce {self.all_reduce} and links {self.links}: gradients meet in one of the two ways"
+            )

@@ -70,8 +70,8 @@ PLANTED = (
         (
             Change(
                 "worker/meter.py",
-                "        self.stopwatch.take()\n        self._communicated = None\n        self._recorder",
-                "        self._communicated = None\n        self._recorder",
+                "        self.stopwatch.take()\n        self._transfers.clear()\n        self._recorder",
+                "        self._transfers.clear()\n        self._recorder",
             ),
         ),
         "tests/worker/test_session_rewind.py -k taken_off",

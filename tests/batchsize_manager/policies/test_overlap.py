@@ -15,10 +15,12 @@ from batchsize_manager.policies.step_times import StepTimes
 from evenpace.lab.bench.all_reduce import AllReduce
 from evenpace.lab.bench.balance_play import best_split, play
 from evenpace.lab.bench.config import Noise
+from evenpace.lab.bench.server_links import ServerLinks
 from evenpace.lab.bench.step_times import Cluster
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
 from tests.batchsize_manager.policies.brute_force import check_optimal
+from worker.meter import BackwardTimes
 
 # -- the solver
 
@@ -34,20 +36,26 @@ def curves(lines, least):
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(LINES, LINES, st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=3),
+    st.lists(
+        st.tuples(LINES, LINES, st.integers(1, 9), st.integers(1, 3), st.floats(0, 30), st.floats(0, 5)),
+        min_size=1,
+        max_size=3,
+    ),
     st.floats(0, 1),
-    st.floats(0, 30),
-    st.floats(0, 5),
     st.integers(1, 24),
 )
-def test_optimal_against_brute_force(workers, share, others, last, total):
-    """No other split within the bounds has a shorter iteration, whatever each worker's bottleneck is."""
-    limits = [Bounds(low, 9) for *_, low in workers]
+def test_optimal_against_brute_force(workers, share, total):
+    """No other split within the bounds has a shorter iteration, whatever a worker's link and bottleneck."""
+    limits = [Bounds(low, 9) for *_, low, _, _ in workers]
     assume(sum(bound.minimum for bound in limits) <= total <= 9 * len(limits))
     forward, backward = np.array([its[0] for its in workers]), np.array([its[1] for its in workers])
-    least = [its[2] for its in workers]
+    least, others, last = [its[2] for its in workers], *np.array([its[4:] for its in workers]).T
     found = OverlappedCurves(
-        curves(forward + backward, least), curves(forward + share * backward, least), last, others + last
+        curves(forward + backward, least),
+        curves(forward + share * backward, least),
+        last,
+        others + last,
+        True,
     )
     check_optimal(found, total, limits)
 
@@ -105,24 +113,29 @@ def mixed_cluster(total=600):
 BACKWARD = (0.8, 0.2, 0.8, 0.2)
 
 
-def optimum(cluster, reduction):
+def optimum(cluster, transfers):
     """Return the seconds of the best split, without noise."""
     tables = [times.table() for times in cluster.workers.values()]
-    whole = [reduction.table(i, table) for i, table in enumerate(tables)]
+    whole = [transfers.table(i, table) for i, table in enumerate(tables)]
     counts = best_split(whole, [1] * len(whole), cluster.total)
     return max(table[n - 1] for table, n in zip(whole, counts, strict=True))
 
 
-@pytest.mark.parametrize("seconds", [0.02, 0.15, 0.3])
-def test_near_the_best_after_two_splits_and_predicted_within_three_percent(seconds):
+TRANSFERS = [
+    *(AllReduce(seconds, 8, BACKWARD) for seconds in (0.02, 0.15, 0.3)),
+    *(ServerLinks(links, 8, BACKWARD) for links in ([0.02] * 4, [0.5] * 4, [0.05, 0.5, 0.3, 0.1])),
+]
+
+
+@pytest.mark.parametrize("transfers", TRANSFERS, ids=str)
+def test_near_the_best_after_two_splits_and_predicted_within_three_percent(transfers):
     """Whether computing, communication or a mix is the bottleneck; also the times of other batch sizes."""
-    reduction = AllReduce(seconds, 8, BACKWARD)
     for seed in range(5):
         cluster = mixed_cluster()
-        played = play(make_policy("overlap"), cluster, (), Noise(0.01, 0.0, seed), 40, reduction)
+        played = play(make_policy("overlap"), cluster, (), Noise(0.01, 0.0, seed), 40, transfers)
         figures = played.figures()
         assert figures["parts"][0]["splits_to_near"] <= 2
-        assert np.median(played.times[20:]) <= 1.03 * optimum(cluster, reduction)
+        assert np.median(played.times[20:]) <= 1.03 * optimum(cluster, transfers)
         assert figures["prediction_error"] <= 0.03
 
 
@@ -137,61 +150,163 @@ def test_faster_than_the_split_that_only_knows_of_computing():
     assert times["overlap"] < times["even"]
 
 
+def test_near_the_best_in_fewer_splits_where_links_are_slow():
+    """A batch that takes as long as communication tells `learned` little of its curve: it tries more."""
+    links = ServerLinks([0.6] * 4, 8, BACKWARD)
+    for seed in range(5):
+        splits = {}
+        for policy in ("learned", "overlap"):
+            played = play(make_policy(policy), mixed_cluster(), (), Noise(0.03, 0.0, seed), 40, links)
+            splits[policy] = played.figures()["parts"][0]["splits_to_near"]
+        assert splits["overlap"] < splits["learned"]
+
+
 @settings(deadline=None, max_examples=20, derandomize=True)  # the noise makes it a matter of luck
 @given(
-    st.lists(st.tuples(st.floats(-11, -8), st.floats(0, 0.05), st.floats(0.2, 0.8)), min_size=2, max_size=6),
-    st.floats(0.0, 1.5),
+    st.lists(
+        st.tuples(st.floats(-11, -8), st.floats(0, 0.05), st.floats(0.2, 0.8), st.floats(0.0, 1.5)),
+        min_size=2,
+        max_size=6,
+    ),
+    st.booleans(),
     st.integers(1, 16),
     st.integers(0, 2**32),
 )
-def test_never_slower_than_learned_by_more_than_the_noise(lines, communication, buckets, seed):
-    """With any mix of workers and any length of the reductions."""
-    workers = {str(i): linear(2.0**power, fixed) for i, (power, fixed, _) in enumerate(lines)}
+def test_never_slower_than_learned_by_more_than_the_noise(lines, by_server, buckets, seed):
+    """With any mix of workers and any length of the transfers."""
+    workers = {str(i): linear(2.0**power, fixed) for i, (power, fixed, *_) in enumerate(lines)}
     cluster = Cluster("random", workers, 100 * len(workers))
-    plain = AllReduce(1e-6, buckets, tuple(share for *_, share in lines))
-    reduction = replace(plain, seconds=1e-6 + communication * optimum(cluster, plain))
+    backward = tuple(share for _, _, share, _ in lines)
+    best = optimum(cluster, AllReduce(1e-6, buckets, backward))
+    seconds = [1e-6 + communication * best for *_, communication in lines]
+    transfers = (ServerLinks if by_server else AllReduce)(
+        seconds if by_server else seconds[0], buckets, backward
+    )
     times = {}
     for policy in ("learned", "overlap"):
-        played = play(make_policy(policy), cluster, (), Noise(0.02, 0.0, seed), 60, reduction)
+        played = play(make_policy(policy), cluster, (), Noise(0.02, 0.0, seed), 60, transfers)
         times[policy] = np.median(played.times[30:])
     assert times["overlap"] <= 1.03 * times["learned"]
 
 
-def records(policy, split, reduction, cluster, noise, measured):
-    """Return the records of an iteration, with times of reductions of the workers in `measured`."""
+def records(split, transfers, cluster, noise, measured, slower=1.0):
+    """Return the records of an iteration, with times of transfers of the workers in `measured`."""
     seconds = [
         its.time(n) * factor
         for its, n, factor in zip(cluster.workers.values(), split.counts, noise, strict=True)
     ]
-    _, more = reduction.iterate(np.array(seconds), 1.0)
-    return {
-        name: WorkerRecord(count, time, **(its if name in measured else {}))
-        for name, count, time, its in zip(cluster.workers, split.counts, seconds, more, strict=True)
-    }
+    _, more = transfers.iterate(np.array(seconds), slower * np.ones(transfers.noises))
+    parts = {}
+    for name, count, time, its in zip(cluster.workers, split.counts, seconds, more, strict=True):
+        known = {k: v for k, v in its.items() if name in measured or k not in BackwardTimes._fields}
+        parts[name] = WorkerRecord(**{"batch_size": count, "batch_processing_time": time, **known})
+    return parts
 
 
-@pytest.mark.parametrize("measured", ["", "abc"])
-def test_without_measurements_of_all_workers_it_is_learned(measured):
+def started(policy, cluster):
+    """Return a policy of a cluster's workers."""
+    policy.expect(cluster.total)
+    policy.set_members([Participant(worker, Bounds()) for worker in cluster.workers])
+    return policy
+
+
+class Mixed(ServerLinks):
+    """Links to a parameter server, of which one worker measures what belongs to an all-reduce."""
+
+    def iterate(self, computing, factors):
+        """Return the iteration with no communication time of the last worker."""
+        seconds, parts = super().iterate(computing, factors)
+        del parts[-1]["communication_time"]
+        return seconds, parts
+
+
+@pytest.mark.parametrize(
+    ("transfers", "measured"),
+    [
+        (AllReduce(0.3, 8, BACKWARD), ""),
+        (AllReduce(0.3, 8, BACKWARD), "abc"),
+        (ServerLinks((0.5,) * 4, 8, BACKWARD), ""),
+        (ServerLinks((0.5,) * 4, 8, BACKWARD), "abc"),
+        (Mixed((0.5,) * 4, 8, BACKWARD), "abcd"),
+    ],
+)
+def test_without_measurements_of_all_workers_it_is_learned(transfers, measured):
     """The splits and predictions are those of `learned`: the one that is last to be ready may be missing."""
-    cluster, reduction = mixed_cluster(), AllReduce(0.3, 8, BACKWARD)
+    cluster = mixed_cluster()
     found = {}
     for name in ("learned", "overlap"):
         random = np.random.default_rng(1)
-        policy = make_policy(name)
-        policy.expect(cluster.total)
-        policy.set_members([Participant(worker, Bounds()) for worker in cluster.workers])
+        policy = started(make_policy(name), cluster)
         found[name] = []
         for _ in range(12):
             split = policy.split(cluster.total)
             found[name].append((split.counts, policy.seconds([500, 700])))
             noise = random.normal(1, 0.02, 4)
-            policy.observe(records(policy, split, reduction, cluster, noise, measured))
+            policy.observe(records(split, transfers, cluster, noise, measured))
     assert found["overlap"] == found["learned"]
 
 
-def test_a_newcomer_takes_part_before_it_has_measured_anything():
-    """The others' curves stay; from its profile it is known to be slow, and taken to start late, too."""
-    cluster, reduction = mixed_cluster(), AllReduce(0.3, 8, BACKWARD)
+def test_predictions_are_of_what_is_measured():
+    """With a parameter server, speeds and times contain the transfers that computing does not hide."""
+    cluster, links = mixed_cluster(), ServerLinks((0.05, 0.5, 0.3, 0.1), 8, BACKWARD)
+    policy = started(make_policy("overlap"), cluster)
+    for _ in range(8):
+        split = policy.split(cluster.total)
+        parts = records(split, links, cluster, np.ones(4), "abcd")
+        policy.observe(parts)
+    split = policy.split(cluster.total)
+    parts = records(split, links, cluster, np.ones(4), "")
+    speeds = [part.batch_size / part.batch_processing_time for part in parts.values()]
+    assert split.predicted_speeds == pytest.approx(speeds, rel=0.02)
+    longest = max(part.batch_processing_time for part in parts.values())
+    assert policy.seconds([cluster.total]) == pytest.approx([longest], rel=0.02)
+
+
+def test_links_that_slow_down_are_known_after_some_iterations_and_forgotten_if_nothing_is_pushed_ahead():
+    """The medians follow; without measurements in ten iterations the policy is `learned` again."""
+    cluster, links = mixed_cluster(), ServerLinks((0.2,) * 4, 8, BACKWARD)
+    policies = [started(make_policy(name), cluster) for name in ("overlap", "learned")]
+
+    def go_on(iterations, measured, slower):
+        for _ in range(iterations):
+            split = policies[0].split(cluster.total)
+            for policy in policies:
+                policy.split(cluster.total)
+                policy.observe(records(split, links, cluster, np.ones(4), measured, slower))
+        return [policy.seconds([cluster.total]) for policy in policies]
+
+    go_on(10, "abcd", 1.0)
+    overlap, _ = go_on(6, "abcd", 3.0)
+    assert overlap == pytest.approx([optimum(cluster, replace(links, seconds=(0.6,) * 4))], rel=0.03)
+    overlap, learned = go_on(9, "abc", 3.0)
+    assert overlap != learned
+    overlap, learned = go_on(1, "abc", 3.0)
+    assert overlap == learned
+
+
+def test_a_worker_without_samples_leaves_the_others_their_links():
+    """It pushes nothing, so that it measures nothing; the rest goes on as without it."""
+    cluster, links = mixed_cluster(), ServerLinks((0.5,) * 4, 8, BACKWARD)
+    policy = started(make_policy("overlap"), cluster)
+    for k in range(4):
+        parts = records(policy.split(cluster.total), links, cluster, np.ones(4), "abcd")
+        if k:
+            parts["d"] = WorkerRecord(0, 0.1, communication_time=0.1)
+        policy.observe(parts)
+        assert isinstance(policy._near(np.full(4, 150.0)), OverlappedCurves)
+    assert np.isfinite(policy._transfers[-1][:, :3]).all()
+
+
+@pytest.mark.parametrize(
+    ("transfers", "known"),
+    [(AllReduce(0.3, 8, BACKWARD), range(60)), (ServerLinks((0.3,) * 4, 8, BACKWARD), range(50, 75))],
+)
+def test_a_newcomer_takes_part_before_it_has_measured_anything(transfers, known):
+    """The others' curves stay; from its profile its speed is known, and it is taken to start as late as they.
+
+    As fast as the others' average it would have 80 samples of an all-reduce's batch, and 32 of the other.
+    """
+    cluster = mixed_cluster()
     sizes = np.array([25.0, 50.0, 100.0])
     models = {"learned": {"e": {"sizes": sizes, "times": 0.004 * sizes}}}
     policy = make_policy("overlap", PolicyOptions(models=models))
@@ -200,17 +315,17 @@ def test_a_newcomer_takes_part_before_it_has_measured_anything():
     policy.set_members(members)
     for _ in range(8):
         split = policy.split(cluster.total)
-        policy.observe(records(policy, split, reduction, cluster, np.ones(4), "abcd"))
+        policy.observe(records(split, transfers, cluster, np.ones(4), "abcd"))
     before = policy.split(cluster.total).counts
     policy.set_members([*members, Participant("e", Bounds())])
     counts = policy.split(cluster.total).counts
     assert sum(counts) == cluster.total
     assert min(counts) > 0
-    assert counts[4] < 60, "as fast as the others' average, its first gradients would be ready with 90"
+    assert counts[4] in known
     assert counts[0] > 2 * counts[1], "a's backward pass is longer, so that it may begin later"
     policy.set_members(members)
     again = np.array(policy.split(cluster.total).counts)
     tables = [
-        reduction.table(i, its.table()[again[[i]] - 1])[0] for i, its in enumerate(cluster.workers.values())
+        transfers.table(i, its.table()[again[[i]] - 1])[0] for i, its in enumerate(cluster.workers.values())
     ]
-    assert max(tables) <= 1.03 * optimum(cluster, reduction), before
+    assert max(tables) <= 1.03 * optimum(cluster, transfers), before

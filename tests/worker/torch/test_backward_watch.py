@@ -1,5 +1,6 @@
 """The times of a backward pass and its reductions: from real ranks to the manager's records, and by hand."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ from batchsize_manager.client import ManagerClient
 from tests.scripts import train_in_buckets as script
 from tests.services import manager_process
 from tests.worker.processes import processes
+from worker.buckets import Bucket, backward_times
 from worker.meter import BackwardTimes
-from worker.torch.backward_watch import BackwardWatch, Bucket, backward_times
+from worker.torch.backward_watch import BackwardWatch
 
 NAMES = (script.LATE, "early")
 
@@ -50,7 +52,7 @@ def test_ranks_measure_their_backward_passes_and_reductions(tmp_path, wait_until
 def reduce_two(watch):
     """Reduce two buckets, one after the other."""
     for is_last in (False, True):
-        watch.ready(is_last=is_last).note_reduced()
+        watch.ready(is_last=is_last).note_done()
 
 
 def test_time_in_which_a_bucket_waits_for_another_counts_once():
@@ -98,3 +100,14 @@ def test_a_pass_begins_with_the_gradient_of_any_output(form):
     times = watch.take()
     assert 0 < times.first_bucket_time < times.backward_time
     assert watch.take() == BackwardTimes()
+
+
+def test_a_model_that_is_saved_as_a_whole_has_no_watch():
+    """Its copies call nothing of ours, and can be loaded where there is none of it."""
+    model = nn.Linear(2, 1)
+    watch = BackwardWatch(model)
+    saved = pickle.dumps(model)
+    assert b"worker" not in saved
+    pickle.loads(saved)(torch.ones(1, 2)).sum().backward()
+    reduce_two(watch)
+    assert watch.take() == BackwardTimes(), "its pass was not seen"

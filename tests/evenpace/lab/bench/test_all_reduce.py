@@ -17,7 +17,7 @@ def test_an_iteration_takes_as_long_as_equation_7_has_it(workers, seconds, bucke
     """By the buckets it ends when the largest of the workers' times has passed."""
     computing, backward = np.array(workers).T
     reduction = AllReduce(seconds, buckets, tuple(backward))
-    took, _ = reduction.iterate(computing, 1.0)
+    took, _ = reduction.iterate(computing, np.ones(1))
     expected = [reduction.table(i, computing[[i]])[0] for i in range(len(workers))]
     assert took == pytest.approx(max(expected))
 
@@ -26,7 +26,7 @@ def test_an_iteration_takes_as_long_as_equation_7_has_it(workers, seconds, bucke
 def test_only_the_last_worker_measures_the_reductions_alone(seconds, buckets):
     """Others count their waiting for it as well."""
     reduction = AllReduce(seconds, buckets, (0.5, 0.5))
-    _, (slow, fast) = reduction.iterate(np.array([3.0, 1.0]), 1.0)
+    _, (slow, fast) = reduction.iterate(np.array([3.0, 1.0]), np.ones(1))
     each = seconds / buckets
     assert slow["last_bucket_time"] == pytest.approx(each)
     assert slow["other_buckets_time"] == pytest.approx(seconds - each)

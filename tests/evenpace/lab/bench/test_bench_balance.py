@@ -198,6 +198,28 @@ def test_an_all_reduce_can_take_as_long_as_computing(tmp_path):
         assert "above 0 and below 1" in " ".join(refused.output.split())
 
 
+def test_links_to_a_parameter_server_can_take_longer_than_computing(tmp_path):
+    """Where all do, the policy that knows of them needs fewer splits; each worker has one of those given."""
+    figures = tmp_path / "balance.json"
+    arguments = ("--change", "none", "--iterations", 30, "--policy", "learned", "--policy", "overlap")
+    result = bench("--links", "3,3.5", *arguments, "--json", figures)
+    assert result.exit_code == 0, result.output
+
+    written = json.loads(figures.read_text())
+    assert written["options"]["links"] == [3, 3.5]
+    (cluster,) = written["clusters"]
+    learned, overlap = (its["summary"] for its in cluster["policies"].values())
+    assert overlap["parts"][0]["splits_to_near"]["max"] < learned["parts"][0]["splits_to_near"]["max"]
+    for refused, said in (
+        (("--links", "0.5,0"), "above 0"),
+        (("--links", "x"), "'x'"),
+        (("--links", "1", "--all-reduce", 1), "one of the two"),
+    ):
+        result = bench(*refused)
+        assert result.exit_code != 0
+        assert said in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize("path", [STEP_TIMES, PROFILES])
 def test_measured_curves_can_be_played(path):
     """The shared measurements are of the forms that are read."""

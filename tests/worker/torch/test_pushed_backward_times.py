@@ -1,0 +1,112 @@
+"""The times of backward passes whose gradients are pushed meanwhile, over links of two bandwidths."""
+
+import contextlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from batchsize_manager.client import ManagerClient
+from evenpace.lab.bench.overlap_worker import Layer
+from evenpace.lab.proxy import Proxy
+from idl.records import WorkerRecord
+from tests.services import in_threads, manager_service, serving, shard_service
+from worker.session import Session, SessionConfig
+from worker.torch.loader import DataLoader
+from worker.torch.optimizer import distribute
+
+NAMES = ("slow", "fast")
+LAYERS, WIDTH = 6, 720
+SHARDS = 2
+RATES = {"slow": 12e6, "fast": math.inf}  # bytes per second of a connection to a shard
+QUEUE = 65_536  # bytes
+SECONDS = 0.01  # of a layer's forward pass; its backward pass takes twice as long
+ITERATIONS, TRIALS = 9, 3  # in the first ones it is seen whether the script changes gradients
+LATE = 0.02  # by which a thread may be late
+FIRST = WorkerRecord._fields.index("backward_time")  # of the four, the last fields
+
+
+def make_model():
+    """Make layers that compute for a time that is given, in float32."""
+    torch.manual_seed(1)
+    return nn.Sequential(*(Layer([SECONDS]) for _ in range(LAYERS)))
+
+
+def train(session, change=None, **options):
+    """Go through an epoch."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(torch.randn(4 * ITERATIONS, WIDTH), 4, session=session)
+    distribute(optimizer, loader, model, **options)
+    for inputs in loader:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        if change is not None:
+            change(model)
+        optimizer.step()
+
+
+def records(names=NAMES, change=None, **options):
+    """Train with these workers, and return the records of all iterations."""
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(serving(manager_service(len(names))))
+        shards = [stack.enter_context(serving(shard_service())) for _ in range(SHARDS)]
+        sessions = []
+        for name in names:
+            proxy = stack.enter_context(Proxy(RATES[name], QUEUE))
+            links = [proxy.add(f"{name}>ps-{n}", shard) for n, shard in enumerate(shards)]
+            config = SessionConfig(manager, links, worker=name, barrier_timeout=60)
+            sessions.append(stack.enter_context(contextlib.closing(Session(config))))
+        in_threads(*(lambda s=session: train(s, change, **options) for session in sessions))
+        with ManagerClient(manager) as client:
+            return client.history("default", 0)[1]
+
+
+def median(found, name, field):
+    """Return the median of a worker's times."""
+    return np.median([getattr(record.parts[name], field) for record in found])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pull_ahead", [False, True])
+def test_a_slow_link_is_busy_while_the_backward_pass_computes(pull_ahead):
+    """What the pass does not hide of the four times is communication time; a fast link takes less of all."""
+    found = records(pull_ahead=pull_ahead)
+    assert len(found) == ITERATIONS
+    for record in found[:TRIALS]:
+        assert all(np.isnan(part[FIRST:]).all() for part in record.parts.values()), "pushed by the step"
+    found = found[TRIALS:]
+    for part in (part for record in found for part in record.parts.values()):
+        assert 0 < part.first_bucket_time < part.backward_time < part.batch_processing_time
+        assert part.other_buckets_time > 0
+        hidden = part.other_buckets_time + part.last_bucket_time - part.communication_time
+        assert -LATE < hidden < part.backward_time - part.first_bucket_time + LATE
+    for part in (record.parts["slow"] for record in found):
+        hidden = part.other_buckets_time + part.last_bucket_time - part.communication_time
+        assert hidden > 0.8 * (part.backward_time - part.first_bucket_time), "it always has some to send"
+    for field in ("other_buckets_time", "last_bucket_time"):
+        assert median(found, "slow", field) > 4 * median(found, "fast", field)
+    # The last bucket is one layer's of all; then all are pulled.
+    others, last = (median(found, "slow", name) for name in ("other_buckets_time", "last_bucket_time"))
+    assert 1 < last / others < 2 * (1 + LAYERS) / (LAYERS - 1)
+    computing = {
+        name: median(found, name, "batch_processing_time") - median(found, name, "communication_time")
+        for name in NAMES
+    }
+    assert computing["slow"] < 1.5 * computing["fast"]
+
+
+def clip(model):
+    """Clip the gradients, after which they differ from what was computed."""
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-9)
+
+
+@pytest.mark.parametrize(("change", "options"), [(clip, {}), (None, {"bucket_cap_mb": None})])
+def test_gradients_that_are_pushed_by_the_step_have_no_such_times(change, options):
+    """Where a script clips them, or there are no buckets; the communication time is known all the same."""
+    found = records(("fast",), change, **options)
+    parts = [record.parts["fast"] for record in found]
+    assert all(np.isnan(part[FIRST:]).all() for part in parts)
+    assert all(part.communication_time > 0 for part in parts)
