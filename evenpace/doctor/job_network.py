@@ -62,6 +62,11 @@ def advice(summary: Any, *, overlaps: bool) -> Iterator[str]:
                 "with PyTorch on CPUs, gradients that are pushed during the backward pass, as they are "
                 "unless the script changes them after it, as by clipping; the worker's log says so"
             )
+        if summary.spec.micro_batch is None:
+            yield (
+                "for models without running statistics, pushes of half as many bytes, which round gradients: "
+                "`evenpace worker --push-dtype bfloat16`"
+            )
         yield "more shards, each on a machine of its own: another `evenpace ps`, which workers name by `--ps`"
     if overlaps and summary.policy != "overlap":
         yield f"a split that knows of transfers: `evenpace job policy {name} overlap`"

@@ -237,13 +237,20 @@ TRANSFERS = {
     "not measured": {},
 }
 TOLD = {
-    "pushed by the step": ("80% of an iteration, 0% of all", {"pull_ahead", "clipping", "ps", "larger"}),
-    "pushed in buckets": ("60% of an iteration, 14% of all", {"pull_ahead", "ps", "overlap", "larger"}),
+    "pushed by the step": (
+        "80% of an iteration, 0% of all",
+        {"pull_ahead", "clipping", "rounded", "ps", "larger"},
+    ),
+    "pushed in buckets": (
+        "60% of an iteration, 14% of all",
+        {"pull_ahead", "rounded", "ps", "overlap", "larger"},
+    ),
     "all-reduce": ("50% of an iteration, 17% of all", {"overlap", "larger"}),
 }
 ADVICE = {
     "pull_ahead": "pull_ahead=True",
     "clipping": "as by clipping",
+    "rounded": "`evenpace worker --push-dtype bfloat16`",
     "ps": "another `evenpace ps`",
     "overlap": "`evenpace job policy net overlap`",
     "larger": "`evenpace job batch-size net SAMPLES`",
@@ -278,7 +285,7 @@ def test_a_job_whose_network_is_its_bottleneck(name):
     ("changes", "without"),
     [
         ({"mode": "asp"}, ["pull_ahead", "clipping"]),
-        ({"spec": SimpleNamespace(micro_batch=8)}, ["clipping"]),
+        ({"spec": SimpleNamespace(micro_batch=8)}, ["clipping", "rounded"]),
         ({"policy": "overlap"}, ["overlap"]),
         ({"sizer": "goodput"}, ["larger"]),
         ({"sizer": "schedule"}, ["larger"]),
