@@ -256,10 +256,15 @@ class MemberWorker:
         self.iteration = 0
         self._check(reply.assignment)
 
-    def iterate(self, norms: StepNorms | None = None) -> None:
-        """Go on by one iteration, and see that the answer is the right one; `norms` are reported with it."""
+    def iterate(self, norms: StepNorms | None = None, **times: float) -> None:
+        """Go on by one iteration, and see that the answer is the right one.
+
+        Args:
+            norms: Reported with it.
+            times: Further fields of the report.
+        """
         request = idl.batchsize_manager.ReportRequest(
-            self.identity, self.iteration, 0.5, 0.0, 0.5, 0.5, norms=wire_norms(norms)
+            self.identity, self.iteration, 0.5, 0.0, 0.5, 0.5, norms=wire_norms(norms), **times
         )
         reply = self.client.call("report", request)
         self.iteration += 1
@@ -358,7 +363,11 @@ def send_back(session: Any, manager: Address, iteration: int) -> None:
 
 
 def join_request(identity: Any, **changes: Any) -> Any:
-    """Make the join request of `MemberWorker`, with other fields of the job or the bounds where given."""
+    """Make the join request of `MemberWorker`, with other fields of the job or the bounds where given.
+
+    `exchange` is the way in which gradients meet; without, by a parameter server.
+    """
+    exchange = changes.pop("exchange", None)
     job = {"dataset_size": MemberWorker.DATASET, "total_batch_size": MemberWorker.BATCH, "seed": 1}
     bounds = {"minimum": 1, "maximum": 10**6, "granularity": 1, "at_once": None}
     job |= {name: value for name, value in changes.items() if name not in bounds}
@@ -367,6 +376,7 @@ def join_request(identity: Any, **changes: Any) -> Any:
         identity=identity,
         job=idl.batchsize_manager.JobSpec(**{"shuffle": False, "drop_last": False} | job),
         bounds=idl.batchsize_manager.Bounds(**bounds),
+        exchange=exchange,
     )
 
 

@@ -33,12 +33,14 @@ _UNKNOWN = "-"
 # Of measured values, by `Shown.form`: the unit in the column's title, and how many of it are 1.
 _UNITS = {"percent": (" %", 100.0), "seconds": (" ms", 1e3), "number": ("", 1.0)}
 _GAP = 2  # characters between columns, as rich has it
-_LEFT = ("job", "worker", "state", "policy", "verdict", "why")  # columns of words; those of numbers: right
+# Columns of words; those of numbers are right-aligned.
+_LEFT = ("job", "worker", "state", "policy", "verdict", "bottleneck", "why")
 # Columns that a narrow terminal lacks, the first one first.
 _LEFT_OUT = ("goodput", "epoch", "policy", "members", "samples/s", "saved s", "stragglers")
 _LEFT_OUT_OF_WORKERS = (
+    "bottleneck",
     *(f"{one.title}{_UNITS[one.form][0]}" for one in reversed(SHOWN.values())),
-    *("rank", "at once", "state", "ms/sample"),
+    *("hidden %", "rank", "at once", "state", "ms/sample"),
 )
 
 
@@ -135,7 +137,7 @@ def head(job: Shown, width: int) -> list[Text]:
 
 
 def sums(job: Shown) -> list[Text]:
-    """Draw a job's state, sums, gradient noise, changes of its group, and batch size, in a line each."""
+    """Draw a job's state, sums, transfers, gradient noise, group and batch size, in a line each."""
     summary, figures, micro_batch = job.summary, job.figures, job.summary.spec.micro_batch
     ending = phrases.job_state(summary.state, summary.reason)
     first = Text.assemble((plain(summary.job), "bold"), "  ", state(ending))
@@ -161,6 +163,8 @@ def sums(job: Shown) -> list[Text]:
     if figures.prediction_error is not None:
         pieces.append(f"predicted to {figures.prediction_error:.0%}")
     lines = [first, Text("  ".join(pieces))]
+    if figures.transfers_text:
+        lines.append(Text(figures.transfers_text))
     if figures.iterations:
         lines.append(Text(f"gradient noise: {_noise(figures)}"))
     if job.changes:
@@ -174,7 +178,8 @@ def workers_table(job: Shown, width: int, most: int | None = None, *, reasons: b
     """Make a table of a job's `most` slowest workers, a line for each, of at most `width` characters.
 
     It has as many columns as fit: what is computed at once in jobs in micro-batches alone, ranks where the
-    manager forms the group, and `reasons` for verdicts, cut where they are longer than the room for them.
+    manager forms the group, hidden transfers where any worker has measured them, and `reasons` for verdicts,
+    cut where they are longer than the room for them.
     """
     lines = _worker_lines(job)[:most]
     titles = _worker_columns(lines, width)
@@ -216,6 +221,9 @@ def _worker_lines(job: Shown) -> list[dict[str, Text]]:
             "× others": Text(_number(one.relative_to_others, "{:.2f}")),
             "waits %": Text(_number(one.waiting_share, "{:.0f}", 100)),
         }
+        if job.figures.hidden_share is not None:
+            cells["hidden %"] = Text(_number(one.hidden_share, "{:.0f}", 100))
+            cells["bottleneck"] = Text(one.bottleneck or _UNKNOWN)
         for name_, measured in SHOWN.items():
             unit, scale = _UNITS[measured.form]
             value = getattr(one, name_)

@@ -11,7 +11,7 @@ MOST_ROWS = 200
 _MOST_TEXT = 200  # characters of a filter; no worker's name is longer
 SORTED_BY = (
     *("worker", "state", "verdict", "seconds_per_sample", "relative_to_best", "relative_to_others", "speed"),
-    *("batch_size", "batch_processing_time", "waiting_share", *SHOWN, "prediction_error"),
+    *("batch_size", "batch_processing_time", "waiting_share", "hidden_share", *SHOWN, "prediction_error"),
     "won_per_iteration",
 )
 VERDICTS = ("chronic", "passing", "leader", "even")

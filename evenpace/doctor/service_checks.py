@@ -12,6 +12,7 @@ from typing import Any
 import idl
 from batchsize_manager.client import ManagerClient
 from evenpace.doctor.findings import Finding, Subject, milliseconds, note, ok, problem, warning
+from evenpace.doctor.job_network import jobs_bound_by_network
 from evenpace.doctor.reach import reach, shake_hands
 from idl.errors import (
     ConnectionLostError,
@@ -261,7 +262,7 @@ def _web_server(subject: Subject, address: Address) -> str:
 
 
 def _manager_checks(client: Client, job: str, about: str) -> Iterator[Finding]:
-    """Compare the manager's version and clock with this side's."""
+    """Compare the manager's version and clock with this side's, and look at its jobs' transfers."""
     mine = None if job == _NOBODY else job
     try:
         asked = time.time()
@@ -283,8 +284,14 @@ def _manager_checks(client: Client, job: str, about: str) -> Iterator[Finding]:
             f"runs version {jobs.version}, but this is {__version__}",
             "run the same version everywhere",
         )
+    yield from _clock(client, jobs, (asked, answered), about)
+    yield from jobs_bound_by_network(ManagerClient.over(client), jobs.jobs, about)
+
+
+def _clock(client: Client, jobs: Any, between: tuple[float, float], about: str) -> Iterator[Finding]:
+    """Compare the manager's clock with this machine's, by the first job that shows it."""
     for one in jobs.jobs:
-        apart = _apart(client, one, jobs.uptime, (asked, answered))
+        apart = _apart(client, one, jobs.uptime, between)
         if apart is not None and abs(apart) > _CLOCKS_APART:
             yield warning(
                 about,

@@ -171,6 +171,14 @@ def _described() -> Iterator[DescribedMetric]:
     workers = (
         *((one.metric, one.unit, one.meaning) for one in (column.measured for column in COLUMNS)),
         ("samples_per_second", "samples per second", "measured speed of the worker"),
+        (
+            *("hidden_transfers_ratio", "ratio"),
+            "share of the time of the worker's transfers that is hidden behind computing",
+        ),
+        (
+            *("communication_bound", ""),
+            "1 where communication is the worker's bottleneck, 0 where computing is",
+        ),
     )
     for name, unit, meaning in workers:
         yield gauge(of, f"worker_{name}", "job worker", unit, f"{meaning}; for jobs of few workers")

@@ -14,6 +14,7 @@ from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
 from evenpace.metrics.server import Fill, PartCollector, service_collector
+from evenpace.overview.transfers import transfers
 from idl.measures import goodput, prediction_error, waiting_share
 from idl.noise import Noise, statistical_efficiency
 from idl.records import COLUMNS, IterationRecord
@@ -130,6 +131,9 @@ def last_iteration(families: Families, job: str, record: IterationRecord, most_w
         families.set("job_prediction_error_ratio", error, job)
     figures = {column.measured.metric: record.column(column.name) for column in COLUMNS}
     figures["samples_per_second"] = shown
+    its = transfers(record.column)
+    figures["hidden_transfers_ratio"] = its.hidden_share
+    figures["communication_bound"] = its.communication_bound
     for name, values in figures.items():
         known = values[np.isfinite(values)]
         if not len(known):

@@ -53,6 +53,10 @@ class WorkerFigures:
         waiting_time: Median, in seconds.
         waiting_share: Share of its time spent waiting, as `idl.measures` defines it.
         time_parts: What its time in an iteration is spent on.
+        hidden_share: Share of the transfers' time that is hidden behind computing, as `transfers` defines it;
+            the median.
+        exposed_share: Share of an iteration that the other transfers take, likewise.
+        bottleneck: "communication" or "computing", in most iterations, likewise; None where it is not known.
         seconds_per_sample: Time that a sample takes.
         speed: Median, in samples per second.
         relative_to_best: Its speed relative to its own best, the 95th percentile over the whole job.
@@ -76,6 +80,9 @@ class WorkerFigures:
     waiting_time: float | None
     waiting_share: float | None
     time_parts: TimeParts
+    hidden_share: float | None
+    exposed_share: float | None
+    bottleneck: str | None
     seconds_per_sample: Spread
     speed: float | None
     relative_to_best: float | None
@@ -183,6 +190,10 @@ class JobFigures:
             defines it.
         prediction_error: Error of the predictions of all workers' speeds in the last iterations, as
             `idl.measures` defines it.
+        hidden_share: Median of the workers' `hidden_share`; None where it is not known of any.
+        exposed_share: Median of the workers' `exposed_share`, likewise.
+        transfers_text: How much of an iteration transfers take, in words, where communication is the
+            bottleneck of most workers; else empty.
         noise_scale: The gradient noise's scale in samples, as `idl.noise.Noise` defines it, from all
             iterations whose gradients' norms are known; the older ones count less.
         noise_scale_least: The least that two standard errors allow.
@@ -228,6 +239,9 @@ class JobFigures:
     saved_most: float
     waiting_share: float | None
     prediction_error: float | None
+    hidden_share: float | None
+    exposed_share: float | None
+    transfers_text: str
     noise_scale: float | None
     noise_scale_least: float | None
     noise_scale_most: float | None

@@ -30,6 +30,7 @@ from evenpace.overview.phrases import Estimate, number
 from evenpace.overview.statistics import Array, median
 from evenpace.overview.stragglers import KINDS, Verdicts, balanced, judge
 from evenpace.overview.thinned_rows import DURATION, EPOCH, EVEN, ITERATION, TOTAL, ThinnedRows
+from evenpace.overview.transfers import Transfers, bottleneck, transfers, typical
 from idl.measures import computing_time, goodput, prediction_error, waiting_share
 from idl.noise import statistical_efficiency
 from idl.noise_estimate import NoiseEstimate
@@ -70,6 +71,7 @@ class RecentFigures:
             values[:, quantity][:, columns] for quantity in (SIZE, TIME, WAIT, CPU, PREDICTED, AT_ONCE)
         )
         self._communication = values[:, COMMUNICATION][:, columns]
+        self._transfers = typical(transfers(lambda name: values[:, NAMES.index(name)][:, columns]))
         self._shown = {name: values[:, NAMES.index(name)][:, columns] for name in SHOWN}
         self._cases = [case.at(columns) for case in cases]
         curves = self._cases[_LIKELY]
@@ -109,6 +111,8 @@ class RecentFigures:
         balanced = balanced_speedups(rows[:, DURATION], self._sizes, self._times, self._cases)
         gain = None if balanced is None else _estimate(balanced)
         waits, times = _sums(self._waits), _sums(self._times)
+        of_job = typical(Transfers(*(one[:, None] for one in self._transfers)))
+        hidden, exposed, is_bound = (float(one[0]) for one in of_job)
         efficiency = self._efficiency(noise.noise.known_scale, first_size)
         verdicts = judge(
             self._per_sample, self._rates, self._best, self._cpu, waiting_share(self._waits, self._times)
@@ -130,6 +134,9 @@ class RecentFigures:
             saved_most=saved.most,
             waiting_share=number(float(waiting_share(waits.sum(), times.sum()))),
             prediction_error=number(float(prediction_error(self._predicted, self._speeds))),
+            hidden_share=number(hidden),
+            exposed_share=number(exposed),
+            transfers_text=phrases.transfers(exposed, hidden) if is_bound == 1 else "",
             **noise_figures(noise, int(whole.rows[-2:, TOTAL].max(initial=0)), sums.iterations),
             efficiency=number(efficiency),
             goodput=number(float(goodput(samples, seconds, efficiency))),
@@ -180,6 +187,7 @@ class RecentFigures:
         won = median(self._even_times[:, order] - self._times[:, order])
         low, high = _extremes(per_sample)
         parts = self._time_parts(order)
+        hidden, exposed, bound = (one[order] for one in self._transfers)
         listed = []
         for i, worker in enumerate(order.tolist()):
             name = self._names[worker]
@@ -199,6 +207,9 @@ class RecentFigures:
                     waiting_time=number(waits[i]),
                     waiting_share=number(shares[i]),
                     time_parts=parts[i],
+                    hidden_share=number(hidden[i]),
+                    exposed_share=number(exposed[i]),
+                    bottleneck=bottleneck(bound[i]),
                     seconds_per_sample=Spread(number(low[i]), number(typical[worker]), number(high[i])),
                     speed=number(speeds[worker]),
                     relative_to_best=number(to_best[i]),

@@ -25,6 +25,8 @@ COLUMNS = {
     "100% is as fast as it can be",
     "of the others": "the worker's speed relative to the median of all workers': 0.5× is half as fast",
     "batch": "samples that the worker takes in an iteration, and what an even split would give it",
+    "hidden": "share of the time of its transfers that the worker spends computing meanwhile; its bottleneck "
+    "is communication if the transfers of all gradients but the last end after the backward pass",
     "won or given": "time per iteration by which the worker would take longer with an even split (won), or "
     "less (given: it takes samples off the slower ones)",
 }

@@ -112,6 +112,7 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
             _with_doubt("against an even split, in all", figures.saved_doubt),
         ),
         ("Waiting", numbers.text(figures.waiting_share, ".0%"), "of the workers' time, of late"),
+        *_transfers(figures),
         (
             "Trained",
             numbers.span(figures.seconds),
@@ -122,6 +123,14 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
         ("Gradient noise", _noise_scale(figures), figures.noise_text),
         *_progress(report),
     ]
+
+
+def _transfers(figures: JobFigures) -> list[tuple[str, str, str]]:
+    """Return the share of transfers that is hidden as in `_tiles`; none where nobody has measured it."""
+    if figures.hidden_share is None:
+        return []
+    note = figures.transfers_text or "of the transfers' time, of late"
+    return [("Hidden transfers", numbers.text(figures.hidden_share, ".0%"), note)]
 
 
 def _with_doubt(what: str, doubt: str) -> str:

@@ -3,9 +3,11 @@
 import contextlib
 import datetime
 import http.server
+import inspect
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import time
 from functools import partial
 from types import SimpleNamespace
 
+import click
 import psutil
 import pytest
 from hypothesis import given
@@ -24,10 +27,12 @@ import evenpace
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService
+from evenpace.cli import cli
 from evenpace.doctor import checkup as running
 from evenpace.doctor import (
     clock,
     gpu,
+    job_network,
     local_network,
     machine,
     resource_limits,
@@ -41,6 +46,7 @@ from evenpace.doctor.findings import LEVELS, Finding, Subject, ok, size
 from evenpace.doctor.show import as_json
 from evenpace.lab.chaos import clocks
 from evenpace.lab.chaos.errors import NotPossibleHereError
+from evenpace.torch import distribute
 from rpc import certificates, tokens
 from rpc.address import Address
 from rpc.credentials import Credentials
@@ -210,6 +216,123 @@ def test_another_version(manager, monkeypatch):
     level, text = worst_of(called("manager", manager))
     assert level == "warning"
     assert "but this is 9.9.9" in text
+
+
+TRANSFERS = {
+    "pushed by the step": {"communication_time": 0.4},
+    "pushed in buckets": {
+        "communication_time": 0.3,
+        "backward_time": 0.1,
+        "first_bucket_time": 0.05,
+        "other_buckets_time": 0.25,
+        "last_bucket_time": 0.05,
+    },
+    "all-reduce": {
+        "backward_time": 0.1,
+        "first_bucket_time": 0.05,
+        "other_buckets_time": 0.25,
+        "last_bucket_time": 0.05,
+    },
+    "bound by computing": {"communication_time": 0.2},
+    "not measured": {},
+}
+TOLD = {
+    "pushed by the step": (
+        "80% of an iteration, 0% of all",
+        {"pull_ahead", "clipping", "rounded", "ps", "larger"},
+    ),
+    "pushed in buckets": (
+        "60% of an iteration, 14% of all",
+        {"pull_ahead", "rounded", "ps", "overlap", "larger"},
+    ),
+    "all-reduce": ("50% of an iteration, 17% of all", {"overlap", "larger"}),
+}
+ADVICE = {
+    "pull_ahead": "pull_ahead=True",
+    "clipping": "as by clipping",
+    "rounded": "`evenpace worker --push-dtype bfloat16`",
+    "ps": "another `evenpace ps`",
+    "overlap": "`evenpace job policy net overlap`",
+    "larger": "`evenpace job batch-size net SAMPLES`",
+}
+
+
+@pytest.mark.parametrize("name", TRANSFERS)
+def test_a_job_whose_network_is_its_bottleneck(name):
+    """It is named with how much transfers take, and what would help it, no more; other jobs are not."""
+    exchange = "fixed_group" if name == "all-reduce" else "parameter_server"
+    with serving(manager_service()) as address:
+        worker = MemberWorker(address, "net", exchange=exchange)
+        for _ in range(120):
+            worker.iterate(**TRANSFERS[name])
+        findings = [one for one in called("manager", address) if "'net'" in one.found]
+        worker.close()
+        over = [one for one in called("manager", address) if "'net'" in one.found]
+    assert over == []
+    if name not in TOLD:
+        assert findings == []
+        return
+    (told,) = findings
+    figures, helpful = TOLD[name]
+    assert told.level == "warning"
+    assert told.found == (
+        f"job 'net' is bound by communication: exposed transfers take {figures} transfers are hidden"
+    )
+    assert {key for key, text in ADVICE.items() if text in told.advice} == helpful
+
+
+@pytest.mark.parametrize(
+    ("changes", "without"),
+    [
+        ({"mode": "asp"}, ["pull_ahead", "clipping"]),
+        ({"spec": SimpleNamespace(micro_batch=8)}, ["clipping", "rounded"]),
+        ({"policy": "overlap"}, ["overlap"]),
+        ({"sizer": "goodput"}, ["larger"]),
+        ({"sizer": "schedule"}, ["larger"]),
+    ],
+)
+def test_advice_is_true_for_the_job(changes, without):
+    """What a job cannot do, or does already, is no advice."""
+    every = {
+        "job": "net",
+        "mode": "bsp",
+        "policy": "learned",
+        "sizer": "fixed",
+        "exchange": "parameter_server",
+        "spec": SimpleNamespace(micro_batch=None),
+    }
+
+    def advised(summary):
+        text = " ".join(
+            line
+            for overlaps in (True, False)
+            for line in job_network.advice(SimpleNamespace(**summary), overlaps=overlaps)
+        )
+        return {key for key, words in ADVICE.items() if words in text}
+
+    assert advised(every) == set(ADVICE)
+    assert set(ADVICE) - advised(every | changes) == set(without)
+
+
+def test_options_that_are_advised_exist():
+    """Each command and argument that the advice names is there."""
+    base = {"job": "net", "mode": "bsp", "policy": "learned", "exchange": "parameter_server"}
+    base["spec"] = SimpleNamespace(micro_batch=None)
+    text = " ".join(
+        line
+        for sizer in ("fixed", "goodput")
+        for line in job_network.advice(SimpleNamespace(**base, sizer=sizer), overlaps=True)
+    )
+    commands = [words.split() for words in re.findall(r"`evenpace (.*?)`", text)]
+    assert len(commands) >= 6
+    for words in commands:
+        here = cli
+        while words and isinstance(here, click.Group):
+            here = here.get_command(click.Context(here), words.pop(0))
+            assert here is not None
+        options = {option for parameter in here.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options
+    assert "pull_ahead" in inspect.signature(distribute).parameters
 
 
 def test_a_name_that_does_not_resolve():

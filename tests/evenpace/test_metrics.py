@@ -230,6 +230,22 @@ def test_figures_of_workers_are_those_of_the_record(workers, most):
     assert told == (pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-9) if errors else None)
 
 
+def test_hidden_transfers_are_among_the_metrics_of_workers_that_measured_them():
+    """By the definition of the figures; a worker that did not measure them has neither metric."""
+    workers = {
+        name: WorkerRecord(10, 2.0, 2.0, 0.0, 0.5, math.nan, 1, math.nan, *times)
+        for name, times in (("slow", (1.0, 0.2, 1.2, 0.4)), ("fast", (2.0, 0.4, 1.2, 0.4)), ("other", ()))
+    }
+    record = IterationRecord.of(3, 0, 30, 4.0, workers)
+    fill = partial(last_iteration, job="job", record=record, most_workers=3)
+    with registered(PartCollector("manager", fill)) as scrape:
+        found = scrape()
+    for metric, told in (("hidden_transfers_ratio", (0.5, 0.75)), ("communication_bound", (1.0, 0.0))):
+        own = {labels["worker"]: v for n, labels, v in found if n == f"evenpace_worker_{metric}"}
+        assert own == pytest.approx(dict(zip(("slow", "fast"), told, strict=True)))
+        assert value(found, f"evenpace_workers_{metric}", of="median") == pytest.approx(sum(told) / 2)
+
+
 @pytest.mark.parametrize(
     ("noise", "told"),
     [

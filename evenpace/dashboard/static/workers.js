@@ -17,6 +17,7 @@ const FIRST = [
   ["batch_size", "Batch", true],
   ["waiting_share", "Iteration", true],
 ];
+const HIDDEN = ["hidden_share", "Hidden", false];
 const LAST = ["won_per_iteration", "Won or given", true];
 
 export function Workers({ job, page, picked, pick, change }) {
@@ -29,7 +30,8 @@ export function Workers({ job, page, picked, pick, change }) {
   const turn = useRef(0);
   const shown = page?.columns ?? []; // measured values
   const terms = page?.terms ?? { verdicts: {}, parts: {}, columns: {} };
-  const columns = [...FIRST, ...shown.map(({ name, title }) => [name, capital(title), true]), LAST];
+  const hides = job.figures.hidden_share != null; // whether anybody has measured transfers
+  const columns = [...FIRST, ...(hides ? [HIDDEN] : []), ...shown.map(({ name, title }) => [name, capital(title), true]), LAST];
 
   useEffect(() => {
     const mine = ++turn.current;
@@ -86,7 +88,7 @@ export function Workers({ job, page, picked, pick, change }) {
       <tbody role="rowgroup">
         ${part?.rows.map(
           (row) => html`<${Fragment} key=${row.worker}>
-            <${Row} row=${row} shown=${shown} inMicroBatches=${job.micro_batch != null} most=${most} longest=${longest} meanings=${terms.verdicts} open=${open === row.worker}
+            <${Row} row=${row} shown=${shown} inMicroBatches=${job.micro_batch != null} hides=${hides} most=${most} longest=${longest} meanings=${terms.verdicts} open=${open === row.worker}
               toggle=${() => setOpen(open === row.worker ? null : row.worker)} />
             ${open === row.worker &&
             html`<tr role="row" class="more"><td role="cell" colspan=${columns.length}>
@@ -136,7 +138,7 @@ function Won({ value }) {
   return html`${seconds(Math.abs(value))}<span class="note">${value >= 0 ? "won" : "given"} per iteration</span>`;
 }
 
-function Row({ row, shown, inMicroBatches, most, longest, meanings, open, toggle }) {
+function Row({ row, shown, inMicroBatches, hides, most, longest, meanings, open, toggle }) {
   return html`<tr role="row" class=${row.state === "gone" ? "gone" : ""}>
     <th role="rowheader" scope="row">
       <button type="button" class="who" aria-expanded=${open} onClick=${toggle}>${row.worker}</button>
@@ -150,6 +152,8 @@ function Row({ row, shown, inMicroBatches, most, longest, meanings, open, toggle
       ${inMicroBatches && html`<span class="note">${number(row.at_once)} at once</span>`}</td>
     <td role="cell" data-name="Iteration"><${Parts} spent=${row.time_parts} most=${longest} />
       <span class="note">waits ${percent(row.waiting_share)}</span></td>
+    ${hides &&
+    html`<td role="cell" data-name="Hidden">${percent(row.hidden_share)}${row.bottleneck && html`<span class="note">bound by ${row.bottleneck}</span>`}</td>`}
     ${shown.map(({ name, title, form }) => html`<td role="cell" key=${name} data-name=${capital(title)}>${measured(row[name], form)}</td>`)}
     <td role="cell" data-name="Won or given"><${Won} value=${row.won_per_iteration} /></td>
   </tr>`;

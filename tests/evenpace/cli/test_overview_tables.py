@@ -1,5 +1,6 @@
 """The tables of `evenpace status` and `evenpace top`: units, alignment, and what narrow terminals show."""
 
+import math
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,22 +12,23 @@ from rich.console import Console
 
 from evenpace.cli.overview_tables import Shown, details, jobs_table, workers_table
 from evenpace.overview.job_view import JobView
-from tests.evenpace.overview.played import iteration
+from idl.records import WorkerRecord
+from tests.evenpace.overview.played import iteration, recorded
 
 ESSENTIAL = {
     "jobs": ["job", "state", "iteration", "× even"],
     "workers": ["worker", "verdict", "samples", "time ms", "× others", "waits %"],
 }
-WORDS = {"job", "worker", "state", "policy", "verdict", "why"}
+WORDS = {"job", "worker", "state", "policy", "verdict", "bottleneck", "why"}
 NUMBER = re.compile(r"-|~?-?[\d,]+(\.\d+)?( of [\d,]+)?")
 
 
-def shown(seconds, names=None, job="digits", micro_batch=None, ranks=()):
+def shown(seconds, names=None, job="digits", micro_batch=None, ranks=(), communication=None):
     """Make a job whose workers take `seconds` for 640, 320, ... samples in each of its iterations."""
     names = names or [f"worker-{i}" for i in range(len(seconds))]
     sizes = [640 >> i % 4 for i in range(len(seconds))]
     view = JobView(sum(sizes))
-    view.add(iteration(number, sizes, seconds, names) for number in range(40))
+    view.add(iteration(n, sizes, seconds, names, communication=communication) for n in range(40))
     summary = SimpleNamespace(
         job=job,
         state="running",
@@ -62,12 +64,17 @@ def printed(drawn, width):
     st.integers(1, 60),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([None, 0.1, 0.9]),
     st.sampled_from([80, 60]),
 )
-def test_narrow_terminals_have_the_essential_columns(seconds, length, in_micro_batches, ranked, width):
+def test_narrow_terminals_have_the_essential_columns(
+    seconds, length, in_micro_batches, ranked, communicating, width
+):
     """No line is longer than the terminal, and only names are cut, whatever the numbers are."""
     names = [f"{i}{'n' * length}" for i in range(len(seconds))]
-    job = shown(seconds, names, "j" * length, 8 if in_micro_batches else None, names if ranked else ())
+    transfers = communicating and [communicating * one for one in seconds]
+    micro_batch = 8 if in_micro_batches else None
+    job = shown(seconds, names, "j" * length, micro_batch, names if ranked else (), transfers)
     for table, essential in (
         (jobs_table([job], width), ESSENTIAL["jobs"]),
         (workers_table(job, width), ESSENTIAL["workers"]),
@@ -104,7 +111,7 @@ def test_the_table_marks_what_the_headline_says_is_not_known_well():
 @pytest.mark.parametrize("width", [80, 220])
 def test_numbers_are_right_aligned_in_the_units_of_their_titles(width):
     """Milliseconds, per cent and factors are in the title, for workers of all speeds."""
-    job = shown([0.0004, 0.9, 61.0, 4000.0])
+    job = shown([0.0004, 0.9, 61.0, 4000.0], communication=[0.0001, 0.1, 50.0, math.nan])
     for lines in (printed(jobs_table([job], width), width), printed(workers_table(job, width), width)):
         titles = re.split(r"  +", lines[0].strip())
         ends = [lines[0].index(title) + len(title) for title in titles]
@@ -117,6 +124,31 @@ def test_numbers_are_right_aligned_in_the_units_of_their_titles(width):
     cells = [re.split(r"  +", line.strip()) for line in printed(workers_table(job, 80), 80)]
     time = cells[0].index("time ms")
     assert [row[time] for row in cells[1:]] == ["4,000,000", "61,000", "900", "0.400"]
+
+
+def test_hidden_transfers_are_shown_where_anybody_has_measured_them():
+    """A column of shares and one of bottlenecks, with dashes for others, and the job's line; else neither."""
+    records = [
+        WorkerRecord(10, 2.0, 2.0, 0.0, 0.5, math.nan, 1, *times)
+        for times in ((0.6, 1.0, 0.2, 1.2, 0.4), (0.2, 2.0, 0.4, 0.6, 0.4), ())
+    ]
+    view = JobView(30)
+    view.add(recorded(number, records[:1] * 2 + records) for number in range(20))
+    job = replace(shown([1.0]), figures=view.figures())
+    drawn = printed(details(job, 220), 220)
+    (titles,) = [re.split(r"  +", line.strip()) for line in drawn if line.startswith("worker ")]
+    cells = {line.split()[0]: re.split(r"  +", line.strip()) for line in drawn if line.startswith("worker-")}
+    at = titles.index("hidden %")
+    assert titles[at + 1] == "bottleneck"
+    for name, expected in (
+        ("worker-0", ["57", "communication"]),
+        ("worker-3", ["75", "computing"]),
+        ("worker-4", ["-", "-"]),
+    ):
+        assert cells[name][at : at + 2] == expected
+    assert any(line.startswith("bound by communication: exposed transfers take 15%") for line in drawn)
+    without = " ".join(printed(details(shown([1.0, 2.0]), 220), 220))
+    assert not re.search("hidden|bottleneck|bound by", without)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 300])

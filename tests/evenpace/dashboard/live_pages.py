@@ -28,6 +28,14 @@ from tests.services import ANYWHERE
 
 _wire = idl.batchsize_manager
 _PAGE = "page on "
+# Of transfers, as shares of the batch processing time: one half is hidden, and computing is the bottleneck.
+_TIMES = {
+    "communication_time": 0.2,
+    "backward_time": 0.5,
+    "first_bucket_time": 0.1,
+    "other_buckets_time": 0.2,
+    "last_bucket_time": 0.1,
+}
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,7 @@ class Uneven:
         credentials: Where the manager asks for them.
         micro_batch: Samples of a micro-batch, of which each computes up to 4 at once; None for a job without.
         noise_scale: The scale of the gradient noise that the reports' norms have; None for reports without.
+        transfers: Whether they measure their transfers.
 
     Attributes:
         done: Iterations that worker-0 was answered for, each once and in order.
@@ -174,8 +183,10 @@ class Uneven:
         credentials: Credentials | None = None,
         micro_batch: int | None = None,
         noise_scale: float | None = None,
+        transfers: bool = True,
     ) -> None:
         self.job = job
+        self._transfers = transfers
         self._micro_batch = micro_batch
         self._noise_scale = noise_scale
         self.done: list[int] = []
@@ -237,7 +248,7 @@ class Uneven:
                 0.1,
                 0.5,
                 norms=wire_norms(norms or None),
-                communication_time=0.2 * seconds,
+                **{name: share * seconds for name, share in _TIMES.items() if self._transfers},
             )
             reply = client.call("report", report)
             if number == 0:

@@ -96,6 +96,13 @@ def test_the_table_has_a_column_for_each_measured_value_that_says_how_it_is_show
         assert numbers == sorted(numbers, reverse=True)
 
 
+def test_hidden_transfers_are_in_each_row_and_among_the_jobs_figures(page, run):
+    """As shares and a word, by which rows may be sorted."""
+    rows = page.get("/api/jobs/shared/workers?sort=hidden_share")["rows"]
+    assert {(row["hidden_share"], row["bottleneck"]) for row in rows} == {(0.5, "computing")}
+    assert page.get("/api/jobs/shared")["figures"]["hidden_share"] == 0.5
+
+
 def test_a_job_in_micro_batches_tells_their_size_and_how_many_are_computed_at_once(page, run, wait_until):
     """Each worker's present number and its bound; in a job without, there is no size, and the number is 1."""
     with Uneven(page.manager, "cut", micro_batch=8):

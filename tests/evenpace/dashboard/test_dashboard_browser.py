@@ -200,6 +200,19 @@ def test_a_workers_bar_is_its_whole_time(opened):
     expect(legend.get_by_role("listitem")).to_have_count(3)
 
 
+def test_hidden_transfers_are_shown_with_the_bottleneck(opened):
+    """Of each worker in a column that can be sorted by, and of the job among its figures."""
+    tab = opened()
+    cells = tab.locator(".workers td[data-name=Hidden]")
+    expect(cells).to_have_text(["50%bound by computing"] * 4)
+    expect(tab.locator(".figures div", has_text="Hidden transfers")).to_contain_text("50%")
+    heading = tab.get_by_role("columnheader", name="Hidden").get_by_role("button")
+    assert "computing meanwhile" in heading.get_attribute("title")
+    heading.click()
+    expect(tab.get_by_role("columnheader", name="Hidden")).to_have_attribute("aria-sort", "ascending")
+    expect(cells).to_have_count(4)
+
+
 def test_all_charts_have_one_range_of_iterations(opened, wait_until):
     """They can be read one beneath the other, whichever range is chosen."""
     tab = opened()
@@ -235,7 +248,7 @@ def test_words_are_explained(opened):
     summary = tab.get_by_text("What the words mean")
     summary.focus()
     tab.keyboard.press("Enter")
-    for word in ("Chronic", "Of its best", "Won or given", "Waiting"):
+    for word in ("Chronic", "Of its best", "Hidden", "Won or given", "Waiting"):
         expect(tab.locator(".terms div", has=tab.get_by_text(word, exact=True)).locator("dd")).to_be_visible()
     for name, meaning in (("Of its best", "its own best"), ("Won or given", "even split")):
         heading = tab.get_by_role("columnheader", name=name).get_by_role("button")
@@ -322,9 +335,9 @@ def test_several_jobs_and_many_workers(chromium, tmp_path, wait_until):
     with (
         managed_page(tmp_path) as page,
         Uneven(page.manager, "wide", [50 + 10 * number for number in range(40)], micro_batch=8) as wide,
-        Uneven(page.manager, "small", (100,)),
+        Uneven(page.manager, "small", (100,), transfers=False) as small,
     ):
-        wait_until(lambda: len(wide.done) > 10, "ten iterations")
+        wait_until(lambda: min(len(wide.done), len(small.done)) > 10, "ten iterations")
         context = chromium.new_context(viewport=DESK)
         tab = context.new_page()
         tab.set_default_timeout(_PATIENCE)
@@ -355,6 +368,10 @@ def test_several_jobs_and_many_workers(chromium, tmp_path, wait_until):
         assert _violations(tab) == []
         tab.go_back()
         expect(tab.locator(".jobs h1")).to_have_text("Jobs")
+        tab.get_by_role("link", name="small").click()  # whose worker measures no transfers
+        expect(tab.locator(".workers tbody tr")).to_have_count(1)
+        expect(tab.get_by_role("columnheader", name="Hidden")).to_have_count(0)
+        expect(tab.locator(".figures")).not_to_contain_text("Hidden transfers")
         context.close()
 
 

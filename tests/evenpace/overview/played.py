@@ -42,6 +42,14 @@ def iteration(
     return IterationRecord.of(number, number // 100, sum(map(int, sizes)), duration, parts, attempt)
 
 
+def recorded(number: int, workers: Sequence[WorkerRecord]) -> IterationRecord:
+    """Return an iteration in which workers have these records."""
+    parts = {f"worker-{i}": part for i, part in enumerate(workers)}
+    total = sum(part.batch_size for part in workers)
+    duration = max(part.batch_processing_time + part.waiting_time for part in workers)
+    return IterationRecord.of(number, 0, total, duration, parts)
+
+
 def play(
     policy: Policy, workers: int, total: int, iterations: int, time_of: Callable[[int, int, int], float]
 ) -> list[IterationRecord]:

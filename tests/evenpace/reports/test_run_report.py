@@ -1,6 +1,7 @@
 """The report of a run: from a manager's state or a manager, while it runs and after."""
 
 import json
+import math
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +33,7 @@ from evenpace.reports.run_totals import RunTotals
 from evenpace.reports.style import PARTS, SHADES
 from idl.records import IterationRecord, WorkerRecord
 from tests.evenpace.overview.noisy_gradients import with_norms
+from tests.evenpace.overview.played import recorded
 from tests.evenpace.reports.pages import read_page
 from tests.evenpace.reports.stored_runs import EVEN, records, write_run
 from tests.scripts import train_least_squares
@@ -197,6 +199,25 @@ def test_a_few_sizes_of_the_batch_are_listed(tmp_path):
         ("30", "181"),
         ("60", "182"),
     ]
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_hidden_transfers_are_in_the_report_where_they_were_measured(tmp_path, measured):
+    """The job's share with how much of an iteration transfers take, and each worker's with its bottleneck."""
+    slow, fast = (1.0, 0.2, 1.2, 0.4), (2.0, 0.4, 1.2, 0.4)
+    workers = [
+        WorkerRecord(10, 2.0, 2.0, 0.0, 0.5, math.nan, 1, math.nan, *(times if measured else ()))
+        for times in (slow, slow, fast)
+    ]
+    page, numbers = page_of(write_run(tmp_path, [recorded(number, workers) for number in range(20)]))
+    text = "exposed transfers take 20% of an iteration, 50% of all transfers are hidden"
+    assert (numbers["figures"]["hidden_share"] is not None) == measured
+    assert (text in page.text) == ("Hidden transfers" in page.text) == measured
+    assert ("bottleneck" in page.row("worker")) == measured
+    if measured:
+        at = page.row("worker").index("hidden")
+        told = [page.row(f"worker-{i}")[at : at + 2] for i in range(3)]
+        assert told == [["50%", "communication"]] * 2 + [["75%", "computing"]]
 
 
 @pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1, 30), (2, 1), (11, 5), (1000, 6)])
