@@ -5,7 +5,7 @@ A training script imports this and nothing else of ours:
     import evenpace
 
     loader = evenpace.torch.DataLoader(dataset, batch_size=256, shuffle=True)
-    optimizer = evenpace.torch.distribute(optimizer, loader)
+    optimizer = evenpace.torch.distribute(optimizer, loader, model)
 
 and is started with `evenpace run SCRIPT --workers 3`, or on each machine of a cluster with
 `evenpace worker --manager HOST:PORT --ps HOST:PORT SCRIPT`.

@@ -20,7 +20,7 @@ model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128
 loss_function = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = evenpace.torch.DataLoader(train, batch_size=128, shuffle=True)
-optimizer = evenpace.torch.distribute(optimizer, loader)
+optimizer = evenpace.torch.distribute(optimizer, loader, model)
 
 for _ in loader.epochs(15):
     for batch, targets in loader:

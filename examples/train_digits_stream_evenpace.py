@@ -38,7 +38,7 @@ model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128
 loss_function = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = evenpace.torch.StreamLoader(Digits(), batch_size=128, size=1500, shuffle_buffer=500)
-optimizer = evenpace.torch.distribute(optimizer, loader)
+optimizer = evenpace.torch.distribute(optimizer, loader, model)
 
 for _ in loader.epochs(15):
     for batch, targets in loader:
