@@ -2,8 +2,8 @@
 
 - `DataLoader` gives each worker its part of every batch. Every script has it, or `StreamLoader` where the
   samples come in a stream, or `PartitionedLoader` where each worker has only a part of the data.
-- `distribute(optimizer, loader, model)` is for an ordinary script: a parameter server (`evenpace ps`) sums the
-  gradients and takes the optimiser's step, and each worker gets the parameters.
+- `distribute(optimizer, loader, model)` is for an ordinary script: a parameter server (`evenpace ps`) sums
+  the gradients and takes the optimiser's step, and each worker gets the parameters.
 - `balance(model, loader, optimizer)` is for a script with `DistributedDataParallel`: gradients meet in its
   all-reduce as before, each with its weight. `weighted(loss)` does the same without DDP, as with FSDP.
 

@@ -123,12 +123,23 @@ def details(job: Shown, width: int) -> RenderableType:
     beside = sum(_width(lines, title) for title in [*complete, "why"]) - _GAP <= width
     parts: list[RenderableType] = [*head(job, width), Text(), workers_table(job, width, reasons=beside)]
     if not beside:
-        parts.append(Text())
-        for one, line in zip(job.figures.workers, lines, strict=True):
-            parts += _wrapped(Text.assemble((f"{plain(one.worker)}: ", "bold"), line["why"]), width)
+        parts += [Text(), *_reasons(job, lines, width)]
     if job.events:
         parts += [Text(), *events(job, _EVENTS)]
     return Group(*parts)
+
+
+def reasons_below(job: Shown, width: int) -> list[Text]:
+    """Draw the reasons for workers' verdicts in lines of their own, where `workers_table` has no room."""
+    lines = _worker_lines(job)
+    return [] if _has_reasons(lines, width) else _reasons(job, lines, width)
+
+
+def _reasons(job: Shown, lines: Sequence[Mapping[str, Text]], width: int) -> list[Text]:
+    parts: list[Text] = []
+    for one, line in zip(job.figures.workers, lines, strict=True):
+        parts += _wrapped(Text.assemble((f"{plain(one.worker)}: ", "bold"), line["why"]), width)
+    return parts
 
 
 def head(job: Shown, width: int) -> list[Text]:
@@ -183,15 +194,20 @@ def workers_table(job: Shown, width: int, most: int | None = None, *, reasons: b
     """
     lines = _worker_lines(job)[:most]
     titles = _worker_columns(lines, width)
-    used = sum(_width(lines, title) for title in titles[1:])
-    if reasons and width - used - _width(lines, "worker") >= _SHORTEST_REASON:
+    if reasons and _has_reasons(lines, width):
         table = _table([*titles, "why"], _LONGEST_NAME)
         table.expand, table.columns[-1].ratio = True, 1
     else:
-        table = _table(titles, width - used)
+        table = _table(titles, width - sum(_width(lines, title) for title in titles[1:]))
     for line in lines:
         table.add_row(*(line[str(column.header)] for column in table.columns))
     return table
+
+
+def _has_reasons(lines: Sequence[Mapping[str, Text]], width: int) -> bool:
+    """Return whether a table of workers has room for reasons beside its other columns."""
+    used = sum(_width(lines, title) for title in _worker_columns(lines, width))
+    return width - used >= _SHORTEST_REASON
 
 
 def _worker_columns(lines: Sequence[Mapping[str, Text]], width: int) -> list[str]:

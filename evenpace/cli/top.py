@@ -18,7 +18,16 @@ from rich.live import Live
 from rich.text import Text
 
 from batchsize_manager.client import ManagerClient
-from evenpace.cli.overview_tables import Shown, events, head, jobs_table, shown, sparkline, workers_table
+from evenpace.cli.overview_tables import (
+    Shown,
+    events,
+    head,
+    jobs_table,
+    reasons_below,
+    shown,
+    sparkline,
+    workers_table,
+)
 from evenpace.overview import phrases
 from evenpace.overview.feed import Feed
 from idl.errors import ConnectionLostError, EvenpaceError
@@ -182,14 +191,18 @@ def _all(seen: _Seen, chosen: str, width: int, lines: int) -> list[RenderableTyp
 
 
 def _one(job: Shown, width: int, lines: int) -> list[RenderableType]:
-    """Draw a job: its head, its iterations' times, its slowest workers that fit, and its last events."""
+    """Draw a job: its head, iterations' times, slowest workers that fit, why they are, and last events."""
     top = [*head(job, width), sparkline(job.durations, width), Text()]
     said = events(job, min(_EVENTS, max(0, lines - len(top) - 5)))
     bottom = [Text(), *said] if said else []
     count = sum(job.figures.verdicts.values())
     room, cut = _fit(count, lines - len(top) - len(bottom) - 1)
     hidden = count - len(job.figures.workers[:room])
-    return [*top, workers_table(job, width, room), *_more(hidden, cut), *bottom]
+    left = lines - len(top) - len(bottom) - 1 - min(room, count) - cut
+    below = reasons_below(job, width)[: max(0, left - 1)]
+    if below:
+        below.insert(0, Text())
+    return [*top, workers_table(job, width, room), *_more(hidden, cut), *below, *bottom]
 
 
 def _fit(count: int, lines: int) -> tuple[int, bool]:

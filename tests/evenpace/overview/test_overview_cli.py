@@ -384,4 +384,8 @@ def test_eighty_columns_have_what_matters_most(busy, wait_until):
         screen.press(b"\r")
         wait_until(lambda: screen.shows(r"worker +.*verdict +samples +time ms .*waits %"), "the workers")
         wait_until(lambda: screen.shows(r"good +working +even +10 +500 +50\.0 +1\.00 +0"), "a worker")
+        wait_until(
+            lambda: screen.shows("good: has nobody to be compared with"),
+            "the reason, for which the table has no room",
+        )
         assert not screen.shows("…")
