@@ -194,6 +194,27 @@ def sides_of(name: str) -> tuple[list[str], list[str]]:
     return one.split(","), other.split(",")
 
 
+def touched(kind: str, name: str) -> set[tuple[str, str]]:
+    """Return (site, name) of all that other faults must leave alone while one of a kind befalls a target.
+
+    An impostor's include the manager, which has to refuse it, and those of a service with a foreign state the
+    state's owner, which would leave its folder to it by its end.
+    """
+    site = str(KINDS[kind].site)
+    if kind == "foreign-state":
+        return {(site, part) for part in name.split(">")}
+    if site == "ranks":
+        return {(site, part) for part in itertools.chain(*sides_of(name))}
+    result = {(site, part) for part in (links_of(name) if site == "link" else [name])}
+    if (site, name) == ("writes", MANAGER):
+        result.add(("process", name))
+    if kind == "state-bit-flip":  # which needs the disk, as the manager's next start does
+        result |= {("disk", name), ("writes", name)}
+    if kind == "impostor" and name != MANAGER:
+        result |= {(site, MANAGER), ("link", f"{name}>{MANAGER}")}
+    return result
+
+
 def _with_seconds(draw: random.Random, faults: Iterable[Fault]) -> Iterator[Fault]:
     """Add faults by which two workers are out in overlapping intervals, now and then."""
     later: list[tuple[float, Fault]] = []

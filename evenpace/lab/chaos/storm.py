@@ -1,6 +1,5 @@
 """Storm: causes the scheduled faults on a cluster, verifies that each fired, and ends them."""
 
-import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from evenpace.lab.chaos import damage
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
-from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of, sides_of
+from evenpace.lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of, sides_of, touched
 from evenpace.lab.chaos.injections import (
     BadDisk,
     BlackHole,
@@ -183,7 +182,7 @@ class Storm:
     def _possible(self, kind: str, name: str) -> bool:
         """Return whether a fault of this kind can befall a target now."""
         site = KINDS[kind].site
-        if any(_touched(one.fault.kind, one.target) & _touched(kind, name) for one in self.active):
+        if any(touched(one.fault.kind, one.target) & touched(kind, name) for one in self.active):
             return False
         if kind in _TAKE_OUT and name != MANAGER and not self._leaves_the_state(name):
             return False
@@ -227,7 +226,7 @@ class Storm:
 
     def _may_leave(self, guest: str) -> bool:
         """Return whether a guest may leave: no other fault is befalling it, and others have its state."""
-        busy = any(_touched("kill", guest) & _touched(one.fault.kind, one.target) for one in self.active)
+        busy = any(touched("kill", guest) & touched(one.fault.kind, one.target) for one in self.active)
         return not busy and self._leaves_the_state(guest)
 
     def _leaves_the_state(self, name: str) -> bool:
@@ -334,19 +333,3 @@ class Storm:
 
 def _workers_in(name: str) -> list[str]:
     return name.partition(">")[0].split(",")
-
-
-def _touched(kind: str, name: str) -> set[tuple[str, str]]:
-    """Return (site, name) of all that other faults must leave alone; an impostor's include the manager."""
-    site = KINDS[kind].site
-    if kind == "foreign-state":
-        return {(str(site), part) for part in name.split(">")}
-    parts = itertools.chain(*sides_of(name)) if site == "ranks" else links_of(name)
-    touched = {(str(site), part) for part in parts}
-    if (site, name) == ("writes", MANAGER):
-        touched.add(("process", name))
-    if kind == "state-bit-flip":  # which needs the disk, as the manager's next start does
-        touched |= {("disk", name), ("writes", name)}
-    if kind == "impostor" and name != MANAGER:
-        touched |= {(str(site), part) for part in links_of(MANAGER)} | {("link", f"{name}>{MANAGER}")}
-    return touched

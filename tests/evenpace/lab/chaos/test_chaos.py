@@ -16,7 +16,7 @@ from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.chaos_run import run
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.errors import NotPossibleHereError
-from evenpace.lab.chaos.fault_schedule import KINDS, LONGEST, Sites, kinds_with, links_of, schedule
+from evenpace.lab.chaos.fault_schedule import KINDS, LONGEST, Sites, kinds_with, links_of, schedule, touched
 from evenpace.lab.chaos.ledgers import Journal, Rewind, Step, ledger_of, read_ledger
 
 WORKERS, SERVICES = ("w0", "w1", "w2"), ("manager", "ps-0", "ps-1")
@@ -98,6 +98,35 @@ def test_a_partition_is_between_some_workers_and_the_manager_or_all_shards():
     ]
     assert sum(kept) > 0.9 * len(kept)  # else a third would leave no worker out
     assert links_of("w0,w2>ps-0,ps-1") == ["w0>ps-0", "w0>ps-1", "w2>ps-0", "w2>ps-1"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        (("kill", "ps-0"), ("freeze", "ps-0"), True),
+        (("kill", "ps-0"), ("freeze", "ps-1"), False),
+        (("foreign-state", "ps-1>ps-0"), ("kill", "ps-0"), True),
+        (("foreign-state", "ps-1>ps-0"), ("bit-flip", "ps-1"), True),
+        (("foreign-state", "ps-1>ps-0"), ("kill", "manager"), False),
+        (("state-bit-flip", "manager"), ("kill", "manager"), True),
+        (("state-bit-flip", "manager"), ("disk", "manager"), True),
+        (("state-bit-flip", "manager"), ("failing-writes", "manager"), True),
+        (("state-bit-flip", "manager"), ("disk", "ps-0"), False),
+        (("failing-writes", "manager"), ("kill", "manager"), True),
+        (("failing-writes", "ps-0"), ("kill", "ps-0"), False),
+        (("impostor", "w0"), ("kill", "manager"), True),
+        (("impostor", "w0"), ("cut", "w0>manager"), True),
+        (("impostor", "w0"), ("cut", "w1>manager"), False),
+        (("black-hole", "w0,w1>ps-0"), ("cut", "w1>ps-0"), True),
+        (("black-hole", "w0,w1>ps-0"), ("cut", "w1>ps-1"), False),
+        (("rank-partition", "w0|w1,w2"), ("rank-black-hole", "w2|w3"), True),
+        (("rank-partition", "w0|w1"), ("rank-black-hole", "w2|w3"), False),
+    ],
+)
+def test_faults_keep_away_from_what_others_befall(one, other, meet):
+    """Two faults touch the same thing or not, whichever comes first."""
+    assert bool(touched(*one) & touched(*other)) == meet
+    assert touched(*one) & touched(*one)
 
 
 def test_workers_are_frozen_until_out_one_soon_after_the_other():
