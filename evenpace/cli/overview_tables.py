@@ -237,7 +237,7 @@ def _worker_lines(job: Shown) -> list[dict[str, Text]]:
             "× others": Text(_number(one.relative_to_others, "{:.2f}")),
             "waits %": Text(_number(one.waiting_share, "{:.0f}", 100)),
         }
-        if job.figures.hidden_share is not None:
+        if job.figures.exposed_share is not None:
             cells["hidden %"] = Text(_number(one.hidden_share, "{:.0f}", 100))
             cells["bottleneck"] = Text(one.bottleneck or _UNKNOWN)
         for name_, measured in SHOWN.items():

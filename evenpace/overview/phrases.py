@@ -125,17 +125,15 @@ def group_changes(changes: Sequence[Any]) -> str:
     return f"{seconds(sum(change.until_step for change in changes))} in the last {len(changes):,}; {said}"
 
 
-def transfers(exposed: float, hidden: float) -> str:
+def transfers(exposed: float, hidden: float | None) -> str:
     """Return what transfers take of a job whose bottleneck is communication, in words.
 
     Args:
         exposed: Share of an iteration that transfers take that are not hidden behind computing, 0 to 1.
-        hidden: Share of the transfers' time that is, 0 to 1.
+        hidden: Share of the transfers' time that is, 0 to 1; None where it is not known.
     """
-    return (
-        f"bound by communication: exposed transfers take {exposed:.0%} of an iteration, "
-        f"{hidden:.0%} of all transfers are hidden"
-    )
+    known = "" if hidden is None else f", {hidden:.0%} of all transfers are hidden"
+    return f"bound by communication: exposed transfers take {exposed:.0%} of an iteration{known}"
 
 
 def work_of_other_batches(twice: Estimate, half: Estimate) -> str:

@@ -136,7 +136,7 @@ class RecentFigures:
             prediction_error=number(float(prediction_error(self._predicted, self._speeds))),
             hidden_share=number(hidden),
             exposed_share=number(exposed),
-            transfers_text=phrases.transfers(exposed, hidden) if is_bound == 1 else "",
+            transfers_text=phrases.transfers(exposed, number(hidden)) if is_bound == 1 else "",
             **noise_figures(noise, int(whole.rows[-2:, TOTAL].max(initial=0)), sums.iterations),
             efficiency=number(efficiency),
             goodput=number(float(goodput(samples, seconds, efficiency))),

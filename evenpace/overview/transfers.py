@@ -38,10 +38,10 @@ def transfers(column: Callable[[str], Array]) -> Transfers:
     """Return the transfers of workers in iterations.
 
     By a parameter server, where `communication_time` is known, that is the time of exposed transfers, and the
-    times of buckets are a worker's own. Without these, all is pushed after the backward pass: nothing is
-    hidden, and communication is the bottleneck where it takes more than half of the batch processing time.
-    With an all-reduce, T_o and T_u are the least that any worker has measured in the iteration, since the
-    others' contain their waiting for the last one to be ready.
+    times of buckets are a worker's own. Without these, what is hidden is not known, and communication counts
+    as the bottleneck where it takes more than half of the batch processing time. With an all-reduce, T_o and
+    T_u are the least that any worker has measured in the iteration, since the others' contain their waiting
+    for the last one to be ready.
 
     Args:
         column: Returns the values of a field of `WorkerRecord`, (..., workers), as `IterationRecord.column`
@@ -55,11 +55,10 @@ def transfers(column: Callable[[str], Array]) -> Transfers:
     overlapped = np.isfinite(hidden)
     bound = np.where(overlapped, first + others > backward, communication > _HALF * processing)
     exposed = np.where(by_all_reduce, others + last - hidden, communication)
-    hidden = np.where(overlapped | by_all_reduce, hidden, 0.0)
     return Transfers(
         hidden / (hidden + exposed),
         np.minimum(exposed / (processing + waiting), 1.0),
-        np.where(np.isfinite(hidden), bound, np.nan),
+        np.where(np.isfinite(exposed), bound, np.nan),
     )
 
 

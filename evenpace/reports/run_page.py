@@ -127,7 +127,7 @@ def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
 
 def _transfers(figures: JobFigures) -> list[tuple[str, str, str]]:
     """Return the share of transfers that is hidden as in `_tiles`; none where nobody has measured it."""
-    if figures.hidden_share is None:
+    if figures.exposed_share is None:
         return []
     note = figures.transfers_text or "of the transfers' time, of late"
     return [("Hidden transfers", numbers.text(figures.hidden_share, ".0%"), note)]

@@ -24,7 +24,7 @@ export function Job({ job, page, stale }) {
         <${Figure} name="Prediction error" value=${percent(figures.prediction_error)} note="of speeds, RMS" />
         <${Figure} name="Gradient noise" value=${number(figures.noise_known ? figures.noise_scale : null)}
           unit=${figures.noise_known && "samples"} note=${figures.noise_text} />
-        ${figures.hidden_share != null &&
+        ${figures.exposed_share != null &&
         html`<${Figure} name="Hidden transfers" value=${percent(figures.hidden_share)} note=${figures.transfers_text || "of the transfers' time"} />`}
         ${figures.goodput != null &&
         html`<${Figure} name="Goodput" value=${number(figures.goodput)} unit="samples/s"

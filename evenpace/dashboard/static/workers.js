@@ -30,7 +30,7 @@ export function Workers({ job, page, picked, pick, change }) {
   const turn = useRef(0);
   const shown = page?.columns ?? []; // measured values
   const terms = page?.terms ?? { verdicts: {}, parts: {}, columns: {} };
-  const hides = job.figures.hidden_share != null; // whether anybody has measured transfers
+  const hides = job.figures.exposed_share != null; // whether anybody has measured transfers
   const columns = [...FIRST, ...(hides ? [HIDDEN] : []), ...shown.map(({ name, title }) => [name, capital(title), true]), LAST];
 
   useEffect(() => {

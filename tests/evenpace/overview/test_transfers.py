@@ -64,10 +64,13 @@ def test_a_pull_that_is_not_hidden_counts_among_the_transfers():
 
 
 @pytest.mark.parametrize(("communication", "bound"), [(0.9, 0), (1.1, 1)])
-def test_nothing_is_hidden_where_all_is_pushed_after_the_backward_pass(communication, bound):
+def test_without_the_times_of_buckets_what_is_hidden_is_not_known(communication, bound):
     """Communication is the bottleneck where it takes more than half of the batch processing time."""
     shown = of(worker(communication=communication))
-    assert (shown.hidden_share, shown.communication_bound) == ([0], [bound])
+    assert np.isnan(shown.hidden_share[0])
+    assert (shown.exposed_share, shown.communication_bound) == ([communication / 4], [bound])
+    text = viewed(worker(communication=communication)).transfers_text
+    assert text == bound * "bound by communication: exposed transfers take 28% of an iteration"
 
 
 def test_what_is_not_measured_is_not_known():
@@ -86,7 +89,7 @@ _ANY = st.just(math.nan) | st.floats(0, 1e3)
 
 @given(st.lists(st.builds(worker, _ANY, _ANY, _ANY, _ANY, _ANY), min_size=1, max_size=6))
 def test_shares_are_shares(workers):
-    """Whatever was measured, shares are from 0 to 1, and known together with the bottleneck."""
+    """Whatever was measured, shares are from 0 to 1, and not known without the bottleneck."""
     shown = of(*workers)
     for values in shown:
         known = values[~np.isnan(values)]
