@@ -371,7 +371,7 @@ def _open_streams() -> None:
             errors="backslashreplace" if number == 2 else "strict",
             closefd=False,
         )
-        if unbuffered and number:
-            stream.reconfigure(write_through=True)
+        if unbuffered and number:  # by whole lines, as `sitecustomize` has it
+            stream.reconfigure(line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

@@ -1,6 +1,7 @@
 """Every command and every piece of Python in the documents does what it says."""
 
 import os
+import sys
 
 import pytest
 
@@ -25,6 +26,19 @@ def test_the_document_can_be_followed(path, tmp_path):
     """All blocks of a document run, in order, as they stand there."""
     with own_network() as through:
         Page(blocks(path), tmp_path, through).run()
+
+
+def test_lines_of_programs_that_print_at_once_stay_apart(tmp_path):
+    """Each line is written as a whole, with its end."""
+    (tmp_path / "print.py").write_text("for _ in range(50_000): print('accuracy 90%')")
+    terminal = Terminal(tmp_path, "one", os.environ | {"PYTHONUNBUFFERED": "1"})
+    try:
+        command = f"{sys.executable} print.py"
+        terminal.run(f"{command} &\n{command}\nwait", 60.0)
+        assert set(terminal.printed().split("\n")) == {"accuracy 90%", ""}
+        assert terminal.printed().count("\n") == 100_000
+    finally:
+        terminal.close()
 
 
 def test_ctrl_c_ends_the_command_in_the_foreground_alone(tmp_path, wait_until):
