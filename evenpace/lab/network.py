@@ -82,9 +82,11 @@ class WorkerNetwork:
     def prefix(self, place: int) -> list[str]:
         """Return the command to put before another one, so that it runs in a place.
 
-        It is not `ip netns exec`, which mounts /sys again and thereby hides the control groups.
+        It is not `ip netns exec`, which mounts /sys again and thereby hides the control groups. Gloo is told
+        the place's network: it would look for one by the machine's name, which no place resolves.
         """
-        return ["nsenter", f"--net=/var/run/netns/{self._namespace(place)}", "--"]
+        inside = ["nsenter", f"--net=/var/run/netns/{self._namespace(place)}", "--"]
+        return [*inside, "env", "GLOO_SOCKET_IFNAME=eth0"]
 
     def address(self, place: int) -> str:
         """Return the address at which this machine and the other places reach a place."""

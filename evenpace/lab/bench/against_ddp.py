@@ -70,7 +70,7 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
             for rank in range(ranks):
                 network.limit(rank, config.rate * 8)
             host = network.host
-            places = [[*network.prefix(rank), "env", "GLOO_SOCKET_IFNAME=eth0"] for rank in range(ranks)]
+            places = [network.prefix(rank) for rank in range(ranks)]
         cluster = LocalCluster(folder, workers=ranks, shards=1 if mode == "ps" else 0, host=host)
         stack.callback(cluster.stop)
         services = []

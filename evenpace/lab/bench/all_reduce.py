@@ -11,6 +11,23 @@ import numpy as np
 from predictors import Array
 
 
+def overlapped(table: Array, backward: float, buckets: int, last: float, communication: float) -> Array:
+    """Return the seconds of an iteration by the batch of one worker: equation 7 of Cannikin.
+
+    Args:
+        table: Seconds that it computes for, by batch size; (sizes,).
+        backward: Share of them that is the backward pass.
+        buckets: Number of buckets, 1 / γ.
+        last: T_u, the seconds of the last bucket.
+        communication: T_comm, the seconds of all buckets.
+
+    Returns:
+        (sizes,).
+    """
+    starts = table * (1 - backward * (1 - 1 / buckets))
+    return np.maximum(table + last, starts + communication)
+
+
 @dataclass(frozen=True)
 class AllReduce:
     """The sum of gradients over the workers of a cluster.
@@ -38,8 +55,7 @@ class AllReduce:
             table: Seconds that it computes for, by batch size; (sizes,).
         """
         each = self.seconds / self.buckets
-        starts = table * (1 - self.backward[worker] * (1 - 1 / self.buckets))
-        return np.maximum(table + each, starts + self.seconds)
+        return overlapped(table, self.backward[worker], self.buckets, each, self.seconds)
 
     def iterate(self, computing: Array, factors: Array) -> tuple[float, list[dict[str, float]]]:
         """Go through an iteration.

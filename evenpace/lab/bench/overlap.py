@@ -126,10 +126,7 @@ def _job(
         workers: list[subprocess.Popen[str]] = []
         for number in range(config.workers):
             line = [*network.prefix(config.shards + number), *command, "--rank", str(number)]
-            environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}
-            worker = subprocess.Popen(
-                line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-            )
+            worker = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             stack.callback(worker.wait)
             stack.callback(worker.kill)
             workers.append(worker)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenpace.lab.bench.all_reduce import overlapped
 from predictors import Array
 
 
@@ -41,8 +42,8 @@ class ServerLinks:
         """
         push = self.seconds[worker] / 2
         last = push / self.buckets + self.seconds[worker] / 2
-        starts = table * (1 - self.backward[worker] * (1 - 1 / self.buckets))
-        return np.maximum(table + last, starts + push * (1 - 1 / self.buckets) + last)
+        communication = push * (1 - 1 / self.buckets) + last
+        return overlapped(table, self.backward[worker], self.buckets, last, communication)
 
     def iterate(self, computing: Array, factors: Array) -> tuple[float, list[dict[str, float]]]:
         """Go through an iteration.
