@@ -1,4 +1,4 @@
-"""A worker's script: DistributedDataParallel in groups that the manager forms; parameters differ at first."""
+"""A worker's script: DDP or FSDP2 in groups that the manager forms; parameters differ at first."""
 
 import argparse
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import evenpace
@@ -55,6 +57,11 @@ class Average:
             value.copy_(other)
 
 
+def whole(value):
+    """Return a tensor, with the shards of all ranks, which call this."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
 def wait_for(path):
     """Wait until there is a file."""
     while not path.exists():
@@ -81,11 +88,14 @@ class WaitForRecord:
                 time.sleep(0.001)
 
 
-def make(seed, optimizer, hidden=8, *, norm=False):
+def make(seed, optimizer, hidden=8, *, norm=False, sharded=False):
     """Make a network, its optimiser, and schedulers that step by batch and by epoch."""
     torch.manual_seed(seed)
     middle = (nn.BatchNorm1d(hidden), nn.Dropout(0.2)) if norm else ()
     module = nn.Sequential(nn.Linear(FEATURES, hidden), *middle, nn.Tanh(), nn.Linear(hidden, 1)).double()
+    if sharded:
+        for layer in (module[0], module):
+            fully_shard(layer)
     if optimizer == "adam":
         made = torch.optim.Adam(module.parameters(), lr=0.02)
     else:
@@ -132,6 +142,7 @@ def main():
     parser.add_argument("--stop", type=Path, required=True, help="A file that will say when, by iterations.")
     parser.add_argument("--evaluate", type=float, default=0.0, help="Seconds that it takes after an epoch.")
     parser.add_argument("--norm", action="store_true", help="Have batch normalisation and dropout.")
+    parser.add_argument("--sharded", action="store_true", help="Train by FSDP2, without an average.")
     parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
     parser.add_argument("--static-graph", action="store_true", help="Likewise.")
     parser.add_argument("--loading", type=int, default=0, help="Processes that load samples.")
@@ -152,12 +163,14 @@ def main():
         stand_in_nccl.register()
     distributed.init_process_group(options.backend)
     module, optimizer, by_batch, by_epoch = make(
-        options.seed, options.optimizer, options.hidden, norm=options.norm
+        options.seed, options.optimizer, options.hidden, norm=options.norm, sharded=options.sharded
     )
-    average = Average(module)
-    model = DistributedDataParallel(
-        module, find_unused_parameters=options.find_unused, static_graph=options.static_graph
-    )
+    average = None if options.sharded else Average(module)
+    model = module
+    if not options.sharded:
+        model = DistributedDataParallel(
+            module, find_unused_parameters=options.find_unused, static_graph=options.static_graph
+        )
     loader = evenpace.torch.DataLoader(
         Problem(),
         BATCH,
@@ -166,7 +179,7 @@ def main():
         micro_batch=options.micro_batch,
         num_workers=options.loading,
     )
-    evenpace.torch.balance(model, loader, optimizer, also=[average])
+    evenpace.torch.balance(model, loader, optimizer, also=[average] if average else ())
     session = evenpace.session()
     if options.await_record:
         optimizer.register_step_pre_hook(WaitForRecord(session))
@@ -184,12 +197,19 @@ def main():
             optimizer.zero_grad()
             parts = evenpace.torch.micro_batches(batch) if options.micro_batch else (batch,)
             for inputs, targets in parts:
-                nn.functional.mse_loss(model(inputs), targets).backward()
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                (evenpace.torch.weighted(loss) if options.sharded else loss).backward()
             optimizer.step()
-            average.update(module)
+            if average:
+                average.update(module)
             by_batch.step()
             time.sleep(options.pause)
-    end = {"parameters": module.state_dict(), "average": average.values, "released": session.released}
+    state = {name: whole(value) for name, value in module.state_dict().items()}
+    end = {
+        "parameters": state,
+        "average": average.values if average else [],
+        "released": session.released,
+    }
     torch.save(end, options.out.with_suffix(".part"))
     os.replace(options.out.with_suffix(".part"), options.out.with_suffix(".pt"))
 

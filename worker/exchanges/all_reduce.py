@@ -55,6 +55,14 @@ class Former(Protocol):
         """Note the state before a batch; where the one before did not count, go back to that before it."""
         ...
 
+    def leave(self) -> None:
+        """Let the other members have what they need of this one, before it goes to another group or leaves.
+
+        Raises:
+            InvalidRequestError: A part of the state is gone.
+        """
+        ...
+
     def cut(self, attempt: int) -> None:
         """End all waits for other members in groups of earlier attempts; called by any thread."""
         ...
@@ -231,7 +239,13 @@ class AllReduce:
         """Do nothing: each worker has made the step itself."""
 
     def settle(self, done: Assignment) -> None:
-        """Do nothing: what was reduced is with all workers."""
+        """Let the other members have what they need of this worker, which leaves them.
+
+        Raises:
+            InvalidRequestError: A part of the state is gone.
+        """
+        if self._former is not None:
+            self._former.leave()
 
     def forfeit(self, lost: Sequence[Any]) -> None:
         """Do nothing: an iteration without all ranks comes to nothing."""
@@ -248,7 +262,8 @@ class AllReduce:
         """Meet the other members in another attempt, whose group is formed before the next batch.
 
         Raises:
-            InvalidRequestError: The group is fixed, so that its workers cannot go back.
+            InvalidRequestError: The group is fixed, so that its workers cannot go back; or a part of the
+                state is gone.
         """
         if self._former is None:
             raise InvalidRequestError(
@@ -256,6 +271,7 @@ class AllReduce:
                 f"parameters themselves: restart the job from its checkpoint"
             ) from error
         self._manager = manager
+        self._former.leave()
         if self._steps is None:
             self._steps = first or 0
         began = time.perf_counter()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import distributed, nn
@@ -25,8 +25,9 @@ from worker.session import Session
 from worker.torch.backward_watch import BackwardWatch
 from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.consecutive import ConsecutivePairs
+from worker.torch.data_parallel import DataParallel
 from worker.torch.device_timing import time_on
-from worker.torch.formed_group import BACKENDS, FormedGroup, backend_for
+from worker.torch.formed_group import BACKENDS, FormedGroup, backend_for, guard_step
 from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
 from worker.torch.lost_shards import end_with_lost_shards
@@ -35,16 +36,18 @@ from worker.torch.micro_batches import Accumulation
 from worker.torch.preconditioner import Preconditioner, preconditioner_of
 from worker.torch.training_state import TrainingState
 
+Model = TypeVar("Model", bound=nn.Module)
+
 _HOOK, _LOSS = "balance(model, loader)", "weighted(loss)"
 
 
 def balance(
-    model: DistributedDataParallel,
+    model: Model,
     loader: Loader,
     optimizer: torch.optim.Optimizer | None = None,
     *,
     also: Sequence[Any] = (),
-) -> DistributedDataParallel:
+) -> Model:
     """Let a model in `DistributedDataParallel` sum gradients weighted by batch size.
 
     The training loop does not change; the gradient is expected to be of the *mean* loss over the loader's
@@ -58,7 +61,9 @@ def balance(
     which is gloo's or NCCL's, the manager has the job's workers form their group, another one whenever
     workers come or go: then all take the parameters, the optimiser's state, its schedulers' and that of
     `also` from one of them, and nothing else has to be the same at the start. The script's own group is given
-    up for it, and the ranks may change between two batches.
+    up for it, and the ranks may change between two batches. So are groups of a model in FSDP2, whose loss is
+    to be scaled by `weighted`: its parameters and the optimiser's state are gathered in one group and sharded
+    in the next. Where one of its ranks dies, the others end, with a line that says so.
 
     Args:
         model: The model, on all ranks; the ranks are the workers of the job.
@@ -80,10 +85,14 @@ def balance(
             or a group that the manager forms, the loader has another model.
     """
     session = loader.session
-    _check_replicated(model)
     exchange = AllReduce.of(
         session.exchange, "the session has a parameter server, which weights gradients: leave out `ps`"
     )
+    if optimizer is not None and _is_sharded_alone(model):
+        _form_groups_of_shards(model, loader, exchange, optimizer, also)
+        return model
+    _check_replicated(model)
+    assert isinstance(model, DistributedDataParallel)
     for name, module in model.module.named_modules():
         if isinstance(module, nn.SyncBatchNorm | SyncBatchNorm):
             raise InvalidRequestError(
@@ -96,7 +105,7 @@ def balance(
             "ranks would wait for each other: put the models into one module, in DistributedDataParallel, or "
             "leave out micro_batch="
         )
-    forms = optimizer is not None and _is_alone(model)
+    forms = optimizer is not None and _is_alone(model, model.process_group)
     if exchange.kind == FORMED_GROUP or (forms and loader.accumulation is not None):
         raise InvalidRequestError(
             "balance was called before: the manager has one group formed, for one model; put the models into "
@@ -135,10 +144,51 @@ def balance(
         ) from error
     if forms and optimizer is not None:
         state = TrainingState(model.module, optimizer, also)
-        exchange.form_groups_by(FormedGroup(session, model, optimizer, state, register))
+        backends = distributed.get_backend_config(model.process_group)
+        wrapper = DataParallel(model, backend_for(device, backends) == "gloo", register)
+        formed = FormedGroup(session, model, wrapper, backends, state)
+        guard_step(optimizer, formed)
+        exchange.form_groups_by(formed)
         session.before_batch.append(exchange.form_group)
     loader.accumulation = accumulation
     return model
+
+
+def _form_groups_of_shards(
+    model: nn.Module,
+    loader: Loader,
+    exchange: AllReduce,
+    optimizer: torch.optim.Optimizer,
+    also: Sequence[Any],
+) -> None:
+    """Have the manager form the groups of a model in FSDP2, whose loss is scaled by `weighted`.
+
+    Raises:
+        InvalidRequestError: The model is sharded in a way that cannot be done again for another group; the
+            optimiser has other parameters; or the job has micro-batches, or another model.
+    """
+    # Only here, as FSDP2 takes long to import.
+    from worker.torch.shards import FullyShard, ShardedGroup, Shards
+
+    session = loader.session
+    if session.training.micro_batch is not None:
+        raise InvalidRequestError(
+            "balance of a model in FSDP2 in a job with micro-batches: ranks have different numbers of "
+            "passes, which all gather parameters; leave out micro_batch=, or use DistributedDataParallel"
+        )
+    if exchange.kind == FORMED_GROUP:
+        raise InvalidRequestError(
+            "balance was called before: the manager has one group formed, for one model"
+        )
+    shards, device = Shards(model, optimizer), next(model.parameters()).device
+    note_device(session, device)
+    watch_memory(session, device)
+    end_with_lost_shards(session, exchange)
+    state, wrapper = TrainingState(model, optimizer, also), FullyShard(session, model, shards)
+    alone = ShardedGroup(session, shards, [], {})
+    backends = distributed.get_backend_config()
+    exchange.form_groups_by(FormedGroup(session, model, wrapper, backends, state, alone))
+    session.before_batch.append(exchange.form_group)
 
 
 def _check_replicated(model: object) -> None:
@@ -164,9 +214,14 @@ def _check_replicated(model: object) -> None:
         )
 
 
-def _is_alone(model: DistributedDataParallel) -> bool:
-    """Return whether the group of a model is this process alone, and of a backend whose groups are formed."""
-    group = model.process_group
+def _is_sharded_alone(model: object) -> bool:
+    """Return whether a model is in FSDP2, and this process is alone in torch.distributed's default group."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # else nothing is in FSDP2
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule) and _is_alone(cast(nn.Module, model), None)
+
+
+def _is_alone(model: nn.Module, group: distributed.ProcessGroup | None) -> bool:
+    """Return whether a model's group is this process alone, and of a backend whose groups are formed."""
     if distributed.get_world_size(group) != 1:
         return False
     device = next(model.parameters()).device

@@ -7,96 +7,123 @@ import socket
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
 from torch import distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.nn.parallel import DistributedDataParallel
 
-from idl.errors import InvalidRequestError, UnavailableError
+from idl.errors import UnavailableError
 from idl.exchange import Seat
 from worker.daemon_thread import in_daemon
 from worker.exchanges.all_reduce import AllReduce, GroupTimes
 from worker.session import Session
-from worker.torch.abortable_carrier import AbortableCarrier, keep_alive
 from worker.torch.gloo_connection import connected_apart
-from worker.torch.survivable_group import (
-    Carrier,
-    GlooCarrier,
-    SurvivableGroup,
-    connections,
-    duplicates,
-    shut,
-)
+from worker.torch.reaching import reach, unreached
+from worker.torch.survivable_group import connections, duplicates, shut
 from worker.torch.training_state import TrainingState
 
 log = logging.getLogger(__name__)
 
 _FORM_SECONDS = datetime.timedelta(seconds=30)  # once all members are there
-_CONNECT_SECONDS = 2.0  # for one attempt to reach a store's host, after which another may be made
-_CONNECT_PAUSE_SECONDS = 0.1
 _WAIT_SECONDS = datetime.timedelta(minutes=30)  # for others, as PyTorch; a straggler is no fault
 
 BACKENDS = {"gloo", "nccl"}  # of which groups are formed; all but gloo's are broken by aborting them
 
-# Options of DistributedDataParallel that are not kept in a form which it could be made anew with.
-_REFUSED = ("mixed_precision", "_delay_all_reduce_params", "device_mesh", "bucket_cap_mb_list")
+
+class Group(Protocol):
+    """A process group that a model is trained in."""
+
+    def settle(self) -> str | None:
+        """Wait for operations under way, and return why some could not be completed; None if all were."""
+        ...
+
+    def cut(self) -> None:
+        """Let nothing wait for members that are gone; may be called by any thread."""
+        ...
+
+    def close(self) -> None:
+        """End all operations; afterwards the group may be destroyed."""
+        ...
+
+    def begin(self) -> None:
+        """Begin a batch, of which `settle` is the end."""
+        ...
+
+    def leave(self) -> None:
+        """Let the other members have what they need of this one, before it goes to another group or leaves.
+
+        Raises:
+            InvalidRequestError: A part of the state is gone.
+        """
+        ...
+
+
+class Wrapper(Protocol):
+    """What a model is wrapped in, so that ranks train it together."""
+
+    def leave(self) -> None:
+        """Take the model out of its group, which has been closed."""
+        ...
+
+    def group(self, inner: Any, connections: list[socket.socket], members: Mapping[str, str]) -> Group:
+        """Return a group for the model.
+
+        Args:
+            inner: PyTorch's.
+            connections: Duplicates of its connections.
+            members: Addresses of its members' stores, by name.
+        """
+        ...
+
+    def enter(self, group: Any) -> None:
+        """Wrap the model in a group, before it has the state that all members have."""
+        ...
+
+    def begin(self) -> None:
+        """Make the model ready to be trained, now that it has that state."""
+        ...
 
 
 class FormedGroup:
-    """The process group of a model in `DistributedDataParallel`, as the manager has it formed.
+    """The process group of a model, as the manager has it formed.
 
     Args:
         session: This worker's session.
         model: The model.
-        optimizer: Its optimiser.
+        wrapper: What it is wrapped in.
+        backends: The backends that the script has chosen, by types of devices.
         state: What the training goes on with.
-        register: Registers the communication hook with the model.
-
-    Raises:
-        InvalidRequestError: The model has options with which it cannot be wrapped anew; or NCCL's groups
-            would end the process.
+        group: The group that the script has put the model into.
     """
 
     def __init__(
         self,
         session: Session,
-        model: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        wrapper: Wrapper,
+        backends: str,
         state: TrainingState,
-        register: Callable[[], None],
+        group: Group | None = None,
     ) -> None:
-        for option in _REFUSED:
-            if getattr(model, option, None):
-                raise InvalidRequestError(
-                    f"{option.strip('_')}: DistributedDataParallel with it cannot be wrapped anew for "
-                    f"another group; leave it out, or start the workers by torchrun"
-                )
         self._session = session
         self._model = model
+        self._wrapper = wrapper
         self._state = state
-        self._register = register
-        self._backends = distributed.get_backend_config(
-            model.process_group
-        )  # that the script has chosen, by types of devices
-        self._device = next(model.parameters()).device
-        self._by_gloo = backend_for(self._device, self._backends) == "gloo"
-        if not self._by_gloo:
-            keep_alive()
+        self._backends = backends
+        self._by_gloo = backend_for(next(model.parameters()).device, backends) == "gloo"
         self._server: TCPStore | None = None
         self._address = ""  # at which others reach it
         self._members: dict[str, str] = {}  # addresses of the present attempt's members, by name
         self._lock = threading.Condition()  # of what follows; notified when an attempt is over
-        self._group: SurvivableGroup | None = None
+        self._group = group
         self._attempt = -1  # that the group is of
         self._over = 0  # attempts below this are over
         self._gathering: list[socket.socket] = []  # duplicates of the connection at which members gather
-        _guard_step(optimizer, self)
 
     def settle(self) -> str | None:
         """Wait for the device, and return why the iteration under way does not count; None where it does."""
@@ -120,6 +147,8 @@ class FormedGroup:
             self._state.note()
         else:
             self._state.go_back()
+        if self._group is not None:
+            self._group.begin()
 
     def report_step(self) -> None:
         """Report the iteration, whose gradient was reduced, before the optimiser steps with it."""
@@ -132,6 +161,15 @@ class FormedGroup:
         self._state.note_moving()
         for parameter in self._model.parameters():
             parameter.grad = None
+
+    def leave(self) -> None:
+        """Let the other members have what they need of this one, before it goes to another group or leaves.
+
+        Raises:
+            InvalidRequestError: A part of the state is gone.
+        """
+        if self._group is not None:
+            self._group.leave()
 
     def serve(self, host: str) -> str:
         """Serve a store for as long as this process lives, and return its address, HOST:PORT.
@@ -173,6 +211,9 @@ class FormedGroup:
                 sent = time.perf_counter()
             has_state()
             self._state.compare(group, partial(self._apart, attempt))
+            self._wrapper.begin()
+            if self._group is not None:
+                self._group.begin()
         except RuntimeError as error:
             raise UnavailableError(
                 f"the group of {seat.size} workers for attempt {attempt} could not be formed: {error}"
@@ -201,18 +242,14 @@ class FormedGroup:
         It is another one where gradients are reduced by NCCL, which takes no tensors of the CPU's, and does
         not say that a tensor has come.
         """
-        model, self._members = self._model, {}
-        for parameter in model.parameters():
+        self._members = {}
+        for parameter in self._model.parameters():
             parameter.grad = None  # which may be a view of the wrapper's buckets
         with self._lock:
             before, self._group, self._attempt = self._group, None, attempt
         if before is not None:
             before.close()
-        # The old wrapper goes before its group, which it holds; after a failure there may be neither.
-        if model.reducer is not None:
-            model.reducer._remove_autograd_hooks()
-        for holder in ("reducer", "logger", "process_group"):
-            setattr(model, holder, None)
+        self._wrapper.leave()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         store = self._gather(attempt, seat)
@@ -234,19 +271,15 @@ class FormedGroup:
         ports = {self._server.port, int(seat.store.rpartition(":")[2])}
         with self._lock:
             found = duplicates(connections() - earlier, ports)
-            carrier: Carrier = GlooCarrier(found)
-            if not self._by_gloo:
-                carrier = AbortableCarrier(inner._get_backend(self._device).abort, found)
-            self._group = group = SurvivableGroup(inner, carrier)
+            self._group = group = self._wrapper.group(inner, found, self._members)
             self._check_not_over(attempt)
-        _wrap(model, group)
+        self._wrapper.enter(group)
         with self._lock:
             gathering, self._gathering = self._gathering, []
         for connection in gathering:  # NCCL's members meet by way of the store in the first operation
             connection.close()
         if (why := group.settle()) is not None:
             raise UnavailableError(f"the group of attempt {attempt} has broken: {why}")
-        self._register()
         return beside
 
     def _gather(self, attempt: int, seat: Seat) -> PrefixStore:
@@ -300,17 +333,11 @@ class FormedGroup:
 
     def _name_unreached(self, attempt: int) -> str:
         """Return the members that cannot be reached from here, in words; nothing if the attempt is over."""
-        unreached = []
-        for name, address in self._members.items():
-            host, _, number = address.rpartition(":")
-            try:
-                reach(host.strip("[]"), int(number), 0.0, lambda: self._check_not_over(attempt))
-            except UnavailableError:
-                return ""
-            except OSError as error:
-                unreached.append(f"{name} at {address} ({error})")
-        own = self._session.config.worker
-        return f"; {own} cannot reach {', '.join(unreached)}" if unreached else ""
+        try:
+            found = unreached(self._members, lambda: self._check_not_over(attempt))
+        except UnavailableError:
+            return ""
+        return f"; {self._session.config.worker} cannot reach {', '.join(found)}" if found else ""
 
     def _check_not_over(self, attempt: int) -> None:
         if self._over > attempt:
@@ -322,32 +349,7 @@ def backend_for(device: torch.device, backends: str) -> str | None:
     return dict(one.split(":") for one in backends.split(",")).get(device.type)
 
 
-def reach(host: str, port: int, seconds: float, check: Callable[[], None]) -> None:
-    """Wait until a process can be connected to that listens as long as it lives.
-
-    Args:
-        host: Its host's name or address.
-        port: Its port.
-        seconds: Seconds to wait, at most.
-        check: Called before each attempt; what it raises ends the wait.
-
-    Raises:
-        OSError: It does not live any more, as its port refuses connections; or the time is up.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        check()
-        try:
-            return socket.create_connection((host, port), _CONNECT_SECONDS).close()
-        except ConnectionRefusedError:
-            raise
-        except OSError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(_CONNECT_PAUSE_SECONDS)
-
-
-def _guard_step(optimizer: torch.optim.Optimizer, group: FormedGroup) -> None:
+def guard_step(optimizer: torch.optim.Optimizer, group: FormedGroup) -> None:
     """Let an optimiser take no step with the gradient of a batch that does not count."""
     own = optimizer.step
 
@@ -362,35 +364,6 @@ def _guard_step(optimizer: torch.optim.Optimizer, group: FormedGroup) -> None:
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else those made before would warn
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-
-
-def _wrap(model: DistributedDataParallel, group: distributed.ProcessGroup) -> None:
-    """Make a wrapper anew, in place, in another group; its options and hooks stay."""
-    kept: dict[str, Any] = {
-        name: value for name, value in vars(model).items() if name.endswith(("_hooks", "_hooks_with_kwargs"))
-    }
-    training = model.training
-    names = ("forward_sync_buffers", "broadcast_buffers")  # in later and earlier versions of PyTorch
-    sync = next(name for name in names if hasattr(model, name))
-    default = getattr(model, "bucket_bytes_cap_default", False)
-    DistributedDataParallel.__init__(
-        model,
-        model.module,
-        device_ids=model.device_ids,
-        output_device=model.output_device,
-        dim=model.dim,
-        init_sync=False,
-        process_group=group,
-        bucket_cap_mb=None if default else model.bucket_bytes_cap / 2**20,
-        find_unused_parameters=model.find_unused_parameters,
-        gradient_as_bucket_view=model.gradient_as_bucket_view,
-        static_graph=model.static_graph,
-        **{sync: getattr(model, sync)},
-    )
-    model.train(training)  # type: ignore[no-untyped-call]
-    for name, hooks in kept.items():
-        if isinstance(hooks, dict):
-            getattr(model, name).update(hooks)
 
 
 def _use_interface_of(host: str) -> None:

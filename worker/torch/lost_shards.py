@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from idl.errors import EvenpaceError
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _UNMOVED_SECONDS = 1.0  # for which the training thread must stand still within a collective operation
 _COLLECTIVE = ("torch.distributed.distributed_c10d", "torch.distributed.fsdp", "torch.autograd.graph")
-_GO_ON = (
+GO_ON = (
     "a shard of the parameters is gone with its rank, so that this one cannot go on: start the job again, "
     "and it goes on from the script's checkpoint"
 )
@@ -41,8 +42,8 @@ def end_with_lost_shards(session: Session, exchange: AllReduce) -> None:
     """
 
     def end(error: EvenpaceError) -> None:
-        waits = threading.Thread(target=_end, args=(session, error), name="evenpace-end", daemon=True)
-        waits.start()
+        arguments = (session, str(error))
+        threading.Thread(target=end_once_stuck, args=arguments, name="evenpace-end", daemon=True).start()
 
     exchange.on_abandoned = end
     earlier = sys.excepthook
@@ -52,19 +53,25 @@ def end_with_lost_shards(session: Session, exchange: AllReduce) -> None:
         if isinstance(error, RuntimeError) and _raised_by_collective(traceback) and _has_shards():
             log.error(
                 "a collective operation has failed: if a rank has died, %s",
-                _GO_ON,
+                GO_ON,
                 extra=session.log_fields(),
             )
 
     sys.excepthook = say
 
 
-def _end(session: Session, error: EvenpaceError) -> None:
-    """End the process once its main thread waits in a collective operation; return if it goes on."""
+def end_once_stuck(session: Session, why: str, is_over: Callable[[], bool] = lambda: False) -> None:
+    """End the process once its main thread waits in a collective operation.
+
+    Args:
+        session: This worker's session.
+        why: The reason, for the log.
+        is_over: Returns whether it is to go on after all; then this returns.
+    """
     thread = threading.main_thread().ident
     assert thread is not None
     last, since = None, time.monotonic()
-    while True:
+    while not is_over():
         frame = sys._current_frames().get(thread)
         if frame is None:
             return
@@ -74,7 +81,7 @@ def _end(session: Session, error: EvenpaceError) -> None:
         waits, unmoved = _is_collective(frame), time.monotonic() - since
         del frame
         if waits and unmoved >= _UNMOVED_SECONDS and _has_shards():
-            log.error("%s; %s", error, _GO_ON, extra=session.log_fields())
+            log.error("%s; %s", why, GO_ON, extra=session.log_fields())
             logging.shutdown()
             os._exit(1)
         time.sleep(_UNMOVED_SECONDS / 10)

@@ -107,6 +107,12 @@ class SurvivableGroup(distributed.ProcessGroup):
         """Let all that waits for other ranks end, and break the group; may be called by any thread."""
         self._carrier.cut()
 
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def leave(self) -> None:
+        """Do nothing: the others have all that this rank has."""
+
     def close(self) -> None:
         """End all operations; afterwards the group around which this one is may be destroyed."""
         if not self._carrier.close():

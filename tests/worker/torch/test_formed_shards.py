@@ -1,0 +1,198 @@
+"""FSDP2 in groups that the manager forms: real processes, a real manager, gloo."""
+
+import contextlib
+
+import pytest
+import thriftpy2
+import torch
+from thriftpy2.protocol import TBinaryProtocolFactory
+from thriftpy2.rpc import make_client
+from thriftpy2.transport import TFramedTransportFactory
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from batchsize_manager.client import ManagerClient
+from idl.errors import InvalidRequestError
+from tests import ROOT
+from tests.scripts import train_formed_group as script
+from tests.services import manager_process
+from tests.worker.torch.test_formed_groups import PAUSE, Run, bits, check_equal_to_one_process, first_seed
+from worker.torch.shards import Shards
+
+stock = thriftpy2.load(str(ROOT / "idl" / "batchsize_manager.thrift"), module_name="formed_shards_thrift")
+
+
+@pytest.fixture
+def alone():
+    """Put this process into a group of its own."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer):
+    """Where a worker joins and another is drained, parameters stay those of one process."""
+    with (
+        manager_process("--workers", "2", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, "--sharded", "--optimizer", optimizer) as run,
+        contextlib.closing(ManagerClient(manager)) as client,
+    ):
+        run.start("ab")
+        run.reaches("a", 12)
+        first = first_seed(run, "ab")
+        run.start("c")
+        run.reaches("c", 1)
+        run.reaches("a", run.seen("c")[0][1] + 3)
+        client.drain("default", "a")
+        drained = run.end("a")
+        assert "drained" in drained["released"]
+        check_equal_to_one_process(drained, first, run.seen("a")[-1][1] + 1, optimizer)
+        ended, iterations = run.end_all("bc")
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], first, iterations, optimizer)
+        sizes = [line[5] for line in run.seen("b")]
+        assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [2, 3, 2]
+        assert [line[1] for line in run.seen("b")] == list(range(iterations))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+def test_the_others_end_when_one_is_gone(tmp_path, wait_until, fault):
+    """Its shards are gone, and a line says what to do."""
+    with (
+        manager_process("--workers", "3", "--policy", "even", "--silence", "3") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, "--sharded") as run,
+    ):
+        run.start("abc")
+        run.reaches("a", 12)
+        getattr(run, fault)("b")
+        for name in "ac":
+            assert "it goes on from the script's checkpoint" in run.fails(name)
+
+
+@pytest.mark.slow
+def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_path, wait_until):
+    """The others have gathered all by then."""
+    with (
+        manager_process("--workers", "2", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, "--sharded") as run,
+    ):
+        run.start("ab")
+        run.reaches("a", 12)
+        client = make_client(
+            stock.BatchSizeManager,
+            manager.host,
+            manager.port,
+            proto_factory=TBinaryProtocolFactory(),
+            trans_factory=TFramedTransportFactory(),
+            timeout=60_000,
+        )
+        identity = stock.common.Identity("default", "c", "c-1")
+        job = stock.JobSpec(script.SAMPLES, script.BATCH, seed=3, shuffle=True, drop_last=False)
+        bounds = stock.Bounds(minimum=1, maximum=100, granularity=1)
+        joined = client.join(stock.JoinRequest(identity, job, bounds, exchange="formed_group"))
+        meeting = stock.RewindRequest(identity, joined.recover, 0, store="127.0.0.1:9")
+        while (reply := client.rewind(meeting)).recover is not None:
+            meeting.attempt = reply.recover
+        assert reply.group.size == 3
+        client.close()
+        run.reaches("a", reply.assignment.iteration + 3)
+        ended, iterations = run.end_all("ab")
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
+
+
+def model_and_optimizer():
+    """Return a model with tied weights in FSDP2, whose parts have options of their own, and its optimiser."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3)).double()
+    model[2].weight = model[0].weight
+    fully_shard(
+        [model[0], model[2]],
+        reshard_after_forward=False,
+        mp_policy=MixedPrecisionPolicy(output_dtype=torch.float64),
+    )
+    fully_shard(model)
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def step(model, optimizer):
+    """Take a step."""
+    optimizer.zero_grad()
+    model(torch.ones(2, 6, dtype=torch.float64)).square().mean().backward()
+    optimizer.step()
+
+
+def whole(model):
+    """Return all parameters by name."""
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+        for name, value in model.named_parameters()
+    }
+
+
+def test_nothing_changes_where_shards_are_gathered_and_scattered(alone):
+    """Parameters, the optimiser's state, and what `fully_shard` was called with."""
+    model, optimizer = model_and_optimizer()
+    expected, its_optimizer = model_and_optimizer()
+    model[0].set_gradient_divide_factor(2.0)
+    expected[0].set_gradient_divide_factor(2.0)
+    kinds = list(map(type, model.modules()))
+    shards = Shards(model, optimizer)
+    for _ in range(3):
+        step(model, optimizer)
+        step(expected, its_optimizer)
+        shards.gather()
+        assert shards.is_whole
+        assert not any(isinstance(value, DTensor) for value in model.parameters())
+        assert [type(module).__name__ for module in model] == ["Linear", "Tanh", "Linear", "Linear"]
+        shards.scatter(torch.device("cpu"))
+        assert not shards.is_whole
+        assert [kind.__name__ for kind in kinds] == [type(module).__name__ for module in model.modules()]
+    step(model, optimizer)
+    step(expected, its_optimizer)
+    assert model[0].weight is model[2].weight
+    for name, value in whole(expected).items():
+        assert torch.equal(whole(model)[name], value), name
+    (group,) = model[0]._get_fsdp_state()._fsdp_param_groups
+    assert group.gradient_divide_factor == 2.0
+    assert group.post_forward_mesh_info is None
+    assert model[0]._get_fsdp_state()._mp_policy.output_dtype == torch.float64
+    state = optimizer.state_dict()["state"]
+    assert all(int(of["step"]) == 4 for of in state.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, "fully_shard with an offload_policy"),
+        ({"shard_placement_fn": lambda parameter: Shard(parameter.ndim - 1)}, "fully_shard with placement"),
+        ({"mesh": "two"}, "fully_shard with a mesh of 2 dimensions"),
+        ({"ignored_params": "bias"}, "0.bias is in no shard"),
+    ],
+)
+def test_what_cannot_be_sharded_again_is_refused(alone, options, said):
+    """Before anything has changed."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    given = dict(options)
+    if "mesh" in given:
+        given["mesh"] = init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "shards"))
+    if "ignored_params" in given:
+        given["ignored_params"] = {model[0].bias}
+    fully_shard(model, **given)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InvalidRequestError, match=said):
+        Shards(model, optimizer)
+
+
+def test_an_optimiser_of_the_parameters_of_before_is_refused(alone):
+    """It would step them in the place of the shards."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fully_shard(model)
+    with pytest.raises(InvalidRequestError, match="make it after fully_shard"):
+        Shards(model, optimizer)

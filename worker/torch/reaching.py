@@ -1,0 +1,50 @@
+"""Processes that can be reached from here, by a port at which each listens for as long as it lives."""
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+_CONNECT_SECONDS = 2.0  # for one attempt to reach a host, after which another may be made
+_CONNECT_PAUSE_SECONDS = 0.1
+
+
+def reach(host: str, port: int, seconds: float, check: Callable[[], None]) -> None:
+    """Wait until a process can be connected to that listens as long as it lives.
+
+    Args:
+        host: Its host's name or address.
+        port: Its port.
+        seconds: Seconds to wait, at most.
+        check: Called before each attempt; what it raises ends the wait.
+
+    Raises:
+        OSError: It does not live any more, as its port refuses connections; or the time is up.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        check()
+        try:
+            return socket.create_connection((host, port), _CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            raise
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_CONNECT_PAUSE_SECONDS)
+
+
+def unreached(members: Mapping[str, str], check: Callable[[], None] = lambda: None) -> list[str]:
+    """Return those that cannot be reached, in words.
+
+    Args:
+        members: Addresses by name, HOST:PORT.
+        check: As of `reach`.
+    """
+    found = []
+    for name, address in members.items():
+        host, _, number = address.rpartition(":")
+        try:
+            reach(host.strip("[]"), int(number), 0.0, check)
+        except OSError as error:
+            found.append(f"{name} at {address} ({error})")
+    return found
