@@ -204,8 +204,9 @@ def _check_replicated(model: object) -> None:
         if sharded:
             raise InvalidRequestError(
                 f"{kind}: balance takes a model in torch's DistributedDataParallel, each of whose ranks has "
-                f"all parameters, but {sharded[0]} is a DTensor, as those of FSDP2's fully_shard: start the "
-                f"processes by torchrun, and scale the loss by weighted(loss) in place of balance"
+                f"all parameters, but {sharded[0]} is a DTensor, as those of FSDP2's fully_shard: scale the "
+                f"loss by weighted(loss), and start the processes by torchrun, without balance, or each by "
+                f"itself, and give balance the optimiser"
             )
     if not isinstance(model, DistributedDataParallel):
         raise InvalidRequestError(
