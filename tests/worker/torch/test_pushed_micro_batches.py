@@ -48,6 +48,7 @@ class Trained:
         attempts: The job's attempts that it has seen.
         at_ends: By iteration, for each of its micro-batches, whether a push had begun once it was computed.
         at_once: By iteration, the micro-batches that it was to compute at once.
+        factors: Of each micro-batch, what gradients were to be multiplied by.
     """
 
     def __init__(self):
@@ -55,6 +56,7 @@ class Trained:
         self.attempts = set()
         self.at_ends = {}
         self.at_once = {}
+        self.factors = []
 
 
 def state_of(model):
@@ -108,6 +110,7 @@ def train(
                 left = len(batch) - number - 1
                 mean_error(model, inputs, targets).backward()
                 begun.append(session.exchange._begun is not None)
+                trained.factors.append(loader.accumulation.last_factor)
             change(now.iteration, model)
             trained.attempts.add(now.attempt)
             optimizer.step()
@@ -160,11 +163,12 @@ def train_alone_in_micro_batches(model):
     return state_of(model)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("micro_batch", [3, 5])
-def test_uneven_slices_in_micro_batches_equal_one_process(shards, micro_batch):
+@pytest.mark.parametrize(
+    ("shards", "micro_batch", "pull_ahead"), [(1, 3, False), (3, 5, False), (1, 5, True), (3, 3, True)]
+)
+def test_uneven_slices_in_micro_batches_equal_one_process(shards, micro_batch, pull_ahead):
     """The last pass of several micro-batches, and that of one, completes what is pushed meanwhile."""
-    (several, one), records = train_with(2, shards, micro_batch=micro_batch)
+    (several, one), records = train_with(2, shards, micro_batch=micro_batch, pull_ahead=pull_ahead)
     numbers = [len(begun) for begun in several.at_ends.values()]
     assert min(numbers) > 1, "of micro-batches of the first worker"
     assert {len(begun) for begun in one.at_ends.values()} == {1}
@@ -196,7 +200,7 @@ def test_a_part_arrives_before_the_last_pass_ends(wait_until, shards):
     torch.testing.assert_close(trained.values, train_alone(leave), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
     """The sum is divided as the end of the loop divides it; norms of micro-batches are the same as well."""
     model = make_model().to(dtype)
@@ -211,7 +215,9 @@ def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
     assert len(known) >= STEPS - 1
     for one, other in zip(known, others, strict=True):
         assert one.iteration == other.iteration
-        assert astuple(one.norms) == pytest.approx(astuple(other.norms), rel=1e-6)
+        assert astuple(one.norms) == pytest.approx(astuple(other.norms), rel=1e-5), (
+            "as rounded in another order"
+        )
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -269,6 +275,7 @@ def test_exact_sums_are_pushed_by_the_step():
     with Services(1, 2, synchronisation=Synchronisation(exact=True)) as services:
         trained = train(services.session("w"))
     assert not any(map(any, trained.at_ends.values()))
+    assert set(trained.factors) == {None}
     torch.testing.assert_close(trained.values, train_alone(leave), rtol=0, atol=1e-10)
 
 
@@ -277,6 +284,7 @@ def test_micro_batches_at_once_are_pushed_by_the_step():
     with Services(1) as services:
         trained = train(services.session("w", bounds=Bounds(at_once=2)))
     assert set(trained.at_once.values()) == {1, 2}
+    assert trained.attempts == {0}
     for iteration, begun in trained.at_ends.items():
         assert begun[-1] == (iteration >= TRIALS and trained.at_once[iteration] == 1)
     torch.testing.assert_close(trained.values, train_alone(leave), rtol=0, atol=1e-12)
