@@ -113,13 +113,16 @@ def test_in_micro_batches_the_times_are_those_of_the_last_pass():
     found = records(policy="overlap", micro_batch=1)
     assert len(found) == ITERATIONS
     passes = LAYERS * SECONDS
+    shares = []  # of the time of a micro-batch, for which its backward pass takes two thirds
     for part in (part for record in found[TRIALS:] for part in record.parts.values()):
-        assert 2 * passes * (1 - 1 / LAYERS) < part.backward_time < 2 * passes + 2 * LATE
+        computing = part.batch_processing_time - part.communication_time
+        assert part.backward_time > 2 * passes * (1 - 1 / LAYERS)
+        assert computing - part.backward_time > (part.batch_size - 1) * 3 * passes + passes - LATE
         assert 0 < part.first_bucket_time < part.backward_time
         assert part.other_buckets_time > 0
         assert part.last_bucket_time > 0
-        computing = part.batch_processing_time - part.communication_time
-        assert computing - part.backward_time > (part.batch_size - 1) * 3 * passes + passes - LATE
+        shares.append(part.backward_time * part.batch_size / computing)
+    assert np.median(shares) < 0.9
 
 
 def clip(model):
