@@ -148,8 +148,8 @@ struct ReportRequest {
                                     // transferred; left out: not known
  17: optional double backward_time  // seconds of batch_processing_time from the begin of the backward pass until its last
                                     // gradient was ready to be summed over the workers, or pushed; left out: not known,
-                                    // as the three below, such as where nothing is sent before that. They serve the
-                                    // policy `overlap`
+                                    // as the three below, such as where nothing is sent before that. In micro-batches
+                                    // it is the last one's pass. They serve the policy `overlap`
  18: optional double first_bucket_time  // seconds of those until the first bucket of gradients was ready
  19: optional double other_buckets_time // seconds in which any bucket but the last was ready, and not summed yet over
                                     // the workers or, with a parameter server, written to all shards; others that were

@@ -122,11 +122,16 @@ class Planner:
         in_units = {}
         for name, record in observations.items():
             count = record.batch_size
-            number = self._cuts(count).number(count)
+            cuts = self._cuts(count)
+            number = cuts.number(count)
+            whole = number * self._unit / count if count else 1.0
+            of_last = self._unit / (count - cuts.position(number - 1)) if count else 1.0
             in_units[name] = record._replace(
                 batch_size=number,
-                batch_processing_time=record.batch_processing_time
-                * (number * self._unit / count if count else 1.0),
+                batch_processing_time=record.batch_processing_time * whole,
+                communication_time=record.communication_time * whole,
+                backward_time=record.backward_time * of_last,
+                first_bucket_time=record.first_bucket_time * of_last,
                 memory_usage=min(record.memory_usage, MEMORY_GUARD),
             )
         return in_units

@@ -171,9 +171,9 @@ class Learned(Policy):
 
     def _times(self, curves: Curves | OverlappedCurves, alone: Alone) -> TimeCurves:
         """Return the curves for the solver; in waves, where a worker may compute several at once."""
-        if self._gains.matter and isinstance(curves, Curves):
-            return CurvesInWaves(curves, alone)
-        return curves.equal_time()
+        if not self._gains.matter:
+            return curves.equal_time()
+        return CurvesInWaves(curves, alone) if isinstance(curves, Curves) else curves.in_waves(alone)
 
     def _usual_sizes(self, total: int) -> Array:
         """Return about what each worker would have of a batch of a new size, (workers,)."""

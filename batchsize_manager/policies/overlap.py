@@ -42,13 +42,17 @@ class Overlap(Learned):
     of the latest ten iterations. There the batch processing time contains the transfers that computing does
     not hide, the communication time; t_compute is what it has besides.
 
+    In a job with micro-batches P is that of a worker's last one, however many it has; so P is no part of the
+    curves. What is fitted is t_compute, and syncStart is t_compute less (1 - γ) P, of which each worker has
+    the median of the latest ten iterations.
+
     As long as not all workers with samples in an iteration have measured their transfers, in none of the
     latest ten, it splits as `Learned` does.
 
     Args:
         tolerance: As of `Learned`.
         models: As of `Learned`, whose models it shares.
-        gains: As of `Learned`. Transfers are not measured in jobs with micro-batches.
+        gains: As of `Learned`.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class Overlap(Learned):
         self._computing = FittedCurves()  # t_compute
         self._starts = FittedCurves()  # syncStart
         self._first_share = SharedValue()  # γ
-        # T_o and T_u in the latest iterations, in seconds, NaN where not measured; (2, workers) each
+        # T_o, T_u and P in the latest iterations, in seconds, NaN where not measured; (3, workers) each
         self._transfers: deque[Array] = deque(maxlen=_LATEST)
         self._by_server = False  # whether they are with a parameter server
 
@@ -69,9 +73,9 @@ class Overlap(Learned):
         for values in (self._computing, self._starts, self._first_share):
             values.reindex(rows)
         moved = [
-            [np.full(2, np.nan) if row is None else its[:, row] for row in rows] for its in self._transfers
+            [np.full(3, np.nan) if row is None else its[:, row] for row in rows] for its in self._transfers
         ]
-        self._transfers = deque((np.array(its).reshape(-1, 2).T for its in moved), _LATEST)
+        self._transfers = deque((np.array(its).reshape(-1, 3).T for its in moved), _LATEST)
         super().set_members(members)
 
     def expect(self, total: int, unit: int = 1) -> None:
@@ -83,17 +87,19 @@ class Overlap(Learned):
         """Add the times of each worker, and those of the reductions; see `Policy.observe`."""
         super().observe(observations)
         seen = [
-            (row, record)
+            (row, record, alone)
             for row, member in enumerate(self._members)
-            if (record := observations.get(member.name)) is not None and _is_measured(record)
+            if (record := observations.get(member.name)) is not None
+            and _is_measured(record)
+            and (alone := self._gains.alone(member.name, record)) is not None
         ]
         self._note_transfers(observations)
         if not seen:
             return
-        workers = np.array([row for row, _ in seen], dtype=np.int64)
+        workers = np.array([row for row, _, _ in seen], dtype=np.int64)
         # (4, reports)
         sizes, times, backward, first = np.array(
-            [(o.batch_size, _computing_time(o), o.backward_time, o.first_bucket_time) for _, o in seen]
+            [(alone, _computing_time(o), o.backward_time, o.first_bucket_time) for _, o, alone in seen]
         ).T
         backward = np.minimum(backward, times)
         self._first_share.add(workers, np.minimum(first / backward, 1.0))
@@ -105,42 +111,45 @@ class Overlap(Learned):
         self._starts.add(workers[sized], sizes[sized], starts[sized])
 
     def _note_transfers(self, observations: Mapping[str, WorkerRecord]) -> None:
-        """Note T_o and T_u of an iteration, where all that take part in it have measured them."""
+        """Note T_o, T_u and P of an iteration, where all that take part in it have measured them."""
         parts = [observations.get(member.name) for member in self._members]
         seen = [part for part in parts if part is not None and not _is_idle(part)]
         by_server = {_is_by_server(part) for part in seen}
-        measured = np.full((2, len(parts)), np.nan)
+        measured = np.full((3, len(parts)), np.nan)
         if None not in parts and all(map(_is_measured, seen)) and len(by_server) == 1:
             (self._by_server,) = by_server
             for row, part in enumerate(parts):
                 if part is not None:
-                    measured[:, row] = part.other_buckets_time, part.last_bucket_time
+                    measured[:, row] = part.other_buckets_time, part.last_bucket_time, part.backward_time
         self._transfers.append(measured)
 
     def _usual_transfers(self) -> Array | None:
-        """Return T_o and T_u of each worker in seconds, (2, workers); None where they are not known."""
-        latest = np.array(self._transfers).reshape(-1, 2, len(self._members))
+        """Return T_o, T_u and P of each worker in seconds, (3, workers); None where they are not known."""
+        latest = np.array(self._transfers).reshape(-1, 3, len(self._members))
         known = ~np.isnan(latest).all(axis=(0, 1))
         if not known.any():
             return None
         usual = np.empty(latest.shape[1:])
-        if self._by_server:
-            usual[:, known] = np.nanmedian(latest[:, :, known], axis=0)
-            usual[:, ~known] = usual[:, known].mean(axis=1, keepdims=True)
-        else:
-            usual[:] = np.nanmin(latest, axis=(0, 2))[:, None]
+        usual[:, known] = np.nanmedian(latest[:, :, known], axis=0)
+        usual[:, ~known] = usual[:, known].mean(axis=1, keepdims=True)
+        if not self._by_server:
+            usual[:2] = np.nanmin(latest[:, :2], axis=(0, 2))[:, None]
         return usual
 
     def _near(self, centres: Array) -> Curves | OverlappedCurves:
         processing = self._processing.near(centres)
-        transfers, known = self._usual_transfers(), self._starts.measurements.known
-        if transfers is None or not known.any():
+        transfers, known = self._usual_transfers(), self._computing.measurements.known
+        share = self._first_share.value
+        if transfers is None or share is None or not known.any():
             return processing
         computing = processing
         if self._by_server:
             computing = _filled(self._computing.near(centres), processing, known, centres)
+        others, last, backward = transfers
+        if self.unit > 1:
+            early = (1 - share) * backward
+            return OverlappedCurves(computing, computing, last, others + last - early, self._by_server)
         starts = _filled(self._starts.near(centres), computing, known, centres)
-        others, last = transfers
         return OverlappedCurves(computing, starts, last, others + last, self._by_server)
 
 

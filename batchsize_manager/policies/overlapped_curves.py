@@ -1,12 +1,13 @@
 """Iteration times where transfers of gradients overlap with the backward pass (Cannikin)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchsize_manager.policies.curves import Curves, EqualTime
+from batchsize_manager.policies.curves_in_waves import Alone, CurvesInWaves
 from batchsize_manager.policies.solver import fill_to_level
 from predictors import Array
 
@@ -18,7 +19,8 @@ class OverlappedCurves:
     A worker's iteration takes max(t_compute + T_u, syncStart + T_comm). With a = q b + s, the time before the
     backward pass, and P = k b + m, that of the backward pass, t_compute = a + P (equation 3) and syncStart =
     a + γ P, the moment when the first bucket of gradients is ready (equation 4). Both grow with the batch
-    size b, and are piecewise linear.
+    size b, and are piecewise linear. In micro-batches P is that of the last one alone and does not grow, so
+    that syncStart is t_compute less a constant: `starts` is t_compute, and `communication` has that constant.
 
     With an all-reduce T_u and T_comm are the same for all workers. With a parameter server each has its own,
     by its link, in which the pull is a part of T_u.
@@ -28,7 +30,8 @@ class OverlappedCurves:
         starts: syncStart of each worker, in seconds.
         last: T_u, the seconds in which the last bucket is summed, or pushed and parameters are pulled;
             (workers,).
-        communication: T_comm = T_o + T_u, the seconds in which all buckets are; (workers,).
+        communication: T_comm = T_o + T_u, the seconds in which all buckets are; in micro-batches, less
+            (1 - γ) P; (workers,).
         measured_whole: Whether batch processing times contain what of that is not hidden.
     """
 
@@ -71,6 +74,10 @@ class OverlappedCurves:
         """Return the curves for `split_evenly_in_time`."""
         return OverlappedTime(self)
 
+    def in_waves(self, alone: Alone) -> "OverlappedTime":
+        """Return the same for micro-batches in waves; see `CurvesInWaves`."""
+        return OverlappedTime(self, lambda curves: CurvesInWaves(curves, alone))
+
 
 class OverlappedTime:
     """Overlapped curves as the `TimeCurves` of `split_evenly_in_time`.
@@ -79,8 +86,10 @@ class OverlappedTime:
     workers whose bottleneck is communication (Alg. 1), and exactly over whole counts within bounds.
     """
 
-    def __init__(self, curves: OverlappedCurves) -> None:
-        self._computing, self._starts = EqualTime(curves.computing), EqualTime(curves.starts)
+    def __init__(
+        self, curves: OverlappedCurves, equal_time: Callable[[Curves], EqualTime] = EqualTime
+    ) -> None:
+        self._computing, self._starts = equal_time(curves.computing), equal_time(curves.starts)
         self._last, self._communication = curves.last, curves.communication
         self._added: list[list[float]] = np.stack([curves.last, curves.communication], axis=1).tolist()
 

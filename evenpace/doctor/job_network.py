@@ -57,10 +57,11 @@ def advice(summary: Any, *, overlaps: bool) -> Iterator[str]:
                 "with PyTorch, parameters that arrive during the next forward pass, by "
                 "`evenpace.torch.distribute(optimizer, loader, model, pull_ahead=True)`"
             )
-        if in_bsp and summary.spec.micro_batch is None and not overlaps:
+        if in_bsp and not overlaps:
             yield (
                 "with PyTorch on CPUs, gradients that are pushed during the backward pass, as they are "
-                "unless the script changes them after it, as by clipping; the worker's log says so"
+                "unless sums are exact, or the script changes gradients after it, as by clipping; the "
+                "worker's log says so"
             )
         if summary.spec.micro_batch is None:
             yield (

@@ -283,7 +283,7 @@ def test_a_job_whose_network_is_its_bottleneck(name):
     ("changes", "without"),
     [
         ({"mode": "asp"}, ["pull_ahead", "clipping"]),
-        ({"spec": SimpleNamespace(micro_batch=8)}, ["clipping", "rounded"]),
+        ({"spec": SimpleNamespace(micro_batch=8)}, ["rounded"]),
         ({"policy": "overlap"}, ["overlap"]),
         ({"sizer": "goodput"}, ["larger"]),
         ({"sizer": "schedule"}, ["larger"]),

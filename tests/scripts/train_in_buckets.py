@@ -16,9 +16,10 @@ LATE = "late"
 
 
 def main():
-    """Train for an epoch, in two passes a batch if wanted."""
+    """Train for an epoch, in two passes a batch or in micro-batches if wanted."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--pieces", action="store_true", help="Accumulate over two pieces of each batch.")
+    parser.add_argument("--micro-batch", type=int, help="Samples of a micro-batch.")
     parser.add_argument("--out")
     options = parser.parse_args()
 
@@ -30,17 +31,18 @@ def main():
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = torch.utils.data.TensorDataset(torch.randn(SAMPLES, FEATURES))
-    loader = evenpace.torch.DataLoader(data, BATCH, seed=3)
+    loader = evenpace.torch.DataLoader(data, BATCH, seed=3, micro_batch=options.micro_batch)
     evenpace.torch.balance(model, loader, optimizer)
     late = evenpace.session().config.worker == LATE
-    for (inputs,) in loader:
+    for batch in loader:
         optimizer.zero_grad()
-        if options.pieces:
-            with model.no_sync():
-                (model(inputs).square().mean() / 2).backward()
-        loss = model(inputs).square().mean()
-        time.sleep(SECONDS if late else 0)
-        (loss / 2 if options.pieces else loss).backward()
+        for (inputs,) in [batch] if options.micro_batch is None else evenpace.torch.micro_batches(batch):
+            if options.pieces:
+                with model.no_sync():
+                    (model(inputs).square().mean() / 2).backward()
+            loss = model(inputs).square().mean()
+            time.sleep(SECONDS if late else 0)
+            (loss / 2 if options.pieces else loss).backward()
         with torch.no_grad():
             model(inputs)  # as a script may look at what it has learned
         optimizer.step()

@@ -1,7 +1,8 @@
 """PyTorch: a gradient that is pushed while the backward pass computes it.
 
-What changes gradients after the backward pass, such as clipping, would be lost: the first batches show
-whether a script does, and what was pushed is compared with the gradients at each step.
+In micro-batches it is the last one's backward pass, which completes the sum. What changes gradients after
+that, such as clipping, would be lost: the first batches show whether a script does, and what was pushed is
+compared with the gradients at each step.
 """
 
 import logging
@@ -19,6 +20,7 @@ from worker.flat_order import FlatOrder
 from worker.session import Session
 from worker.torch.backward_watch import BackwardWatch
 from worker.torch.flat_tensors import FlatTensors
+from worker.torch.micro_batches import Accumulation
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,8 @@ class BackwardPush:
     """Copies gradients into the flat array as they become ready, and has them pushed bucket by bucket.
 
     The last bucket is never pushed before the step: until then no shard has all of its part, and the push can
-    be given up. Gradients of parameters on a GPU, of micro-batches and of exact sums are pushed by the step.
+    be given up. Gradients of parameters on a GPU and of micro-batches that are computed several at once are
+    pushed by the step, and so are exact sums.
 
     Args:
         session: The worker's session.
@@ -38,6 +41,7 @@ class BackwardPush:
         parameters: The parameters, which are the first tensors of the flat array.
         gradients: The flat array of the gradient.
         order: Its order.
+        accumulation: The sums over micro-batches.
         groups: Returns the parameter groups, if their options have changed since the last step.
         model: The model, whose backward passes are timed; None: none are.
     """
@@ -49,6 +53,7 @@ class BackwardPush:
         parameters: Sequence[torch.Tensor],
         gradients: FlatTensors,
         order: FlatOrder,
+        accumulation: Accumulation,
         groups: Callable[[], Sequence[Group] | None],
         model: nn.Module | None = None,
     ) -> None:
@@ -57,6 +62,7 @@ class BackwardPush:
         self._parameters = parameters
         self._gradients = gradients
         self._order = order
+        self._accumulation = accumulation
         self._groups = groups
         self._bucket_of = {tensor: n for n, bucket in enumerate(order.buckets) for tensor in bucket}
         self._part: Assignment | None = None  # whose backward pass is under way, or was last
@@ -107,11 +113,11 @@ class BackwardPush:
     @torch.no_grad()
     def _note(self, number: int) -> None:
         """Note that a parameter's gradient is ready, and copy and push the buckets that are complete."""
-        now = self._session.assignment
-        if now is None:
+        now, factor = self._session.assignment, self._factor
+        if now is None or factor is None:
             return
         if self._part is not now:
-            if not self._applies(now):
+            if not self._server.may_begin(now):
                 return
             self._begin(now)
         gradient = self._parameters[number].grad
@@ -122,7 +128,9 @@ class BackwardPush:
         before = self._copied
         while self._copied < len(self._left) - 1 and not self._left[self._copied]:
             for tensor in self._order.buckets[self._copied]:
-                self._gradients[tensor] = self._parameters[tensor].grad
+                its = self._parameters[tensor].grad
+                assert its is not None
+                self._gradients[tensor] = its if factor == 1 else its * factor
             self._copied += 1
         if before == self._copied:
             return
@@ -134,8 +142,10 @@ class BackwardPush:
                 self._server.begin_push(now, self._options, self._session.training.lr_scale, ready)
             self._server.advance_push(self._order.ends[self._copied - 1])
 
-    def _applies(self, part: Assignment) -> bool:
-        return self._session.training.micro_batch is None and self._server.may_begin(part)
+    @property
+    def _factor(self) -> float | None:
+        """Return what gradients that are ready are multiplied by later; None where more will be added."""
+        return 1.0 if self._session.training.micro_batch is None else self._accumulation.last_factor
 
     def _begin(self, part: Assignment) -> None:
         self._part, self._copied = part, 0

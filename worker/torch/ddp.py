@@ -122,7 +122,7 @@ def balance(
     # Off the CPU, the host's time says nothing of what norms take, which is little.
     cadence = Cadence(sum(p.numel() for p in trained) if device.type == "cpu" else 0)
     watch = None
-    if device.type == "cpu" and session.training.micro_batch is None:
+    if device.type == "cpu":
         watch = BackwardWatch(model)
         session.meter.take_backward = watch.take
 

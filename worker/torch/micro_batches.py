@@ -51,6 +51,8 @@ class Accumulation:
 
     Attributes:
         samples_at_hand: Samples of the micro-batch that is computed at present; None outside of one.
+        last_factor: What the sums in `grad` are multiplied by after the micro-batch that is computed at
+            present; None unless it is the last of its slice, and its backward pass adds to `grad`.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Accumulation:
         preconditioner: Preconditioner | None = None,
     ) -> None:
         self.samples_at_hand: int | None = None
+        self.last_factor: float | None = None
         self._session = session
         self._parameters = parameters
         self._reduce = reduce
@@ -152,6 +155,9 @@ class Accumulation:
             self._statistics.rewind()
             stack.callback(setattr, self, "samples_at_hand", None)
             self.samples_at_hand = len(part.indices)
+            if lane is None and self._sums is None and self._left == 1 and self._part is not None:
+                stack.callback(setattr, self, "last_factor", None)
+                self.last_factor = self._divisor / len(self._part.indices)
             if lane is None and self._diagonals is not None:
                 self._pass_norms.begin(self._diagonals)
             yield

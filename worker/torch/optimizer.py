@@ -169,6 +169,7 @@ class _Link:
             self._parameters,
             self._gradients,
             self._order,
+            self._accumulation,
             lambda: self._changed_groups(describe(optimizer)[1]),
             model,
         )

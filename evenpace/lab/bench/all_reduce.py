@@ -7,16 +7,19 @@ bucket is summed once all workers have it ready and the one before it is summed;
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from predictors import Array
 
 
-def overlapped(table: Array, backward: float, buckets: int, last: float, communication: float) -> Array:
+def overlapped(
+    table: Array, backward: Array | float, buckets: int, last: float, communication: float
+) -> Array:
     """Return the seconds of an iteration by the batch of one worker: equation 7 of Cannikin.
 
     Args:
         table: Seconds that it computes for, by batch size; (sizes,).
-        backward: Share of them that is the backward pass.
+        backward: Share of them that is the backward pass, or its shares, (sizes,).
         buckets: Number of buckets, 1 / γ.
         last: T_u, the seconds of the last bucket.
         communication: T_comm, the seconds of all buckets.
@@ -35,7 +38,8 @@ class AllReduce:
     Attributes:
         seconds: T_comm, the seconds in which all buckets are summed; above 0.
         buckets: Their number, of which 1 / γ = `buckets`, and T_u = `seconds` / `buckets`.
-        backward: Share of each worker's step that is its backward pass, (workers,).
+        backward: Share of each worker's step that is its backward pass, (workers,); in micro-batches, of the
+            time of each.
     """
 
     seconds: float
@@ -47,28 +51,32 @@ class AllReduce:
         """The number of factors that `iterate` takes."""
         return 1
 
-    def table(self, worker: int, table: Array) -> Array:
+    def table(self, worker: int, table: Array, passes: NDArray[np.int64] | int = 1) -> Array:
         """Return the seconds of an iteration by a worker's batch: equation 7 of Cannikin.
 
         Args:
             worker: The worker.
             table: Seconds that it computes for, by batch size; (sizes,).
+            passes: Micro-batches of each batch size, (sizes,), of which the last one's backward pass counts.
         """
         each = self.seconds / self.buckets
-        return overlapped(table, self.backward[worker], self.buckets, each, self.seconds)
+        return overlapped(table, self.backward[worker] / passes, self.buckets, each, self.seconds)
 
-    def iterate(self, computing: Array, factors: Array) -> tuple[float, list[dict[str, float]]]:
+    def iterate(
+        self, computing: Array, factors: Array, passes: NDArray[np.int64] | int = 1
+    ) -> tuple[float, list[dict[str, float]]]:
         """Go through an iteration.
 
         Args:
             computing: Seconds that each worker computes for, (workers,).
             factors: The factor on the seconds of the reductions, (1,).
+            passes: Micro-batches of each worker, (workers,).
 
         Returns:
             Its seconds, and what each worker measures beside its batch processing time, by fields of
             `Report`.
         """
-        backward = np.array(self.backward) * computing
+        backward = np.array(self.backward) * computing / passes
         each = float(factors[0]) * self.seconds / self.buckets
         parts = np.arange(1, self.buckets + 1) / self.buckets
         # (workers, buckets)

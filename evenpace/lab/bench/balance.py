@@ -8,7 +8,7 @@ The JSON has, with `null` for what never happens::
 
     {"options": {"curves": file or "made-up", "noise": share, "spikes": share, "seeds": [number],
                  "iterations": count, "all_reduce": share, "links": [share], "buckets": count,
-                 "backward": [share]},
+                 "backward": [share], "micro_batch": samples or null},
      "clusters": [{"model": name, "gpus": [worker], "total": samples,
                    "changes": [{"iteration": number, "worker": name, "factor": number}],
                    "policies": {name: {"summary": summary, "runs": [run]}}}]}
@@ -32,7 +32,9 @@ predict none. `never` counts runs; they are left out of the median and of the ma
 
 With `--all-reduce`, gradients are summed in buckets while the backward pass computes the next ones, as
 `all_reduce` simulates it, and an iteration ends when all are summed. With `--links`, each worker has a link
-to a parameter server, as `server_links` simulates it, and an iteration ends when all have pulled.
+to a parameter server, as `server_links` simulates it, and an iteration ends when all have pulled. With
+`--micro-batch`, workers compute micro-batches one after the other, and only the last one's backward pass
+overlaps with transfers.
 """
 
 import itertools
@@ -56,6 +58,7 @@ from evenpace.lab.bench.server_links import ServerLinks
 from evenpace.lab.bench.step_times import (
     Cluster,
     GpuCurves,
+    in_micro_batches,
     made_up_step_times,
     make_cluster,
     read_step_times,
@@ -96,6 +99,7 @@ def run(
             "links": list(config.links),
             "buckets": config.buckets,
             "backward": list(config.backward),
+            "micro_batch": config.micro_batch,
         },
         "clusters": [],
     }
@@ -111,7 +115,9 @@ def run(
                 for seed in figures["options"]["seeds"]:
                     noise = Noise(config.noise.deviation, config.noise.spikes, seed)
                     policy = make_policy(name, PolicyOptions(tolerance=config.tolerance))
-                    played = play(policy, cluster, changes, noise, config.iterations, transfers)
+                    played = play(
+                        policy, cluster, changes, noise, config.iterations, transfers, config.micro_batch
+                    )
                     first[-1].setdefault(name, played)
                     runs.append(played.figures())
                     bar.advance(task)
@@ -120,7 +126,7 @@ def run(
                 {
                     "model": cluster.model,
                     "gpus": list(cluster.workers),
-                    "total": cluster.total,
+                    "total": cluster.total * (config.micro_batch or 1),
                     "changes": [asdict(change) for change in changes],
                     "policies": found,
                 }
@@ -142,11 +148,14 @@ def run(
 
 
 def _clusters(curves: GpuCurves, config: BalanceConfig) -> list[Cluster]:
-    return [
+    clusters = [
         make_cluster(curves, model, config.gpus or tuple(curves.get(model, ())), total)
         for model in config.models or tuple(model for model in curves if len(curves[model]) > 1)
         for total in config.totals or (None,)
     ]
+    if config.micro_batch is None:
+        return clusters
+    return [in_micro_batches(cluster, config.micro_batch) for cluster in clusters]
 
 
 def _changes(cluster: Cluster, config: BalanceConfig) -> tuple[Change, ...]:

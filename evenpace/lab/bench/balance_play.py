@@ -16,6 +16,7 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.policies import Policy
 from evenpace.lab.bench.config import Change, Noise
 from evenpace.lab.bench.step_times import Cluster
+from idl.bounds import Bounds
 from idl.errors import EvenpaceError
 from idl.plan import JobSpec
 from idl.records import Report
@@ -37,17 +38,26 @@ class Transfers(Protocol):
         """The number of factors that `iterate` takes."""
         ...
 
-    def table(self, worker: int, table: Array) -> Array:
-        """Return the seconds of an iteration by a worker's batch, from those that it computes for."""
+    def table(self, worker: int, table: Array, passes: NDArray[np.int64] | int = 1) -> Array:
+        """Return the seconds of an iteration by a worker's batch, from those that it computes for.
+
+        Args:
+            worker: The worker.
+            table: Seconds that it computes for, by batch size; (sizes,).
+            passes: Micro-batches of each batch size, (sizes,); 1 in a job without.
+        """
         ...
 
-    def iterate(self, computing: Array, factors: Array) -> tuple[float, list[dict[str, float]]]:
+    def iterate(
+        self, computing: Array, factors: Array, passes: NDArray[np.int64] | int = 1
+    ) -> tuple[float, list[dict[str, float]]]:
         """Return the seconds of an iteration, and what each worker measures, by fields of `Report`.
 
         Args:
             computing: Seconds that each worker computes for, (workers,); its batch processing time, unless
                 it measures another.
             factors: Factors on the seconds of transfers, (noises,).
+            passes: Micro-batches of each worker, (workers,); 1 in a job without.
         """
         ...
 
@@ -57,7 +67,7 @@ class Play:
     """Splits and times of a policy, beside those of the best split.
 
     Attributes:
-        counts: Samples, (iterations, workers).
+        counts: Samples, or micro-batches where the cluster's batches are in these; (iterations, workers).
         times: Seconds that the slowest worker takes, without noise, (iterations,).
         best: The same with the best split, (iterations,).
         noisy: Seconds that the slowest worker takes, with noise, (iterations,).
@@ -157,6 +167,7 @@ def play(
     noise: Noise,
     iterations: int,
     transfers: Transfers | None = None,
+    micro_batch: int | None = None,
 ) -> Play:
     """Play a policy against a cluster.
 
@@ -167,6 +178,8 @@ def play(
         noise: Noise on the times.
         iterations: The number of iterations.
         transfers: Those of gradients, which overlap with the backward pass; None for such as take no time.
+        micro_batch: Samples of a micro-batch, in which the cluster's batches are then; None: they are in
+            samples.
 
     Raises:
         ValueError: A change is of an unknown worker, or comes after the end.
@@ -187,9 +200,16 @@ def play(
         iterations, transfers.noises if transfers else 1
     )
     starts = (0, *sorted({change.iteration for change in changes}))
-    job = Job(JobSpec(cluster.total * iterations, cluster.total), JobConfig(workers=len(names)), policy)
+
+    def passes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return sizes if micro_batch else np.ones_like(sizes)
+
+    unit = micro_batch or 1
+    samples = cluster.total * unit
+    spec = JobSpec(samples * iterations, samples, micro_batch=micro_batch)
+    job = Job(spec, JobConfig(workers=len(names)), policy)
     for name, times in cluster.workers.items():
-        job.join(name, name, times.bounds, 0.0)
+        job.join(name, name, Bounds(times.bounds.minimum * unit, times.bounds.maximum * unit), 0.0)
     counts = np.zeros((iterations, len(names)), dtype=np.int64)
     true, best = np.zeros((iterations, len(names))), np.zeros((iterations, len(names)))
     noisy, noisy_best, beside = np.zeros(iterations), np.zeros(iterations), np.zeros(iterations)
@@ -197,18 +217,23 @@ def play(
     for k in range(iterations):
         if k in starts:
             slowed = [table * factor for table, factor in zip(tables, slowdown[k], strict=True)]
-            whole = [transfers.table(i, its) if transfers else its for i, its in enumerate(slowed)]
+            whole = [
+                transfers.table(i, its, passes(minima[i] + np.arange(len(its)))) if transfers else its
+                for i, its in enumerate(slowed)
+            ]
             ideal = best_split(whole, minima, cluster.total)
         for i, name in enumerate(names):
             assignment = job.next_assignment(name, name)
             if assignment is None:
                 raise EvenpaceError(f"the job has failed: {job.attempts.failure}")
-            counts[k, i] = assignment.count
+            counts[k, i] = assignment.count // unit
         places, best_places = counts[k] - minima, ideal - minima
         true[k], best[k] = _at(whole, places), _at(whole, best_places)
         measured = _at(slowed, places) * factors[k]
-        noisy[k], reports = _iterate(k, measured, transfers, of_transfers[k])
-        noisy_best[k], _ = _iterate(k, _at(slowed, best_places) * factors[k], transfers, of_transfers[k])
+        noisy[k], reports = _iterate(k, measured, transfers, of_transfers[k], passes(counts[k]))
+        noisy_best[k], _ = _iterate(
+            k, _at(slowed, best_places) * factors[k], transfers, of_transfers[k], passes(ideal)
+        )
         beside[k] = noisy[k] - max(report.batch_processing_time for report in reports)
         now += noisy[k]
         for name, report in zip(names, reports, strict=True):
@@ -230,11 +255,13 @@ def _at(tables: Sequence[Array], places: NDArray[np.int64]) -> Array:
 
 
 def _iterate(
-    iteration: int, computing: Array, transfers: Transfers | None, factors: Array
+    iteration: int, computing: Array, transfers: Transfers | None, factors: Array, passes: NDArray[np.int64]
 ) -> tuple[float, list[Report]]:
     """Return the seconds of an iteration, and the workers' reports of it."""
     seconds = computing.tolist()
-    took, more = transfers.iterate(computing, factors) if transfers else (max(seconds), [{}] * len(seconds))
+    took, more = (
+        transfers.iterate(computing, factors, passes) if transfers else (max(seconds), [{}] * len(seconds))
+    )
     reports = [
         Report(**{"iteration": iteration, "batch_processing_time": its, **measured})
         for its, measured in zip(seconds, more, strict=True)

@@ -468,6 +468,7 @@ class BalanceConfig:
             that time.
         buckets: Buckets that are reduced or pushed one after the other.
         backward: Shares of the workers' steps that are the backward pass, of one after the other.
+        micro_batch: Samples of a micro-batch; None for jobs without.
 
     Raises:
         InvalidRequestError: A number is out of its range, or there are both an all-reduce and links.
@@ -534,6 +535,13 @@ class BalanceConfig:
             read=partial(_read_shares, "backward", "above 0 and below 1"),
         ),
     ] = (0.7, 0.3)
+    micro_batch: Annotated[
+        int | None,
+        Setting(
+            "Samples of a micro-batch, of which workers compute one after the other.  [default: none]",
+            least=1,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_settings(self)

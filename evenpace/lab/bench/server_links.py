@@ -8,6 +8,7 @@ before its next step, when nothing is computed.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evenpace.lab.bench.all_reduce import overlapped
 from predictors import Array
@@ -21,7 +22,8 @@ class ServerLinks:
         seconds: Those in which each worker's parameters and gradients are transferred, half of them each;
             (workers,), above 0.
         buckets: The number of buckets that a gradient is pushed in.
-        backward: Share of each worker's step that is its backward pass, (workers,).
+        backward: Share of each worker's step that is its backward pass, (workers,); in micro-batches, of the
+            time of each.
     """
 
     seconds: tuple[float, ...]
@@ -33,31 +35,38 @@ class ServerLinks:
         """The number of factors that `iterate` takes: one for each link."""
         return len(self.seconds)
 
-    def table(self, worker: int, table: Array) -> Array:
+    def table(self, worker: int, table: Array, passes: NDArray[np.int64] | int = 1) -> Array:
         """Return the seconds of an iteration by a worker's batch: equation 7 of Cannikin, its own.
 
         Args:
             worker: The worker.
             table: Seconds that it computes for, by batch size; (sizes,).
+            passes: Micro-batches of each batch size, (sizes,), of which the last one's backward pass counts.
         """
         push = self.seconds[worker] / 2
         last = push / self.buckets + self.seconds[worker] / 2
         communication = push * (1 - 1 / self.buckets) + last
-        return overlapped(table, self.backward[worker], self.buckets, last, communication)
+        return overlapped(table, self.backward[worker] / passes, self.buckets, last, communication)
 
-    def iterate(self, computing: Array, factors: Array) -> tuple[float, list[dict[str, float]]]:
+    def iterate(
+        self, computing: Array, factors: Array, passes: NDArray[np.int64] | int = 1
+    ) -> tuple[float, list[dict[str, float]]]:
         """Go through an iteration.
 
         Args:
             computing: Seconds that each worker computes for, (workers,).
             factors: Factors on the seconds of the transfers, (workers,).
+            passes: Micro-batches of each worker, (workers,).
 
         Returns:
             Its seconds, and what each worker measures, by fields of `Report`.
         """
         measured = []
         for its, share, seconds in zip(
-            computing.tolist(), self.backward, (factors * self.seconds).tolist(), strict=True
+            computing.tolist(),
+            (self.backward / np.asarray(passes)).tolist(),
+            (factors * self.seconds).tolist(),
+            strict=True,
         ):
             each = seconds / 2 / self.buckets
             ready = its * (1 - share * (1 - np.arange(1, self.buckets + 1) / self.buckets))

@@ -81,6 +81,31 @@ def make_cluster(curves: GpuCurves, model: str, gpus: Sequence[str], total: int 
     return Cluster(model, workers, max(least, fits // 2) if total is None else total)
 
 
+def in_micro_batches(cluster: Cluster, size: int) -> Cluster:
+    """Return a cluster whose workers compute micro-batches of `size` samples, one after the other.
+
+    Its batches are in micro-batches, each of which takes as long as a batch of as many samples. A worker may
+    get all of them, since only one has to fit into its memory.
+
+    Raises:
+        ValueError: A micro-batch does not fit, or there are fewer than workers.
+    """
+    number = cluster.total // size
+    workers = {}
+    for name, times in cluster.workers.items():
+        if size > times.bounds.maximum:
+            raise ValueError(
+                f"micro_batch {size}: {cluster.model} was measured on {name} for at most "
+                f"{times.bounds.maximum} samples"
+            )
+        workers[name] = StepTimes((1, number + 1), (times.time(size), times.time(size) * (number + 1)))
+    if number < len(workers):
+        raise ValueError(
+            f"micro_batch {size}: a batch of {cluster.total} samples has {number} for {len(workers)} workers"
+        )
+    return Cluster(cluster.model, workers, number)
+
+
 def read_step_times(path: Path) -> GpuCurves:
     """Read a file of measurements; repeated ones are averaged.
 

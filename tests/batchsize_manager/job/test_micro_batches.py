@@ -4,10 +4,12 @@ import pytest
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
-from batchsize_manager.policies import make_job_policy
+from batchsize_manager.policies import make_job_policy, make_policy
+from batchsize_manager.policies.base import PolicyWrapper
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec
+from idl.records import Report
 from idl.translation import read_spec, wire_spec
 from tests.batchsize_manager.job.driver import Driver
 
@@ -77,6 +79,34 @@ def test_a_small_last_micro_batch_changes_nothing(policy):
     """Workers that are alike keep their shares, although one of them has fewer samples to do."""
     job = driver("a", "b", total=13, size=1300, policy=policy, micro_batch=4)
     assert follow(job, {"a": 50.0, "b": 50.0}, 30) == [[8, 5]] * 30
+
+
+class Observing(PolicyWrapper):
+    """A policy that keeps what it observes."""
+
+    def observe(self, observations):
+        """Keep the observations."""
+        self.observed = observations
+
+
+def test_policies_observe_the_times_of_whole_micro_batches():
+    """Of 13 samples in fours one worker has 3 and 2: times grow with its samples, and P with the last 2."""
+    policy = Observing(make_policy("even"))
+    job = Job(JobSpec(26, 13, micro_batch=4), JobConfig(workers=2), policy)
+    for name in "ab":
+        job.join(name, name, Bounds(), 0.0)
+    counts = [job.next_assignment(name, name).count for name in "ab"]
+    assert counts == [8, 5]
+    for name, count, last in zip("ab", counts, (4, 2), strict=True):
+        times = {"batch_processing_time": 2.0 * count, "communication_time": 0.5 * count}
+        times |= {"backward_time": 1.0 * last, "first_bucket_time": 0.25 * last}
+        job.report(name, name, Report(0, **times, other_buckets_time=0.1, last_bucket_time=0.1), 1.0)
+    for seen in policy.observed.values():
+        assert seen.batch_size == 2
+        assert seen.batch_processing_time == pytest.approx(16.0)
+        assert seen.communication_time == pytest.approx(4.0)
+        assert (seen.backward_time, seen.first_bucket_time) == (4.0, 1.0)
+        assert seen.other_buckets_time == seen.last_bucket_time == 0.1
 
 
 def test_bounds_are_narrowed_to_whole_micro_batches():

@@ -115,9 +115,9 @@ def train_alone(change):
 class Services:
     """A manager, and shards whose contributions can be looked at, in this process."""
 
-    def __init__(self, workers, shards=1):
+    def __init__(self, workers, shards=1, **job):
         self.shards = [shard_service() for _ in range(shards)]
-        self._manager = manager_service(workers)
+        self._manager = manager_service(workers, **job)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self):

@@ -20,7 +20,7 @@ NAMES = (script.LATE, "early")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [(), ("--pieces",)])
+@pytest.mark.parametrize("arguments", [(), ("--pieces",), ("--micro-batch", "2")])
 @pytest.mark.parametrize("policy", ["even", "overlap"])
 def test_ranks_measure_their_backward_passes_and_reductions(tmp_path, wait_until, arguments, policy):
     """Parts are no longer than the whole, and only the rank that is ready last sees reductions alone."""

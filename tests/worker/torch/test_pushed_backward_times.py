@@ -9,17 +9,21 @@ import torch
 from torch import nn
 
 from batchsize_manager.client import ManagerClient
+from batchsize_manager.config import ManagerConfig
+from batchsize_manager.job.config import JobConfig
+from batchsize_manager.service import ManagerService
 from evenpace.lab.bench.overlap_worker import Layer
 from evenpace.lab.proxy import Proxy
 from idl.records import WorkerRecord
-from tests.services import in_threads, manager_service, serving, shard_service
+from tests.services import in_threads, serving, shard_service
 from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader
+from worker.torch.micro_batches import micro_batches
 from worker.torch.optimizer import distribute
 
 NAMES = ("slow", "fast")
 LAYERS, WIDTH = 6, 720
-SHARDS = 2
+BATCH, SHARDS = 4, 2
 RATES = {"slow": 12e6, "fast": math.inf}  # bytes per second of a connection to a shard
 QUEUE = 65_536  # bytes
 SECONDS = 0.01  # of a layer's forward pass; its backward pass takes twice as long
@@ -38,20 +42,25 @@ def train(session, change=None, **options):
     """Go through an epoch."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(torch.randn(4 * ITERATIONS, WIDTH), 4, session=session)
+    micro_batch = options.pop("micro_batch", None)
+    loader = DataLoader(
+        torch.randn(BATCH * ITERATIONS, WIDTH), BATCH, session=session, micro_batch=micro_batch
+    )
     distribute(optimizer, loader, model, **options)
-    for inputs in loader:
+    for batch in loader:
         optimizer.zero_grad()
-        model(inputs).square().mean().backward()
+        for inputs in [batch] if micro_batch is None else micro_batches(batch):
+            model(inputs).square().mean().backward()
         if change is not None:
             change(model)
         optimizer.step()
 
 
-def records(names=NAMES, change=None, **options):
+def records(names=NAMES, change=None, policy="learned", **options):
     """Train with these workers, and return the records of all iterations."""
     with contextlib.ExitStack() as stack:
-        manager = stack.enter_context(serving(manager_service(len(names))))
+        config = ManagerConfig(policy=policy, job=JobConfig(workers=len(names)))
+        manager = stack.enter_context(serving(ManagerService(config)))
         shards = [stack.enter_context(serving(shard_service())) for _ in range(SHARDS)]
         sessions = []
         for name in names:
@@ -96,6 +105,24 @@ def test_a_slow_link_is_busy_while_the_backward_pass_computes(pull_ahead):
         for name in NAMES
     }
     assert computing["slow"] < 1.5 * computing["fast"]
+
+
+@pytest.mark.slow
+def test_in_micro_batches_the_times_are_those_of_the_last_pass():
+    """What comes before it grows with their number, which is that of the samples; the policy goes by them."""
+    found = records(policy="overlap", micro_batch=1)
+    assert len(found) == ITERATIONS
+    passes = LAYERS * SECONDS
+    shares = []  # of the time of a micro-batch, for which its backward pass takes two thirds
+    for part in (part for record in found[TRIALS:] for part in record.parts.values()):
+        computing = part.batch_processing_time - part.communication_time
+        assert part.backward_time > 2 * passes * (1 - 1 / LAYERS)
+        assert computing - part.backward_time > (part.batch_size - 1) * 3 * passes + passes - LATE
+        assert 0 < part.first_bucket_time < part.backward_time
+        assert part.other_buckets_time > 0
+        assert part.last_bucket_time > 0
+        shares.append(part.backward_time * part.batch_size / computing)
+    assert np.median(shares) < 0.9
 
 
 def clip(model):

@@ -220,6 +220,25 @@ def test_links_to_a_parameter_server_can_take_longer_than_computing(tmp_path):
         assert said in " ".join(result.output.split())
 
 
+def test_micro_batches_can_be_played(tmp_path):
+    """Each worker's batch is of whole ones; sizes that do not fit, or are too few, are refused."""
+    figures = tmp_path / "balance.json"
+    arguments = ("--change", "none", "--iterations", 30, "--policy", "learned", "--policy", "overlap")
+    result = bench("--all-reduce", 1, "--micro-batch", 64, *arguments, "--json", figures)
+    assert result.exit_code == 0, result.output
+
+    written = json.loads(figures.read_text())
+    assert written["options"]["micro_batch"] == 64
+    (cluster,) = written["clusters"]
+    assert cluster["total"] % 64 == 0
+    learned, overlap = (its["summary"]["ratio"]["mean"] for its in cluster["policies"].values())
+    assert overlap < learned
+    for size, said in ((300, "at most 256 samples"), (256, "for 5 workers"), (0, "x>=1")):
+        result = bench("--micro-batch", size, "--total", 600)
+        assert result.exit_code != 0
+        assert said in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize("path", [STEP_TIMES, PROFILES])
 def test_measured_curves_can_be_played(path):
     """The shared measurements are of the forms that are read."""
