@@ -340,8 +340,11 @@ def test_micro_batches_are_pushed_by_the_step():
             optimizer, loader = make_optimizer(), make_loader(services.session("w"), micro_batch=5)
             distribute(optimizer, loader, model.trainable_variables, model, bucket_cap_mb=size)
             step = tf.function(make_step(model, optimizer), input_signature=loader.signature)
+            statistics = model.get_layer("normalisation").non_trainable_variables
             for batch in loader:
+                kept = flat(statistics)
                 for x, y in micro_batches(batch):
+                    assert np.array_equal(flat(statistics), kept)
                     step(x, y)
             found.append(flat(model.weights))
     assert_equal(*found)
