@@ -389,7 +389,7 @@ class ShardJob:
             raise InvalidRequestError(
                 f"the job has its parameters' elements in the order {self.shard.layout.order!r}, but "
                 f"{worker!r} in the order {layout.order!r}: all workers need the same version of evenpace, "
-                f"and must give evenpace.torch.distribute the model, or none, and the same bucket_cap_mb"
+                f"and must give `distribute` the same bucket_cap_mb; those of PyTorch the model, or none"
             )
         if _shape(self.shard.layout) != _shape(layout):
             raise InvalidRequestError(

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -39,6 +39,7 @@ from rpc.limits import ServerLimits
 from rpc.processes import Process
 from rpc.server import Security, Server
 from rpc.service import Service
+from worker.session import Session, SessionConfig
 
 ANYWHERE = Address("127.0.0.1", 0)
 
@@ -218,6 +219,49 @@ def partition_service(workers: int, **changes: Any) -> DataPartitionService:
 def with_token(key: Path, job: str) -> Credentials:
     """Credentials with a token of a job, or of all jobs, signed with a key file's first key."""
     return Credentials(token_text=tokens.issue(tokens.TokenKeys(key), job, 0))
+
+
+class OpenServices:
+    """A manager, and shards whose contributions can be looked at, in this process.
+
+    Args:
+        workers: Workers of each job.
+        shards: Number of shards.
+        job: As `manager_service` takes it.
+
+    Attributes:
+        manager: The manager's address.
+        addresses: The shards' addresses, as sessions have them.
+    """
+
+    def __init__(self, workers: int, shards: int = 1, **job: Any) -> None:
+        self.shards = [shard_service() for _ in range(shards)]
+        self._manager = manager_service(workers, **job)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self.manager = self._stack.enter_context(serving(self._manager))
+        self.addresses = [self._stack.enter_context(serving(shard)) for shard in self.shards]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def session(self, name: str, **options: Any) -> Session:
+        """Make a worker's session, which ends with the services."""
+        config = SessionConfig(
+            self.manager, tuple(self.addresses), worker=name, barrier_timeout=60, **options
+        )
+        return self._stack.enter_context(contextlib.closing(Session(config)))
+
+    def arrived(self) -> list[int]:
+        """Return for each shard the elements of gradients for the present step that have arrived."""
+        jobs = [job for shard in self.shards for job in shard.jobs]
+        return [sum(one.done for one in list(job.shard._contributions)) for job in jobs]
+
+    def complete(self) -> bool:
+        """Return whether a shard has all of the gradient for its step."""
+        return any(job.shard.complete for shard in self.shards for job in shard.jobs)
 
 
 # -- well-behaved workers

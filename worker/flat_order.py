@@ -7,12 +7,21 @@ and each bucket is spread over all shards. This module knows no framework.
 
 import hashlib
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from idl.errors import InvalidRequestError
 from idl.layout import shard_bounds
 
+BUCKET_MB = 1.0  # MiB of a bucket where a script does not say
+
 _MOST_BUCKETS = 64  # of a large model, whose buckets are larger
+_UNBOUNDED = 2**62  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ class FlatOrder:
         self, sizes: Sequence[int], groups: Sequence[int], ready: Sequence[int], shards: int, bucket: int
     ) -> None:
         self.elements = sum(sizes)
+        self._tensors = len(sizes)
         self.buckets = [
             sorted(tensors, key=lambda tensor: groups[tensor]) for tensors in _buckets(sizes, ready, bucket)
         ]
@@ -89,6 +99,79 @@ class FlatOrder:
         if described == sorted(described):
             return ""
         return hashlib.blake2b(repr(described).encode(), digest_size=8).hexdigest()
+
+    def parts(self, flat: NDArray[Any]) -> list[list[NDArray[Any]]]:
+        """Return for each tensor views of its elements in a flat array, (elements,), one after the other."""
+        parts: list[list[NDArray[Any]]] = [[] for _ in range(self._tensors)]
+        for piece in sorted(self.pieces, key=lambda piece: piece.begin):
+            parts[piece.tensor].append(flat[piece.first : piece.first + len(piece)])
+        return parts
+
+
+class FlatArrays:
+    """The values of tensors in a flat array whose elements lie in a `FlatOrder`, as NumPy arrays.
+
+    Args:
+        flat: (elements,).
+        order: The order of the tensors' elements.
+        shapes: The tensors' shapes.
+    """
+
+    def __init__(self, flat: NDArray[Any], order: FlatOrder, shapes: Sequence[tuple[int, ...]]) -> None:
+        self._nothing = flat[:0]
+        self._parts = order.parts(flat)
+        self._shapes = shapes
+
+    def __getitem__(self, number: int) -> NDArray[Any]:
+        """Return a copy of a tensor's values, of its shape."""
+        return np.concatenate([self._nothing, *self._parts[number]]).reshape(self._shapes[number])
+
+    def __setitem__(self, number: int, values: ArrayLike) -> None:
+        """Copy a tensor's values, of its shape, into the flat array."""
+        elements, begin = np.reshape(values, -1), 0
+        for part in self._parts[number]:
+            part[:] = elements[begin : begin + len(part)]
+            begin += len(part)
+
+
+def bucket_elements(bucket_cap_mb: float | None) -> int:
+    """Return the elements with which a bucket of so many MiB of float32 is complete; None: of no model's.
+
+    Raises:
+        InvalidRequestError: It is not above 0.
+    """
+    if bucket_cap_mb is None:
+        return _UNBOUNDED
+    if not bucket_cap_mb > 0:
+        raise InvalidRequestError(f"bucket_cap_mb {bucket_cap_mb}: must be above 0, or None")
+    return math.ceil(min(bucket_cap_mb * 2**18, _UNBOUNDED))
+
+
+def backward_order(
+    groups: Sequence[Sequence[int]],
+    statistics: Sequence[int],
+    places: Sequence[int],
+    shards: int,
+    bucket: int,
+) -> FlatOrder:
+    """Return the order of the elements of a model's parameters, group by group, and of its statistics.
+
+    Args:
+        groups: Elements of each parameter that is trained, by group.
+        statistics: Elements of each of the statistics, which come last, as one more group.
+        places: Each parameter's place in the forward pass; a backward pass goes from the last to the first.
+        shards: Number of shards.
+        bucket: Elements with which a bucket is complete.
+    """
+    trained = len(places)
+    ready = sorted(range(trained), key=lambda number: (places[number], number), reverse=True)
+    return FlatOrder(
+        [*itertools.chain(*groups), *statistics],
+        [*(number for number, group in enumerate(groups) for _ in group), *[len(groups)] * len(statistics)],
+        [*ready, *range(trained, trained + len(statistics))],
+        shards,
+        bucket,
+    )
 
 
 def _buckets(sizes: Sequence[int], ready: Sequence[int], bucket: int) -> list[list[int]]:

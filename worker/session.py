@@ -95,6 +95,11 @@ class Session:
         return self._membership.reconnects + self.exchange.reconnects
 
     @property
+    def is_begun(self) -> bool:
+        """Return whether the loop was given the samples of the assignment, for which it may take a step."""
+        return self.assignment is not None and self._begun is self.assignment
+
+    @property
     def is_repeated(self) -> bool:
         """Return whether the loop has gone through the assignment's iteration, or a later one, before."""
         return self.assignment is not None and self.assignment.iteration <= self._finished
@@ -199,7 +204,7 @@ class Session:
         that was begun, it does nothing.
         """
         done = self.assignment
-        if done is None or self._begun is not done or self._reported is done:
+        if done is None or not self.is_begun or self._reported is done:
             return
         measured = self.meter.take(done)
         self._membership.report_ahead(self._report(done, measured), measured.seconds)
@@ -228,7 +233,7 @@ class Session:
         done = self.assignment
         if done is None or not self._has_started:
             raise InvalidRequestError("finish_iteration before the training has started")
-        if self._begun is not done:
+        if not self.is_begun:
             raise InvalidRequestError(
                 f"a step of iteration {done.iteration}, whose samples were not loaded: take one step for "
                 f"each batch, within the loop over the loader"

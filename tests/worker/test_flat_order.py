@@ -2,12 +2,13 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from idl.layout import shard_bounds
-from worker.flat_order import FlatOrder
+from worker.flat_order import FlatArrays, FlatOrder, backward_order, bucket_elements
 
 
 @st.composite
@@ -85,3 +86,36 @@ def test_one_bucket_keeps_the_tensors_order(drawn):
     order = FlatOrder(sizes, [0] * len(sizes), ready, shards, sum(sizes) + 1)
     assert order.name == ""
     assert [piece.tensor for piece in order.pieces] == sorted(piece.tensor for piece in order.pieces)
+
+
+@given(orders())
+def test_values_are_found_where_they_were_put(drawn):
+    """Each tensor's values come back in its shape, as copies, and fill the flat array piece by piece."""
+    sizes, *_, order = drawn
+    flat = np.zeros(sum(sizes))
+    arrays = FlatArrays(flat, order, [(size, 1) for size in sizes])
+    for tensor, size in enumerate(sizes):
+        arrays[tensor] = 100.0 * tensor + np.arange(size)[:, None]
+    for piece in order.pieces:
+        elements = flat[piece.first : piece.first + len(piece)]
+        assert elements.tolist() == [100 * piece.tensor + n for n in range(piece.begin, piece.end)]
+    values = [arrays[tensor] for tensor in range(len(sizes))]
+    flat[:] = -1
+    for tensor, size in enumerate(sizes):
+        assert values[tensor][:, 0].tolist() == [100 * tensor + n for n in range(size)]
+        assert values[tensor].shape == (size, 1)
+
+
+def test_a_backward_pass_goes_from_the_last_place_to_the_first():
+    """Parameters of any group come by their places, and statistics after them."""
+    order = backward_order([[2, 3], [4]], [5, 6], [1, 0, 2], shards=1, bucket=1)
+    assert order.buckets == [[2], [0], [1], [3], [4]]
+    assert order.runs == [(1, 4), (0, 5), (2, 11)]
+    assert not backward_order([[2, 3], [4]], [5, 6], [1, 0, 2], shards=1, bucket=bucket_elements(None)).name
+
+
+def test_buckets_are_of_float32():
+    """A MiB has 2^18 elements, and a part of one the next whole number."""
+    assert bucket_elements(1.0) == 2**18
+    assert bucket_elements(1.5 / 2**18) == 2
+    assert bucket_elements(float("inf")) == bucket_elements(None)

@@ -246,6 +246,8 @@ class ParameterServer:
     ) -> None:
         """Begin to push `gradient`, which is still being computed; `contribute` ends it.
 
+        A push that was begun before, and not ended since the script's step has failed, is given up.
+
         Args:
             part: The assignment, for which `may_begin`.
             groups: As in `contribute`.
@@ -254,6 +256,7 @@ class ParameterServer:
                 written to the shards, or the rest answered by them.
         """
         self._finish_pull()
+        self.give_up_push("its gradient is computed again")
         if self._given_up is not None:
             return
         options = scaled(self._options.ahead(groups), lr_scale)

@@ -7,6 +7,7 @@ micro-batches, each of which is the same on any worker. So they do not depend on
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
@@ -64,10 +65,20 @@ class Accumulation:
         if self.model_seeds is not None:
             self.model_seeds.set(part.seed(Draws.COMPUTING))
 
-    def add(self, flat: NDArray[Any]) -> bool:
-        """Add the mean gradient over a micro-batch and the statistics after it, (elements,).
+    def make_array(self) -> NDArray[Any]:
+        """Return an array, (elements,), for what `add` adds; without micro-batches the session's gradient."""
+        gradient = ParameterServer.of(self._session.exchange).gradient
+        if self._session.training.micro_batch is None:
+            return gradient.values
+        return np.empty(gradient.layout.elements, gradient.layout.dtype)
 
-        In a job without micro-batches, they are those of the slice.
+    def add(self, flat: NDArray[Any]) -> bool:
+        """Add the mean gradient over a micro-batch and the statistics after it.
+
+        In a job without micro-batches, they are those of the slice, and there is nothing to add to.
+
+        Args:
+            flat: (elements,), what `make_array` has returned.
 
         Returns:
             Whether it was the slice's last, so that the session's `gradient` has the mean over the slice.
@@ -76,16 +87,14 @@ class Accumulation:
             InvalidRequestError: No micro-batch is under way, or its gradient was added before; or a value is
                 too large to be summed exactly, in a job that does.
         """
-        gradient = ParameterServer.of(self._session.exchange).gradient
         if self._session.training.micro_batch is None:
-            gradient.values[:] = flat
             return True
         slice_, part = self._part, self._micro_batch
         if slice_ is None or part is None:
             raise InvalidRequestError(
                 f"the job has micro-batches: call optimizer.apply once for each, in the loop {_LOOP}"
             )
-        gradient.accumulate(slice_.assignment, flat, part.count)
+        ParameterServer.of(self._session.exchange).gradient.accumulate(slice_.assignment, flat, part.count)
         self._added, self._micro_batch = self._added + 1, None
         return self._added == len(slice_.micro_batches)
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from idl.errors import InvalidRequestError
 from worker.exchanges.parameter_server import ParameterServer
+from worker.flat_order import BUCKET_MB, bucket_elements
 from worker.keras.loader import DataLoader
 from worker.keras.micro_batches import SlicedBatch, micro_batches
 from worker.keras.optimizer import VariableLink
@@ -31,6 +32,8 @@ def distribute(
     variables: Iterable[Any] | None = None,
     model: keras.Model | None = None,
     scale_lr: Rule = "none",
+    *,
+    bucket_cap_mb: float | None = BUCKET_MB,
 ) -> Trained:
     """Let each step push the gradient, weighted by the batch size, and pull new parameters.
 
@@ -57,19 +60,23 @@ def distribute(
         scale_lr: How learning rates follow the size of the whole batch, where that changes: "linear", "sqrt",
             "adascale", "none", or a function from the size and the script's first one to the factor; "auto"
             is "sqrt" for Adam and AdamW, and "adascale" for SGD. The optimiser keeps the script's own rates.
+        bucket_cap_mb: MiB of gradients that are pushed at a time, while the backward pass of a `tf.function`
+            computes the next ones, the same for every worker; None: all are pushed at once, and workers of
+            other frameworks can train the same job, as they can where a model is no larger than that.
 
     Returns:
         The same model or optimiser.
 
     Raises:
         InvalidRequestError: The parameter server lacks this kind of optimiser or one of its options, the
-            model is compiled with steps_per_execution, there is nothing to train, a service refuses, or it is
-            not the session's first call.
+            model is compiled with steps_per_execution, there is nothing to train, `bucket_cap_mb` is not
+            above 0, a service refuses, or it is not the session's first call.
     """
     ParameterServer.of(loader.session.exchange).check_unprepared()
     factor = factor_by(scale_lr, type(getattr(target, "optimizer", target)).__name__)
+    bucket = bucket_elements(bucket_cap_mb)
     if isinstance(target, keras.Model):
-        _distribute_model(target, loader)
+        _distribute_model(target, loader, bucket)
     else:
         if variables is None and target.built:  # type: ignore[attr-defined]
             variables = target._trainable_variables  # type: ignore[attr-defined]
@@ -79,15 +86,16 @@ def distribute(
             raise InvalidRequestError(
                 "the optimiser does not know its variables yet: give variables=model.trainable_variables"
             )
-        _link(target, loader, variables, model)
+        _link(target, loader, variables, model, bucket)
     loader.session.training.scale_lr_by(factor)
     return target
 
 
 def _link(
-    optimizer: Any, loader: DataLoader, variables: Iterable[Any], model: keras.Model | None
+    optimizer: Any, loader: DataLoader, variables: Iterable[Any], model: keras.Model | None, bucket: int
 ) -> VariableLink:
-    link = VariableLink(optimizer, loader, variables, _statistics(model) if model is not None else ())
+    statistics = _statistics(model) if model is not None else ()
+    link = VariableLink(optimizer, loader, variables, statistics, bucket)
     optimizer.apply = link.apply
     if model is not None:
         loader.accumulation.model_seeds = ModelSeeds(model)
@@ -106,11 +114,11 @@ def _link(
     return link
 
 
-def _distribute_model(model: Any, loader: DataLoader) -> None:
+def _distribute_model(model: Any, loader: DataLoader, bucket: int) -> None:
     if not model.compiled or model.optimizer is None:
         raise InvalidRequestError("the model has no optimiser yet: call model.compile first")
     _build(model, loader)
-    link = _link(model.optimizer, loader, model.trainable_variables, model)
+    link = _link(model.optimizer, loader, model.trainable_variables, model, bucket)
     model.train_function = _train_function(model, link, loader)
     model.fit = _fit(model, link, loader)
     for name in ("evaluate", "predict"):

@@ -1,6 +1,7 @@
 """Keras on TensorFlow: an optimiser whose step takes place at the parameter server."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
 from worker.exchanges.parameter_server import ParameterServer
+from worker.flat_order import FlatArrays, backward_order
 from worker.keras.loader import DataLoader
 from worker.keras.optimizer_options import describe_keras, slots
 from worker.optimizer_state import OptimizerState
@@ -24,11 +26,17 @@ log = logging.getLogger(__name__)
 class VariableLink:
     """The link of a Keras optimiser's variables to the parameter server: gradients out, parameters back.
 
+    Gradients are pushed in buckets. Each is pushed by an operation of its own, whose inputs are the bucket's
+    gradients: in a `tf.function`, TensorFlow runs it once these are computed, while the backward pass goes
+    on. What clips them comes between, so that they are final. The last bucket goes with the step: until then
+    no shard has all of its part, and the push can be given up.
+
     Args:
         optimizer: An SGD, Adam or AdamW of keras.optimizers.
         loader: The evenpace loader of the training data.
         variables: The variables that the optimiser trains.
         statistics: The variables that the workers average, such as batch normalisation's statistics.
+        bucket: Elements with which a bucket of gradients is complete.
 
     Attributes:
         failure: The error that an exchange has raised; TensorFlow's graphs pass on its text alone.
@@ -39,7 +47,12 @@ class VariableLink:
     """
 
     def __init__(
-        self, optimizer: Any, loader: DataLoader, variables: Iterable[Any], statistics: Iterable[Any] = ()
+        self,
+        optimizer: Any,
+        loader: DataLoader,
+        variables: Iterable[Any],
+        statistics: Sequence[Any],
+        bucket: int,
     ) -> None:
         self._optimizer = optimizer
         self._session = loader.session
@@ -58,14 +71,19 @@ class VariableLink:
         if not optimizer.built:
             optimizer.build(trained)
         optimizer._check_variables_are_known(trained)
-        # A group is a run of elements, so the variables without weight decay go together.
-        decaying = [v for v in trained if optimizer._use_weight_decay(_native(v))]
-        exempt = [v for v in trained if not optimizer._use_weight_decay(_native(v))]
-        self._trained, self._statistics = decaying + exempt, list(statistics)
+        # Numbered by group: where there is one bucket, a group is then one run of elements.
+        exempt = [not optimizer._use_weight_decay(_native(v)) for v in trained]
+        places = sorted(range(len(trained)), key=lambda place: exempt[place])
+        self._trained, self._statistics = [trained[place] for place in places], list(statistics)
         self._variables = self._trained + self._statistics
-        self._sizes = [_size(v) for v in self._variables]
-        self._elements = [sum(map(_size, part)) for part in (decaying, exempt, self._statistics)]
-        tensors = [Tensor(_name(v), tuple(v.shape), _dtype(v)) for v in self._variables]
+        self._shapes = [tuple(v.shape) for v in self._variables]
+        sizes = [_size(v) for v in self._variables]
+        decaying = len(trained) - sum(exempt)
+        groups = [sizes[:decaying], sizes[decaying : len(trained)]]
+        self._order = backward_order(groups, sizes[len(trained) :], places, self._server.shards, bucket)
+        tensors = [
+            Tensor(_name(v), shape, _dtype(v)) for v, shape in zip(self._variables, self._shapes, strict=True)
+        ]
         check_floating(tensors)
         self._dtype = flat_dtype(tensors)
         # The optimiser has a count of its own, which may have begun before this job.
@@ -75,10 +93,14 @@ class VariableLink:
         for gpu in tf.config.get_visible_devices("GPU")[:1]:
             details = tf.config.experimental.get_device_details(gpu)
             self._session.device.describe(details.get("device_name"))
-        layout = Layout(self._dtype, name, self._groups(self._options), tuple(tensors))
+        layout = Layout(self._dtype, name, self._groups(self._options), tuple(tensors), self._order.name)
         self._server.prepare(layout, self._flat(self._variables), state)
         self._session.start_training()
-        self._copy(self._server.parameters, self._variables)  # later ones are assigned by `_step`
+        self._pulled = FlatArrays(self._server.parameters, self._order, self._shapes)
+        self._copy(self._pulled, self._variables)  # later ones are assigned by `_step`
+        self._flat_gradient = loader.accumulation.make_array()
+        self._gradient = FlatArrays(self._flat_gradient, self._order, self._shapes)
+        self._next_options = self._options  # of the step whose gradient is being computed
         optimizer.iterations.assign(self._iterations)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
@@ -100,30 +122,33 @@ class VariableLink:
         pushed = [gradients[_native(v).ref()] for v in self._trained]
         pushed = [tf.zeros(v.shape) if g is None else g for g, v in zip(pushed, self._trained, strict=True)]
         scale = self._optimizer.loss_scale_factor or 1.0
-        flat = [tf.cast(tf.convert_to_tensor(g), self._dtype) / scale for g in pushed]
-        flat += [tf.cast(tf.convert_to_tensor(v), self._dtype) for v in self._statistics]
-        flat = tf.concat([tf.reshape(part, [-1]) for part in flat], 0)
-        is_last = tf.ensure_shape(tf.numpy_function(self._add, [flat], tf.bool), [])
-        tf.cond(is_last, self._step, self._rewind)
+        values = [tf.cast(tf.convert_to_tensor(g), self._dtype) / scale for g in pushed]
+        values += [tf.cast(tf.convert_to_tensor(v), self._dtype) for v in self._statistics]
+        lr = tf.cast(self._optimizer.learning_rate, tf.float64)
+        is_last = None
+        for bucket, numbers in enumerate(self._order.buckets):
+            # The operations of one function that have effects run in their order in the code.
+            fill = functools.partial(self._fill, bucket)
+            is_last = tf.numpy_function(fill, [lr, *(values[number] for number in numbers)], tf.bool)
+        tf.cond(tf.ensure_shape(is_last, []), self._step, self._rewind)
 
     def _step(self) -> None:
-        """Push what was added, and assign the new parameters."""
-        lr = tf.cast(self._optimizer.learning_rate, tf.float64)
-        new, iterations = tf.numpy_function(self._exchange, [lr], [self._dtype, tf.int64])
+        """Push the rest of what was added, and assign the new parameters."""
+        types = [*[self._dtype] * len(self._variables), tf.int64]
+        *new, iterations = tf.numpy_function(self._exchange, [], types)
         # Assigned within the graph, which knows the order of reads and writes then.
-        self._assign(self._variables, self._sizes, new)
+        self._assign(self._variables, new)
         self._optimizer.iterations.assign(tf.ensure_shape(iterations, []))
 
     def _rewind(self) -> None:
         """Assign the statistics as they were before the micro-batch."""
         if self._statistics:
-            kept = tf.numpy_function(self._last_statistics, [], self._dtype)
-            self._assign(self._statistics, self._sizes[len(self._trained) :], kept)
+            kept = tf.numpy_function(self._last_statistics, [], [self._dtype] * len(self._statistics))
+            self._assign(self._statistics, tf.nest.flatten(kept))
 
-    def _assign(self, variables: Sequence[Any], sizes: Sequence[int], flat: Any) -> None:
-        parts = tf.split(tf.ensure_shape(flat, [sum(sizes)]), sizes)
-        for variable, part in zip(variables, parts, strict=True):
-            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+    def _assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(tf.cast(tf.ensure_shape(value, variable.shape), variable.dtype))
 
     def check_trained(self, variables: Iterable[Any]) -> None:
         """Check that these are the variables that are trained, and warn if their values are lost.
@@ -141,10 +166,8 @@ class VariableLink:
                 f"trained; save the model, and go on from there in another job"
             )
         # Rounded to each variable's own type, as what was pulled was.
-        current = self._server.parameters[: sum(self._elements[:2])]
-        sizes = np.cumsum(self._sizes[: len(self._trained)])[:-1]
-        for variable, part in zip(self._trained, np.split(current, sizes), strict=True):
-            pulled = tf.cast(part.reshape(variable.shape), _dtype(variable))
+        for number, variable in enumerate(self._trained):
+            pulled = tf.cast(self._pulled[number], _dtype(variable))
             if not np.array_equal(keras.ops.convert_to_numpy(variable), pulled.numpy()):
                 log.warning(
                     "%s was changed outside of training, as by model.load_weights: such changes are lost "
@@ -160,26 +183,51 @@ class VariableLink:
         state = self._server.optimizer_state(self._session.assignment)
         for name, variables in slots(self._optimizer).items():
             if name in state.slots:
-                self._copy(state.slots[name], [variables[self._index(v)] for v in self._trained])
+                values = FlatArrays(state.slots[name], self._order, self._shapes)
+                self._copy(values, [variables[self._index(v)] for v in self._trained])
 
-    def _add(self, flat: NDArray[Any]) -> np.bool_:
-        """Add gradients and statistics, (elements,), and return whether the slice's are complete."""
+    def _fill(self, bucket: int, lr: np.float64, *values: NDArray[Any]) -> np.bool_:
+        """Add a bucket's gradients and statistics, and push them, but for the last bucket's.
+
+        Args:
+            bucket: The bucket's number; each is called for in its turn.
+            lr: The learning rate of the step.
+            values: The values of each of the bucket's tensors, of its shape.
+
+        Returns:
+            Whether the slice's gradient is complete.
+        """
         with self._noting_failure():
-            return np.bool_(self._accumulation.add(flat))
+            if bucket == 0:
+                _, options = describe_keras(self._optimizer)
+                self._next_options = {**options, "lr": float(lr)}
+            for number, value in zip(self._order.buckets[bucket], values, strict=True):
+                self._gradient[number] = value
+            if bucket == len(self._order.buckets) - 1:
+                return np.bool_(self._accumulation.add(self._flat_gradient))
+            if bucket == 0:
+                self._begin_push()
+            self._server.advance_push(self._order.ends[bucket])
+            return np.bool_(False)
 
-    def _last_statistics(self) -> NDArray[Any]:
+    def _begin_push(self) -> None:
+        """Begin to push the gradient, where it is not to be pushed by the step as a whole."""
+        session, part = self._session, self._session.assignment
+        at_once = session.is_begun and session.training.micro_batch is None
+        if part is not None and at_once and self._server.may_begin(part):
+            self._server.begin_push(part, self._changed_groups(), session.training.lr_scale)
+
+    def _last_statistics(self) -> list[NDArray[Any]]:
         """Return the statistics as last pulled."""
-        return self._server.parameters[sum(self._elements[:2]) :].copy()
+        return [self._pulled[number] for number in range(len(self._trained), len(self._variables))]
 
-    def _exchange(self, lr: np.float64) -> tuple[NDArray[Any], np.int64]:
-        """Push the gradients and statistics, and pull the new parameters, (elements,), and iteration."""
-        _, options = describe_keras(self._optimizer)
-        options["lr"] = float(lr)
+    def _exchange(self) -> list[Any]:
+        """Push the rest of the gradients and statistics; return the new parameters, and the iteration."""
         with self._noting_failure():
-            self._session.finish_iteration(self._groups(options) if options != self._options else None)
-        self._options = options  # not before: a step that is refused sends none
-        # A copy: TensorFlow may keep the memory that it is given, and the next pull writes there.
-        return self._server.parameters.copy(), np.int64(self._iterations)
+            self._session.finish_iteration(self._changed_groups())
+        self._options = self._next_options  # not before: a step that is refused sends none
+        # Copies: TensorFlow may keep the memory that it is given, and the next pull writes where these lay.
+        return [*(self._pulled[number] for number in range(len(self._variables))), np.int64(self._iterations)]
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -195,20 +243,23 @@ class VariableLink:
         assignment = self._session.assignment
         return int(self._optimizer.iterations) if assignment is None else self._earlier + assignment.iteration
 
+    def _changed_groups(self) -> tuple[Group, ...] | None:
+        return self._groups(self._next_options) if self._next_options != self._options else None
+
     def _groups(self, options: dict[str, float]) -> tuple[Group, ...]:
-        decaying, exempt, statistics = self._elements
-        groups = (
-            Group(decaying, options),
-            Group(exempt, {**options, "weight_decay": 0.0}),
-            Group(statistics, {}, statistics=True),
+        """Return the runs of elements with weight decay (0), without (1), and of the statistics."""
+        by_number = (options, {**options, "weight_decay": 0.0})
+        return tuple(
+            Group(elements, by_number[number], number=number)
+            if number < len(by_number)
+            else Group(elements, {}, statistics=True)
+            for number, elements in self._order.runs
         )
-        return tuple(group for group in groups if group.elements)
 
     def _state(self) -> OptimizerState:
         """Return the optimiser's own state, to start from, with zeros for the statistics."""
-        filling = np.zeros(self._elements[2], self._dtype)
         flat = {
-            name: np.concatenate([self._flat([variables[self._index(v)] for v in self._trained]), filling])
+            name: self._flat([variables[self._index(v)] for v in self._trained])
             for name, variables in slots(self._optimizer).items()
         }
         return OptimizerState(int(self._optimizer.iterations), flat)
@@ -217,16 +268,16 @@ class VariableLink:
         return int(self._optimizer._get_variable_index(variable))
 
     def _flat(self, variables: Sequence[Any]) -> NDArray[Any]:
-        parts = [keras.ops.convert_to_numpy(v).astype(self._dtype).reshape(-1) for v in variables]
-        return np.concatenate(parts)
+        """Return variables' values in the flat order, (elements,), with zeros for those that come after."""
+        flat = np.zeros(self._order.elements, self._dtype)
+        values = FlatArrays(flat, self._order, self._shapes)
+        for number, variable in enumerate(variables):
+            values[number] = keras.ops.convert_to_numpy(variable)
+        return flat
 
-    def _copy(self, flat: NDArray[Any], variables: Sequence[Any]) -> None:
-        begin = 0
-        for variable in variables:
-            end = begin + _size(variable)
-            part = flat[begin:end].reshape(variable.shape).copy()  # TensorFlow may keep this memory
-            variable.assign(tf.cast(part, variable.dtype))
-            begin = end
+    def _copy(self, values: FlatArrays, variables: Sequence[Any]) -> None:
+        for number, variable in enumerate(variables):
+            variable.assign(tf.cast(values[number], variable.dtype))
 
 
 def _native(variable: Any) -> Any:

@@ -20,12 +20,10 @@ class FlatTensors:
 
     def __init__(self, flat: NDArray[Any], order: FlatOrder, tensors: Sequence[torch.Tensor]) -> None:
         self._shapes = [tensor.shape for tensor in tensors]
-        self._parts: list[list[torch.Tensor]] = [[] for _ in tensors]  # of each tensor, by their elements
-        parts = torch.split(torch.from_numpy(flat), list(map(len, order.pieces)))
-        placed = sorted(zip(order.pieces, parts, strict=True), key=lambda pair: pair[0].begin)
-        for piece, part in placed:
-            whole = len(piece) == self._shapes[piece.tensor].numel()
-            self._parts[piece.tensor].append(part.view(self._shapes[piece.tensor]) if whole else part)
+        self._parts = [list(map(torch.from_numpy, parts)) for parts in order.parts(flat)]
+        for parts, shape in zip(self._parts, self._shapes, strict=True):
+            if len(parts) == 1:
+                parts[0] = parts[0].view(shape)
 
     def __getitem__(self, number: int) -> torch.Tensor:
         """Return a tensor's values: a view where they lie next to each other, else a copy."""

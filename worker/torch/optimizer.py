@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from torch import nn
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
 from worker.exchanges.parameter_server import ParameterServer
-from worker.flat_order import FlatOrder
+from worker.flat_order import BUCKET_MB, FlatOrder, backward_order, bucket_elements
 from worker.learning_rates import Rule, factor_by
 from worker.tensor_types import check_floating, flat_dtype
 from worker.torch.backward_push import BackwardPush
@@ -31,8 +30,6 @@ from worker.torch.schedules import Schedules
 log = logging.getLogger(__name__)
 
 _LATER = "what is to be trained from some iteration on gets a group of its own, with lr=0 until then"
-
-BUCKET_MB = 1.0
 
 _COUNTED = "_wrapped_by_lr_sched"  # of a `step` whose calls schedulers of torch.optim notice, or warn
 
@@ -80,11 +77,10 @@ def distribute(
             `pull_ahead` lacks the model, a service refuses, or it is not the session's first call.
     """
     factor = factor_by(scale_lr, type(optimizer).__name__)
-    if bucket_cap_mb is not None and not bucket_cap_mb > 0:
-        raise InvalidRequestError(f"bucket_cap_mb {bucket_cap_mb}: must be above 0, or None")
+    bucket = bucket_elements(bucket_cap_mb)
     if pull_ahead and model is None:
         raise InvalidRequestError("pull_ahead: give the model, whose modules wait for their parameters")
-    link = _Link(optimizer, loader, model, bucket_cap_mb)
+    link = _Link(optimizer, loader, model, bucket)
     if pull_ahead and model is not None:
         link.pull_ahead(model)
     loader.session.training.scale_lr_by(factor)
@@ -128,7 +124,7 @@ class _Link:
         optimizer: torch.optim.Optimizer,
         loader: Loader,
         model: nn.Module | None,
-        bucket_mb: float | None,
+        bucket: int,
     ) -> None:
         session = self._session = loader.session
         self._server = ParameterServer.of(session.exchange)
@@ -140,7 +136,7 @@ class _Link:
             raise InvalidRequestError("the optimiser has no parameters that require a gradient")
         statistics = {_plain(name): tensor for name, tensor in running_statistics(model).items()}
         self._tensors = [*self._parameters, *statistics.values()]
-        self._order = order_of(trained, list(statistics.values()), model, self._server.shards, bucket_mb)
+        self._order = order_of(trained, list(statistics.values()), model, self._server.shards, bucket)
         names = self._names = _names(optimizer, model) | {tensor: name for name, tensor in statistics.items()}
         tensors = tuple(Tensor(names.get(t, ""), tuple(t.shape), str(t.dtype)[6:]) for t in self._tensors)
         check_floating(tensors[: len(self._parameters)])  # batch normalisation counts its batches in integers
@@ -297,7 +293,7 @@ def order_of(
     statistics: Sequence[torch.Tensor],
     model: nn.Module | None,
     shards: int,
-    bucket_mb: float | None = BUCKET_MB,
+    bucket: int,
 ) -> FlatOrder:
     """Return the order of the elements of an optimiser's groups, and then of statistics, at the shards.
 
@@ -307,20 +303,17 @@ def order_of(
         model: The model; a backward pass goes through its parameters from the last to the first. None:
             through those of the groups.
         shards: Number of shards.
-        bucket_mb: MiB of a bucket of float32; None: there is one bucket.
+        bucket: Elements with which a bucket is complete.
     """
-    parameters = [parameter for group in groups for parameter in group]
     places = {
         id(parameter): place for place, parameter in enumerate(() if model is None else model.parameters())
     }
-    known = [places.get(id(parameter), -1) for parameter in parameters]
-    ready = sorted(range(len(parameters)), key=lambda number: (known[number], number), reverse=True)
-    return FlatOrder(
-        [tensor.numel() for tensor in (*parameters, *statistics)],
-        [*(number for number, group in enumerate(groups) for _ in group), *[len(groups)] * len(statistics)],
-        [*ready, *range(len(parameters), len(parameters) + len(statistics))],
+    return backward_order(
+        [[parameter.numel() for parameter in group] for group in groups],
+        [tensor.numel() for tensor in statistics],
+        [places.get(id(parameter), -1) for group in groups for parameter in group],
         shards,
-        math.ceil(min((math.inf if bucket_mb is None else bucket_mb) * 2**18, 2**62)),
+        bucket,
     )
 
 

@@ -19,7 +19,7 @@ from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
 from evenpace.lab.workloads.common import Workload, evaluate
 from evenpace.reports import files
-from worker.flat_order import FlatOrder
+from worker.flat_order import BUCKET_MB, FlatOrder, bucket_elements
 from worker.torch.flat_tensors import FlatTensors
 from worker.torch.optimizer import order_of
 
@@ -75,8 +75,8 @@ class Evaluator:
 
     def _order(self, shards: int) -> FlatOrder:
         if shards:
-            return order_of(self._groups, [], None, shards)
-        return order_of([self._parameters], [], None, 1, None)
+            return order_of(self._groups, [], None, shards, bucket_elements(BUCKET_MB))
+        return order_of([self._parameters], [], None, 1, bucket_elements(None))
 
 
 def _renew_statistics(workload: Workload) -> None:

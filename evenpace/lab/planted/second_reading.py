@@ -206,7 +206,7 @@ PLANTED = (
         (
             Change(
                 "worker/session.py",
-                "if self._begun is not done:",
+                "if not self.is_begun:",
                 "if False:",
             ),
         ),

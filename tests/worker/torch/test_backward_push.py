@@ -1,6 +1,5 @@
 """Gradients are pushed while the backward pass computes them, and the result is that of one big batch."""
 
-import contextlib
 import itertools
 import logging
 import os
@@ -13,15 +12,7 @@ from torch import nn
 
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
-from tests.services import (
-    in_threads,
-    manager_process,
-    manager_service,
-    serving,
-    shard_process,
-    shard_service,
-)
-from worker.session import Session, SessionConfig
+from tests.services import OpenServices, in_threads, manager_process, shard_process
 from worker.torch.loader import DataLoader
 from worker.torch.optimizer import distribute
 
@@ -112,39 +103,6 @@ def train_alone(change):
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-class Services:
-    """A manager, and shards whose contributions can be looked at, in this process."""
-
-    def __init__(self, workers, shards=1, **job):
-        self.shards = [shard_service() for _ in range(shards)]
-        self._manager = manager_service(workers, **job)
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self):
-        self.manager = self._stack.enter_context(serving(self._manager))
-        self.addresses = [self._stack.enter_context(serving(shard)) for shard in self.shards]
-        return self
-
-    def __exit__(self, *error):
-        self._stack.close()
-
-    def session(self, name, **options):
-        """Make a worker's session, which ends with the services."""
-        config = SessionConfig(
-            self.manager, tuple(self.addresses), worker=name, barrier_timeout=60, **options
-        )
-        return self._stack.enter_context(contextlib.closing(Session(config)))
-
-    def arrived(self):
-        """Return for each shard the elements of gradients for the present step that have arrived."""
-        jobs = [job for shard in self.shards for job in shard.jobs]
-        return [sum(one.done for one in list(job.shard._contributions)) for job in jobs]
-
-    def complete(self):
-        """Return whether a shard has all of the gradient for its step."""
-        return any(job.shard.complete for shard in self.shards for job in shard.jobs)
-
-
 def train(session, change=leave, before_step=lambda iteration: None, **options):
     """Train with one worker's part of each batch; return the parameters, and its session's attempts."""
     model = make_model()
@@ -174,7 +132,7 @@ def test_a_gradient_arrives_before_the_step(wait_until, shards):
             wait_until(lambda: all(services.arrived()), "the first buckets")
         assert not services.complete()
 
-    with Services(1, shards) as services:
+    with OpenServices(1, shards) as services:
         parameters, attempts = train(services.session("w"), before_step=look)
     assert attempts == {0}
     torch.testing.assert_close(parameters, train_alone(leave), rtol=0, atol=1e-12)
@@ -193,7 +151,7 @@ def test_a_rounded_gradient_arrives_before_the_step(wait_until):
         if iteration >= 4:
             wait_until(lambda: all(services.arrived()), "the first buckets")
 
-    with Services(1) as services:
+    with OpenServices(1) as services:
         parameters, attempts = train(services.session("w", push_dtype="bfloat16"), before_step=look)
     assert attempts == {0}
     torch.testing.assert_close(parameters, train_alone(round_gradients), rtol=0, atol=1e-12)
@@ -204,7 +162,7 @@ def test_a_rounded_gradient_arrives_before_the_step(wait_until):
 def test_what_changes_gradients_afterwards_is_in_the_step(change, caplog):
     """Whatever a script does between the backward pass and the step, the result is one process's."""
     caplog.set_level(logging.INFO)
-    with Services(2, 2) as services:
+    with OpenServices(2, 2) as services:
         sessions = [services.session(name) for name in ("w0", "w1")]
         trained = []
         in_threads(*(lambda s=session: trained.append(train(s, change)) for session in sessions))
@@ -220,7 +178,7 @@ def test_what_changes_gradients_afterwards_is_in_the_step(change, caplog):
 def test_without_buckets_nothing_arrives_before_the_step():
     """`bucket_cap_mb=None` pushes the whole gradient by the step."""
     arrived = []
-    with Services(1, 2) as services:
+    with OpenServices(1, 2) as services:
         parameters, _ = train(
             services.session("w"),
             before_step=lambda iteration: arrived.extend(services.arrived()),
@@ -253,5 +211,5 @@ def test_a_script_that_fails_between_backward_pass_and_step_ends(tmp_path):
 @pytest.mark.parametrize("size", [0, -1.0, float("nan")])
 def test_a_bucket_of_nothing_is_refused(size):
     """A bucket must have elements."""
-    with Services(1) as services, pytest.raises(InvalidRequestError, match="bucket_cap_mb"):
+    with OpenServices(1) as services, pytest.raises(InvalidRequestError, match="bucket_cap_mb"):
         train(services.session("w"), bucket_cap_mb=size)

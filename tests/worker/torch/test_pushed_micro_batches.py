@@ -13,7 +13,7 @@ from idl.bounds import Bounds
 from idl.cuts import Cuts
 from idl.plan import permutation
 from idl.synchronisation import Synchronisation
-from tests.services import in_threads
+from tests.services import OpenServices, in_threads
 from tests.worker.torch.test_backward_push import (
     BATCH,
     BUCKET_MB,
@@ -23,7 +23,6 @@ from tests.worker.torch.test_backward_push import (
     SEED,
     SPEC,
     Rows,
-    Services,
     leave,
     make_model,
     make_optimizer,
@@ -122,7 +121,7 @@ def train_with(workers=1, shards=1, model=None, micro_batch=MICRO_BATCH, **optio
     """Train with workers of which all but the first have one micro-batch; return them, and the records."""
     found = [None] * workers
     most = [BATCH] + [micro_batch] * (workers - 1)
-    with Services(workers, shards) as services:
+    with OpenServices(workers, shards) as services:
         sessions = [services.session(f"w{n}", bounds=Bounds(maximum=most[n])) for n in range(workers)]
 
         def run(n):
@@ -185,7 +184,7 @@ def test_uneven_slices_in_micro_batches_equal_one_process(shards, micro_batch, p
 def test_a_part_arrives_before_the_last_pass_ends(wait_until, shards):
     """While the first layer's gradients are still to be computed, each shard has a part, and none has all."""
     looked = []
-    with Services(1, shards) as services:
+    with OpenServices(1, shards) as services:
 
         def look(iteration, left):
             if iteration < TRIALS or left:
@@ -272,7 +271,7 @@ def test_running_statistics_go_with_the_last_bucket():
 
 def test_exact_sums_are_pushed_by_the_step():
     """They are integers over all micro-batches, which no backward pass leaves in the gradients."""
-    with Services(1, 2, synchronisation=Synchronisation(exact=True)) as services:
+    with OpenServices(1, 2, synchronisation=Synchronisation(exact=True)) as services:
         trained = train(services.session("w"))
     assert not any(map(any, trained.at_ends.values()))
     assert set(trained.factors) == {None}
@@ -281,7 +280,7 @@ def test_exact_sums_are_pushed_by_the_step():
 
 def test_micro_batches_at_once_are_pushed_by_the_step():
     """Each has gradients of its own then, which are added after its pass."""
-    with Services(1) as services:
+    with OpenServices(1) as services:
         trained = train(services.session("w", bounds=Bounds(at_once=2)))
     assert set(trained.at_once.values()) == {1, 2}
     assert trained.attempts == {0}
@@ -319,7 +318,7 @@ def run_out_of_memory(session, fails):
 
 def test_a_pass_that_is_tried_again_alone_is_pushed_once():
     """Of two at once the failed one has pushed nothing; alone it is the last pass, which pushes."""
-    with Services(1) as services:
+    with OpenServices(1) as services:
         session = services.session("w", bounds=Bounds(at_once=2))
         values, begun = run_out_of_memory(session, lambda at_once: at_once > 1)
     assert begun == [False]
@@ -329,7 +328,7 @@ def test_a_pass_that_is_tried_again_alone_is_pushed_once():
 def test_a_pass_that_fails_when_its_push_has_begun_leaves_no_step():
     """The worker ends with the error, and no shard has got the whole gradient."""
     calls = itertools.count()
-    with Services(1, 2) as services:
+    with OpenServices(1, 2) as services:
         session = services.session("w")
         with pytest.raises(MemoryExhaustedError, match="does not fit"):
             run_out_of_memory(session, lambda at_once: next(calls) == TRIALS + 1)
