@@ -26,7 +26,7 @@ def losses(params, batch):
 
 loader = evenpace.jax.DataLoader(train, batch_size=128, shuffle=True)
 value_and_grad = evenpace.jax.value_and_grad(losses, micro_batch_size=8)
-optimizer = evenpace.jax.distribute(evenpace.jax.sgd(0.1, momentum=0.9), params, loader)
+optimizer = evenpace.jax.distribute(evenpace.jax.sgd(0.1, momentum=0.9), params, loader, value_and_grad)
 
 for _ in loader.epochs(15):
     for batch in loader:

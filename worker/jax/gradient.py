@@ -6,7 +6,7 @@ and no wire.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,26 @@ import numpy as np
 from idl.errors import InvalidRequestError
 from worker.data.sliced_batch import SlicedBatch
 from worker.jax.measured_batch import MeasuredBatch
+from worker.jax.staged import Staged, Stages
 
 _PIECE = 2**16  # elements
+
+
+class Taker(Protocol):
+    """Whoever takes the gradients of batches while they are computed."""
+
+    @property
+    def stages(self) -> Stages:
+        """The numbers of the parameters whose gradients are to be ready first, of those next, and so on."""
+        ...
+
+    def begin(self, params: Any) -> bool:
+        """Return whether the gradient by these parameters is of use before all of it is computed."""
+        ...
+
+    def take(self, gradient: Any) -> None:
+        """Take the gradient, whose arrays are ready stage by stage."""
+        ...
 
 
 def value_and_grad(
@@ -25,7 +43,7 @@ def value_and_grad(
     *,
     has_aux: bool = False,
     rng: Any = None,
-) -> Callable[..., Any]:
+) -> "ValueAndGrad":
     """Do as `jax.value_and_grad` of the mean loss, for batches of any size, and compile only for a few.
 
     In a job with micro-batches, these are the pieces that a batch is processed in; they have three sizes at
@@ -56,71 +74,116 @@ def value_and_grad(
         InvalidRequestError: The size is not allowed; or, when it is called, the loader has another, the
             losses are not one for each sample, or the batch has no samples.
     """
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise InvalidRequestError(f"micro_batch_size {micro_batch_size}: must be at least 1")
+    return ValueAndGrad(loss_fn, micro_batch_size, has_aux, rng)
 
-    def part(params: Any, piece: Any, count: Any, total: Any, place: Any, *rest: Any) -> tuple[Any, Any]:
-        """Return the part of the loss of `total` samples of a piece with `count` real ones, and its aux."""
-        size = _samples(piece)
-        key = {} if rng is None else {"rng": jax.random.fold_in(jax.random.fold_in(rng, place[0]), place[1])}
-        result = loss_fn(params, piece, *rest, **key)
-        losses, aux = result if has_aux else (result, None)
-        if jnp.shape(losses) != (size,):
-            raise InvalidRequestError(
-                f"loss_fn gave losses of shape {jnp.shape(losses)} for {size} samples: it must give one for "
-                f"each sample, not their mean"
+
+class ValueAndGrad:
+    """The function that `value_and_grad` returns.
+
+    Args:
+        loss_fn: As there, as are the others.
+        micro_batch_size: The samples in a piece.
+        has_aux: Whether `loss_fn` returns a pair.
+        rng: The key.
+
+    Attributes:
+        taker: Takes gradients while they are computed. The pass over a batch's last piece, which completes
+            the sums, is then compiled in stages.
+
+    Raises:
+        InvalidRequestError: The size is not allowed.
+    """
+
+    def __init__(
+        self, loss_fn: Callable[..., Any], micro_batch_size: int | None, has_aux: bool, rng: Any
+    ) -> None:
+        if micro_batch_size is not None and micro_batch_size < 1:
+            raise InvalidRequestError(f"micro_batch_size {micro_batch_size}: must be at least 1")
+        self.taker: Taker | None = None
+        self._micro_batch_size = micro_batch_size
+        self._has_aux = has_aux
+        self._rng = rng
+
+        def part(params: Any, piece: Any, count: Any, total: Any, place: Any, *rest: Any) -> tuple[Any, Any]:
+            """Return the part of a loss of `total` samples of a piece with `count` real ones, and its aux."""
+            size = _samples(piece)
+            key = (
+                {}
+                if rng is None
+                else {"rng": jax.random.fold_in(jax.random.fold_in(rng, place[0]), place[1])}
             )
-        # Not a product with zeros, which would keep a NaN.
-        kept = jnp.where(jnp.arange(size) < count, _wide(losses), 0)
-        return kept.sum() / total, jax.tree.map(lambda leaf: _wide(leaf) * count / total, aux)
-
-    def piecewise(*arguments: Any) -> Any:
-        return jax.tree.map(_wide, jax.value_and_grad(part, has_aux=True)(*arguments))
-
-    @jax.jit
-    def zeros(*arguments: Any) -> Any:
-        return jax.tree.map(jnp.zeros_like, jax.eval_shape(piecewise, *arguments))
-
-    def add(sums: Any, *arguments: Any) -> Any:
-        return jax.tree.map(jnp.add, sums, piecewise(*arguments))
-
-    def add_measured(sums: Any, *arguments: Any) -> Any:
-        result, gradient = piecewise(*arguments)
-        return jax.tree.map(jnp.add, sums, (result, gradient)), squared_norm(gradient)
-
-    add = jax.jit(add, donate_argnums=0)
-    add_measured = jax.jit(add_measured, donate_argnums=0)
-
-    def of_batch(params: Any, batch: Any, *rest: Any) -> Any:
-        if isinstance(batch, SlicedBatch):
-            if micro_batch_size is not None:
+            result = loss_fn(params, piece, *rest, **key)
+            losses, aux = result if has_aux else (result, None)
+            if jnp.shape(losses) != (size,):
                 raise InvalidRequestError(
-                    f"micro_batch_size {micro_batch_size}: leave it out, since the loader has micro_batch="
+                    f"loss_fn gave losses of shape {jnp.shape(losses)} for {size} samples: it must give one "
+                    f"for each sample, not their mean"
                 )
-            pieces = _micro_batches(batch)
-        elif micro_batch_size is None or rng is not None:
-            raise InvalidRequestError(
-                f"micro_batch_size {micro_batch_size}, rng {rng}: make the loader with micro_batch=, "
-                f"or give micro_batch_size, and no rng"
-            )
-        else:
-            pieces = _padded(batch, micro_batch_size)
+            # Not a product with zeros, which would keep a NaN.
+            kept = jnp.where(jnp.arange(size) < count, _wide(losses), 0)
+            return kept.sum() / total, jax.tree.map(lambda leaf: _wide(leaf) * count / total, aux)
+
+        def piecewise(*arguments: Any) -> Any:
+            return jax.tree.map(_wide, jax.value_and_grad(part, has_aux=True)(*arguments))
+
+        def zeros(*arguments: Any) -> Any:
+            return jax.tree.map(jnp.zeros_like, jax.eval_shape(piecewise, *arguments))
+
+        def add(sums: Any, *arguments: Any) -> Any:
+            return jax.tree.map(jnp.add, sums, piecewise(*arguments))
+
+        def add_measured(sums: Any, *arguments: Any) -> Any:
+            result, gradient = piecewise(*arguments)
+            return *jax.tree.map(jnp.add, sums, (result, gradient)), squared_norm(gradient)
+
+        self._zeros = jax.jit(zeros)
+        # By whether the norms of pieces' gradients are measured.
+        self._add = {False: jax.jit(add, donate_argnums=0), True: jax.jit(add_measured, donate_argnums=0)}
+        self._add_last = {False: Staged(add, _gradient_of), True: Staged(add_measured, _gradient_of)}
+
+    def __call__(self, params: Any, batch: Any, *rest: Any) -> Any:
+        """Return value and gradient, as `value_and_grad` says."""
+        pieces, number = self._pieces(batch)
         measured = batch if isinstance(batch, MeasuredBatch) and batch.measures else None
+        measures = measured is not None
+        taker = self.taker if self.taker is not None and self.taker.begin(params) else None
         sums, squares = None, []
-        for arguments in pieces:
-            before = zeros(params, *arguments, *rest) if sums is None else sums
-            if measured is None:
-                sums = add(before, params, *arguments, *rest)
+        for left, arguments in zip(reversed(range(number)), pieces, strict=True):
+            before = self._zeros(params, *arguments, *rest) if sums is None else sums
+            if taker is not None and not left:
+                found = self._add_last[measures](taker.stages, before, params, *arguments, *rest)
             else:
-                sums, of_piece = add_measured(before, params, *arguments, *rest)
-                squares.append(of_piece)
+                found = self._add[measures](before, params, *arguments, *rest)
+            sums, of_piece = found[:2], found[2:]
+            squares.extend(of_piece)
         assert sums is not None
         (loss, aux), gradient = sums
         if measured is not None:
             measured.take(gradient, squares)
-        return ((loss, aux), gradient) if has_aux else (loss, gradient)
+        if taker is not None:
+            taker.take(gradient)
+        return ((loss, aux), gradient) if self._has_aux else (loss, gradient)
 
-    return of_batch
+    def _pieces(self, batch: Any) -> tuple[Iterator[tuple[Any, ...]], int]:
+        """Return a batch's pieces, each with its real samples, the batch's, its place; and their number."""
+        size = self._micro_batch_size
+        if isinstance(batch, SlicedBatch):
+            if size is not None:
+                raise InvalidRequestError(
+                    f"micro_batch_size {size}: leave it out, since the loader has micro_batch="
+                )
+            return _micro_batches(batch), len(batch)
+        if size is None or self._rng is not None:
+            raise InvalidRequestError(
+                f"micro_batch_size {size}, rng {self._rng}: make the loader with micro_batch=, "
+                f"or give micro_batch_size, and no rng"
+            )
+        batch = jax.tree.map(np.asarray, batch)
+        return _padded(batch, size), -(-_samples(batch) // size)
+
+
+def _gradient_of(found: Any) -> Any:
+    return found[1]
 
 
 def squared_norm(gradient: Any) -> Any:
@@ -138,7 +201,6 @@ def squared_norm(gradient: Any) -> Any:
 
 def _padded(batch: Any, size: int) -> Iterator[tuple[Any, ...]]:
     """Yield a batch's pieces of one size, with their real samples, the batch's, and no place in an epoch."""
-    batch = jax.tree.map(np.asarray, batch)
     total = _samples(batch)
     for begin in range(0, total, size):
         rows = np.arange(begin, begin + size) % total

@@ -1,6 +1,8 @@
 """JAX: an optimiser whose step takes place at the parameter server."""
 
 import operator
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,8 +12,11 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
+from worker.early_push import EarlyPush
 from worker.exchanges.parameter_server import ParameterServer
-from worker.jax.gradient import squared_norm
+from worker.flat_order import BUCKET_MB, FlatArrays, backward_order, bucket_elements
+from worker.jax.gradient import ValueAndGrad, squared_norm
+from worker.jax.gradient_push import GradientPush
 from worker.jax.loader import DataLoader
 from worker.jax.rules import Rule
 from worker.learning_rates import Rule as LrRule
@@ -24,10 +29,12 @@ def distribute(
     rule: Rule,
     params: Any,
     loader: DataLoader,
+    value_and_grad: ValueAndGrad | None = None,
     *,
     statistics: Any = None,
     state: dict[str, Any] | None = None,
     scale_lr: LrRule = "none",
+    bucket_cap_mb: float | None = BUCKET_MB,
 ) -> "Optimizer":
     """Open the job at the parameter server, and return an optimiser that steps there; see `Optimizer`.
 
@@ -35,15 +42,20 @@ def distribute(
         rule: As in `Optimizer`, as are the others.
         params: The parameters.
         loader: The loader.
+        value_and_grad: What `evenpace.jax.value_and_grad` has returned for these parameters: gradients are
+            pushed while it computes others. None: all are pushed by the step.
         statistics: The statistics.
         state: The state to resume from.
         scale_lr: How learning rates follow the size of the whole batch, where that changes: "linear", "sqrt",
             "adascale", "none", or a function from the size and the script's first one to the factor; "auto"
             is "sqrt" for adam and adamw, and "adascale" for sgd.
+        bucket_cap_mb: MiB of gradients that are pushed at a time, the same for every worker; None: all are
+            pushed by the step, and workers of other frameworks can train the same job, as they can where a
+            model is no larger than that.
 
     Raises:
-        InvalidRequestError: An argument is not allowed, a service refuses, or the session has an optimiser
-            already.
+        InvalidRequestError: An argument is not allowed, `bucket_cap_mb` is not above 0, a service refuses, or
+            the session has an optimiser already.
     """
     if not isinstance(rule, Rule):
         what = "is optax's, which cannot be sent there" if hasattr(rule, "update") else f"is {rule!r}"
@@ -51,8 +63,13 @@ def distribute(
             f"the optimiser steps at the parameter server, but this one {what}: use evenpace.jax.sgd, "
             f"adam or adamw, which take the same arguments as optax's"
         )
+    if value_and_grad is not None and not isinstance(value_and_grad, ValueAndGrad):
+        raise InvalidRequestError(
+            f"value_and_grad {value_and_grad!r}: give what evenpace.jax.value_and_grad has returned, or None"
+        )
     factor = factor_by(scale_lr, rule.name)
-    optimizer = Optimizer(rule, params, loader, statistics, state)
+    bucket = bucket_elements(bucket_cap_mb)
+    optimizer = Optimizer(rule, params, loader, value_and_grad, statistics, state, bucket)
     loader.session.training.scale_lr_by(factor)
     return optimizer
 
@@ -68,9 +85,11 @@ class Optimizer:
         params: A pytree of floating-point arrays: Flax's `variables["params"]`, or the `nnx.Param`s that
             `nnx.split` gives.
         loader: The evenpace loader of the training data.
+        value_and_grad: The function that computes gradients, which are pushed while it does; None: by `step`.
         statistics: A pytree of the model's state beside its parameters, such as Flax's `batch_stats`; None
             for none. In each step, it becomes the workers' mean, weighted by their batch sizes.
         state: The state to resume from, as `state_dict` returned it; empty entries may be missing.
+        bucket: Elements with which a bucket of gradients is complete.
 
     Attributes:
         params: The parameters as last pulled, on the devices and of the types of those given. Read them here
@@ -83,7 +102,14 @@ class Optimizer:
     """
 
     def __init__(
-        self, rule: Rule, params: Any, loader: DataLoader, statistics: Any, state: dict[str, Any] | None
+        self,
+        rule: Rule,
+        params: Any,
+        loader: DataLoader,
+        value_and_grad: ValueAndGrad | None,
+        statistics: Any,
+        state: dict[str, Any] | None,
+        bucket: int,
     ) -> None:
         self._loader = loader
         self._session = loader.session
@@ -96,13 +122,15 @@ class Optimizer:
         check_floating(tensors)
         self._like = [_outline(jnp.asarray(leaf)) for leaf in jax.tree.leaves((params, statistics))]
         self._tree: Any = jax.tree.structure((params, statistics))
-        self._ends = np.cumsum([leaf.size for leaf in self._like])
-        trained = self._like[: len(jax.tree.leaves(params))]
-        self._trained = sum(leaf.size for leaf in trained)
-        if not self._trained:
+        self._trained = len(jax.tree.leaves(params))
+        sizes = [leaf.size for leaf in self._like]
+        trained, kept = sizes[: self._trained], sizes[self._trained :]
+        if not sum(trained):
             raise InvalidRequestError("params has no elements: there is nothing to train")
-        initial = np.empty(self._ends[-1], dtype=flat_dtype(tensors))
-        self._fill(initial, (params, statistics))
+        places = _places([tensor.name for tensor in tensors[: self._trained]])
+        self._order = backward_order([trained], kept, places, self._server.shards, bucket)
+        initial = np.empty(self._order.elements, dtype=flat_dtype(tensors))
+        self._fill(self._in(initial), (params, statistics))
         device = jax.devices()[0]
         if device.platform != "cpu":
             self._session.device.describe(device.device_kind)
@@ -112,10 +140,16 @@ class Optimizer:
                 "the job sums gradients exactly (`evenpace manager --exact`), which evenpace.jax cannot: "
                 "start the manager without --exact, or train with evenpace.torch or evenpace.keras"
             )
-        layout = Layout(initial.dtype.name, rule.name, groups, tensors)
-        before = _optimizer_state(state) if state else None
+        layout = Layout(initial.dtype.name, rule.name, groups, tensors, self._order.name)
+        before = self._placed(state) if state else None
         self._server.prepare(layout, initial, before, self._take_parameters)
         self._session.start_training()
+        self._gradients = self._in(self._server.gradient.values)
+        self._push: GradientPush | None = None
+        if value_and_grad is not None and device.platform == "cpu":
+            push = EarlyPush(self._session, self._server, self._order, self._present_groups)
+            pulled = lambda: self._pulled[: self._trained]  # noqa: E731
+            value_and_grad.taker = self._push = GradientPush(push, self._gradients, self._order, pulled)
 
     def step(self, gradient: Any, statistics: Any = None) -> None:
         """Take a step at the parameter server with all workers' gradients, and pull the new parameters.
@@ -135,11 +169,9 @@ class Optimizer:
                 "optimizer.params or statistics were set, but the parameter server has the parameters: give "
                 "those to start from to evenpace.jax.distribute"
             )
-        self._fill(self._server.gradient.values, (gradient, statistics))
-        assignment = self._session.assignment
+        self._fill(self._gradients, (gradient, statistics), self._push)
         self._tell_norms(gradient)
-        groups = self._groups(self._rule.options(assignment.iteration)) if assignment is not None else None
-        self._session.finish_iteration(groups)
+        self._session.finish_iteration(self._present_groups())
 
     def _tell_norms(self, gradient: Any) -> None:
         """Tell the session the norms of micro-batches, scaled as the script has scaled their mean since."""
@@ -157,19 +189,35 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return the optimiser's state for a checkpoint, between two iterations: numbers and NumPy arrays."""
         state = self._server.optimizer_state(self._session.assignment)
-        return {"steps": state.steps, "slots": state.slots}
+        slots = {name: self._in(slot) for name, slot in state.slots.items()}
+        leaves = range(len(self._like))
+        return {
+            "steps": state.steps,
+            "slots": {
+                name: np.concatenate([values[number].reshape(-1) for number in leaves])
+                for name, values in slots.items()
+            },
+        }
+
+    def _placed(self, state: dict[str, Any]) -> OptimizerState:
+        """Return the state of `state_dict` in the order of the flat array."""
+        slots = {name: np.empty_like(slot) for name, slot in state.get("slots", {}).items()}
+        ends = np.cumsum([leaf.size for leaf in self._like])
+        for name, slot in slots.items():
+            values = self._in(slot)
+            for number, part in enumerate(np.split(state["slots"][name], ends[:-1])):
+                values[number] = part
+        return OptimizerState(int(state["steps"]), slots)
 
     def _take_parameters(self) -> None:
-        arrays = [
-            # A copy: JAX may go on using the memory, and the next pull overwrites this.
-            part.astype(leaf.dtype)
-            for part, leaf in zip(self._parts(self._server.parameters), self._like, strict=True)
-        ]
+        values = self._in(self._server.parameters)
+        # Copies: JAX may go on using the memory, and the next pull overwrites this.
+        arrays = [values[n].astype(leaf.dtype, copy=False) for n, leaf in enumerate(self._like)]
         self._pulled = list(map(jax.device_put, arrays, [leaf.sharding for leaf in self._like]))
         self.params, self.statistics = self._tree.unflatten(self._pulled)
 
-    def _fill(self, flat: NDArray[Any], tree: Any) -> None:
-        """Copy a tree like that of parameters and statistics into a flat array."""
+    def _fill(self, values: FlatArrays, tree: Any, push: GradientPush | None = None) -> None:
+        """Copy a tree like that of parameters and statistics into a flat array, but what is there already."""
         leaves, structure = jax.tree.flatten(tree)
         shapes, expected = [np.shape(leaf) for leaf in leaves], [leaf.shape for leaf in self._like]
         if structure != self._tree or shapes != expected:
@@ -177,18 +225,35 @@ class Optimizer:
                 f"a pytree of {structure} with shapes {shapes} where parameters and statistics are one of "
                 f"{self._tree} with shapes {expected}"
             )
-        for part, leaf in zip(self._parts(flat), jax.device_get(leaves), strict=True):
-            part[...] = leaf
+        leaves = jax.device_get(leaves)
+        for bucket in self._order.buckets[push.finish(leaves) if push is not None else 0 :]:
+            for number in bucket:
+                values[number] = leaves[number]
 
-    def _parts(self, flat: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return views of a flat array in the leaves' shapes."""
-        parts = np.split(flat, self._ends[:-1])
-        return [part.reshape(leaf.shape) for part, leaf in zip(parts, self._like, strict=True)]
+    def _in(self, flat: NDArray[Any]) -> FlatArrays:
+        """Return the leaves' values in a flat array."""
+        return FlatArrays(flat, self._order, [leaf.shape for leaf in self._like])
+
+    def _present_groups(self) -> tuple[Group, ...] | None:
+        """Return the groups of the present assignment's step."""
+        assignment = self._session.assignment
+        return self._groups(self._rule.options(assignment.iteration)) if assignment is not None else None
 
     def _groups(self, options: dict[str, float]) -> tuple[Group, ...]:
-        trained = Group(self._trained, options)
-        kept = int(self._ends[-1]) - self._trained
-        return (trained, Group(kept, {}, statistics=True)) if kept else (trained,)
+        return tuple(
+            Group(elements, {}, statistics=True) if is_kept else Group(elements, options, number=0)
+            for is_kept, elements in self._order.runs
+        )
+
+
+def _places(names: Sequence[str]) -> list[int]:
+    """Return the place of each parameter in the forward pass, as far as its name says, as of `layer_10`."""
+
+    def key(number: int) -> list[Any]:
+        return [int(part) if part.isdecimal() else part for part in re.split("([0-9]+)", names[number])]
+
+    order = sorted(range(len(names)), key=key)
+    return sorted(range(len(names)), key=order.__getitem__)
 
 
 def _outline(array: jax.Array) -> jax.ShapeDtypeStruct:
@@ -207,8 +272,3 @@ def _tensors(tree: Any) -> tuple[Tensor, ...]:
         )
         for (_, *path), leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     )
-
-
-def _optimizer_state(state: dict[str, Any]) -> OptimizerState:
-    slots = {name: np.ascontiguousarray(slot) for name, slot in state.get("slots", {}).items()}
-    return OptimizerState(int(state["steps"]), slots)
