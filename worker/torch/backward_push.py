@@ -1,7 +1,7 @@
 """PyTorch: a gradient that is pushed while the backward pass computes it.
 
-In micro-batches it is the last one's backward pass, which completes the sum. `worker.early_push` compares what
-was pushed with the gradients at each step.
+In micro-batches it is the last one's backward pass, which completes the sum. `worker.early_push` compares
+what was pushed with the gradients at each step.
 """
 
 from collections.abc import Callable, Sequence
