@@ -64,7 +64,7 @@ class EarlyPush:
     def begin(self) -> bool:
         """Begin with the present assignment; return whether its buckets are to be copied and pushed early."""
         now = self._session.assignment
-        if self.is_stopped or now is None or not self._server.may_begin(now):
+        if self.is_stopped or now is None or not self._session.is_begun or not self._server.may_begin(now):
             return False
         self.part, self._copied = now, 0
         return True
