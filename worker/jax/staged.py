@@ -77,7 +77,6 @@ class _Parts:
         jaxpr = closed.jaxpr
         kept, own = {*jaxpr.invars, *jaxpr.constvars}, {*jaxpr.invars[:donated]}
         wanted = set(filter(_is_variable, jaxpr.outvars))
-        described = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
         self._parts: list[_Part] = []
         for equations in reversed(_assigned(jaxpr, stages)):
             made = dict.fromkeys(variable for equation in equations for variable in equation.outvars)
@@ -85,6 +84,9 @@ class _Parts:
             inputs = list(dict.fromkeys(v for v in used if _is_variable(v) and v not in made))
             results = [variable for variable in made if variable in wanted]
             ends = [variable for variable in inputs if variable not in wanted and variable not in kept]
+            described = jaxpr.debug_info._replace(
+                arg_names=("",) * len(inputs), result_paths=("",) * len(results)
+            )
             part = jaxpr.replace(
                 constvars=[], invars=inputs, outvars=results, eqns=equations, debug_info=described
             )
