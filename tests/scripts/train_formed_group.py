@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import distributed, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import evenpace
@@ -59,7 +57,7 @@ class Average:
 
 def whole(value):
     """Return a tensor, with the shards of all ranks, which call this."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def wait_for(path):
@@ -94,6 +92,8 @@ def make(seed, optimizer, hidden=8, *, norm=False, sharded=False):
     middle = (nn.BatchNorm1d(hidden), nn.Dropout(0.2)) if norm else ()
     module = nn.Sequential(nn.Linear(FEATURES, hidden), *middle, nn.Tanh(), nn.Linear(hidden, 1)).double()
     if sharded:
+        from torch.distributed.fsdp import fully_shard  # which takes long to import
+
         for layer in (module[0], module):
             fully_shard(layer)
     if optimizer == "adam":
