@@ -68,6 +68,8 @@ class ShardClients:
         plans_ahead: Whether this worker gets assignments before the iterations before them are complete.
         pulls_in_blocks: Whether all shards know `begin_pull`.
         pushed_finite: Whether no shard has found a NaN or an infinity in the last gradient that was pushed.
+        versions: Of each shard's parameters, as last pulled. Where the others have gone on without this
+            worker, they are later than it has asked for, and may differ.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class ShardClients:
         self.plans_ahead = False
         self.pulls_in_blocks = False
         self.pushed_finite = True
+        self.versions: list[int] = []
         self._clients = clients
         self._threads = ThreadPoolExecutor(max(1, len(clients)), "evenpace-shards")
         self._log_fields = log_fields
@@ -293,7 +296,7 @@ class ShardClients:
         """
         began = time.perf_counter()
         replies = self._pull(version, into, slot)
-        return self._held(replies, time.perf_counter() - began)
+        return self._note_pulled(replies, time.perf_counter() - began)
 
     def begin_pull(self, version: int, into: NDArray[Any], ends: Sequence[Sequence[int]]) -> "ArrivingPull":
         """Begin to pull the parameters once a version is reached, the last block of each shard's range first.
@@ -319,10 +322,11 @@ class ShardClients:
                 raise
             return reply
 
-        return ArrivingPull(arriving, self._in_daemons(call), self._held)
+        return ArrivingPull(arriving, self._in_daemons(call), self._note_pulled)
 
-    def _held(self, replies: Sequence[Any], took: float) -> float:
-        """Return the seconds for which shards held answers back, in a call that took some seconds."""
+    def _note_pulled(self, replies: Sequence[Any], took: float) -> float:
+        """Note the answers to a pull; return the seconds of the call's for which shards held them back."""
+        self.versions = [int(reply.version) for reply in replies]
         held = (
             float(reply.waited) + client.held for reply, client in zip(replies, self._clients, strict=True)
         )
@@ -568,16 +572,16 @@ class ArrivingPull:
     Args:
         arriving: The parameters.
         calls: The calls that pull them.
-        held: Returns the seconds for which the shards held their answers back, from these, and from the
-            seconds that the calls took.
+        pulled: Called with the shards' answers and the seconds that the calls took; returns those for which
+            the shards held their answers back.
     """
 
     def __init__(
-        self, arriving: ArrivingArray, calls: "_Calls", held: Callable[[Sequence[Any], float], float]
+        self, arriving: ArrivingArray, calls: "_Calls", pulled: Callable[[Sequence[Any], float], float]
     ) -> None:
         self._arriving = arriving
         self._calls = calls
-        self._held = held
+        self._pulled = pulled
         self._began = time.perf_counter()
 
     def wait(self, block: int) -> None:
@@ -587,7 +591,7 @@ class ArrivingPull:
     def finish(self) -> float:
         """Wait for the rest; return and raise as `ShardClients.pull` does."""
         replies = self._calls.results()
-        return self._held(replies, time.perf_counter() - self._began)
+        return self._pulled(replies, time.perf_counter() - self._began)
 
     def give_up(self) -> None:
         """Break the pull off."""

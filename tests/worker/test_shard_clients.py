@@ -99,3 +99,23 @@ def test_a_growing_push_goes_on_over_another_connection(wait_until):
         shards.pull(1, parameters)
         assert shards.reconnects == 1
     assert (parameters == -1.0).all()
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_a_worker_that_was_passed_over_knows_that_its_parameters_are_later_ones(in_blocks):
+    """The shards have gone on from the version that it asks for."""
+    layout = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),))
+    gradient, parameters = np.ones(20, np.float32), np.empty(20, np.float32)
+    with contextlib.ExitStack() as stack:
+        shards = opened([stack.enter_context(serving(shard_service())) for _ in range(2)], stack, layout)
+        shards.pull(0, parameters)
+        assert shards.versions == [0, 0]
+        shards.push(Assignment(0, 0, 0, 8, 8), gradient, None)
+        shards.pull(1, np.empty_like(parameters))
+        shards.versions = []
+        if in_blocks:
+            shards.begin_pull(0, parameters, [[5, 15], [10, 20]]).finish()
+        else:
+            shards.pull(0, parameters)
+        assert shards.versions == [1, 1]
+        assert (parameters == -1).all()

@@ -155,6 +155,11 @@ class ParameterServer:
         return self._parameters
 
     @property
+    def versions(self) -> Sequence[int]:
+        """The version of each shard's part of them; see `ShardClients.versions`."""
+        return self._shards.versions
+
+    @property
     def digest(self) -> str | None:
         """A text by which workers agree on the shards that they use; None before the first pull."""
         return self._shards.instances_digest if self._taken is not None else None

@@ -129,9 +129,13 @@ def train(
         server.blocks = halves
 
     def reached() -> int:
-        """Write down the version of the parameters that this worker has now, and return it."""
+        """Write down the version of the parameters that this worker is to have now, and return it.
+
+        Who was passed over may have later ones; what it computes with them does not count.
+        """
         now = session.join()
-        prints = None if now.iteration % PRINT_EVERY else fingerprint(server.parameters).tolist()
+        is_due = now.iteration % PRINT_EVERY == 0 and set(server.versions) == {now.iteration}
+        prints = fingerprint(server.parameters).tolist() if is_due else None
         journal.write("reached", now.attempt, now.iteration, prints)
         return now.iteration
 
