@@ -154,9 +154,12 @@ class ParameterServer:
         """The parameters as last pulled, (elements,)."""
         return self._parameters
 
-    @property
-    def versions(self) -> Sequence[int]:
-        """The version of each shard's part of them; see `ShardClients.versions`."""
+    def await_versions(self) -> Sequence[int]:
+        """Wait for all of them, and return the version of each shard's part; see `ShardClients.versions`.
+
+        Where they will not come, since the job was rewound, those are of the parameters before.
+        """
+        self._finish_pull()
         return self._shards.versions
 
     @property

@@ -134,7 +134,7 @@ def train(
         Who was passed over may have later ones; what it computes with them does not count.
         """
         now = session.join()
-        is_due = now.iteration % PRINT_EVERY == 0 and set(server.versions) == {now.iteration}
+        is_due = now.iteration % PRINT_EVERY == 0 and set(server.await_versions()) == {now.iteration}
         prints = fingerprint(server.parameters).tolist() if is_due else None
         journal.write("reached", now.attempt, now.iteration, prints)
         return now.iteration
