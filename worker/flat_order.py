@@ -8,7 +8,7 @@ and each bucket is spread over all shards. This module knows no framework.
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from idl.errors import InvalidRequestError
-from idl.layout import shard_bounds
+from idl.layout import Group, shard_bounds
 
 BUCKET_MB = 1.0  # MiB of a bucket where a script does not say
 
@@ -99,6 +99,19 @@ class FlatOrder:
         if described == sorted(described):
             return ""
         return hashlib.blake2b(repr(described).encode(), digest_size=8).hexdigest()
+
+    def groups(self, options: Sequence[Mapping[str, float]]) -> tuple[Group, ...]:
+        """Return the groups of a layout: the runs of each group with its options, and those of statistics.
+
+        Args:
+            options: Of each group; the one after them has the statistics.
+        """
+        return tuple(
+            Group(elements, options[number], number=number)
+            if number < len(options)
+            else Group(elements, {}, statistics=True)
+            for number, elements in self.runs
+        )
 
     def parts(self, flat: NDArray[Any]) -> list[list[NDArray[Any]]]:
         """Return for each tensor views of its elements in a flat array, (elements,), one after the other."""

@@ -1,5 +1,6 @@
 """JAX: an optimiser whose step takes place at the parameter server."""
 
+import functools
 import operator
 import re
 from collections.abc import Sequence
@@ -134,7 +135,7 @@ class Optimizer:
         device = jax.devices()[0]
         if device.platform != "cpu":
             self._session.device.describe(device.device_kind)
-        groups = self._groups(rule.options(self._session.join().iteration))
+        groups = self._order.groups([rule.options(self._session.join().iteration)])
         if self._session.synchronisation.exact:
             raise InvalidRequestError(
                 "the job sums gradients exactly (`evenpace manager --exact`), which evenpace.jax cannot: "
@@ -210,9 +211,8 @@ class Optimizer:
         return OptimizerState(int(state["steps"]), slots)
 
     def _take_parameters(self) -> None:
-        values = self._in(self._server.parameters)
         # Copies: JAX may go on using the memory, and the next pull overwrites this.
-        arrays = [values[n].astype(leaf.dtype, copy=False) for n, leaf in enumerate(self._like)]
+        arrays = [self._values[n].astype(leaf.dtype, copy=False) for n, leaf in enumerate(self._like)]
         self._pulled = list(map(jax.device_put, arrays, [leaf.sharding for leaf in self._like]))
         self.params, self.statistics = self._tree.unflatten(self._pulled)
 
@@ -230,6 +230,11 @@ class Optimizer:
             for number in bucket:
                 values[number] = leaves[number]
 
+    @functools.cached_property
+    def _values(self) -> FlatArrays:
+        """The leaves' values as last pulled."""
+        return self._in(self._server.parameters)
+
     def _in(self, flat: NDArray[Any]) -> FlatArrays:
         """Return the leaves' values in a flat array."""
         return FlatArrays(flat, self._order, [leaf.shape for leaf in self._like])
@@ -237,13 +242,9 @@ class Optimizer:
     def _present_groups(self) -> tuple[Group, ...] | None:
         """Return the groups of the present assignment's step."""
         assignment = self._session.assignment
-        return self._groups(self._rule.options(assignment.iteration)) if assignment is not None else None
-
-    def _groups(self, options: dict[str, float]) -> tuple[Group, ...]:
-        return tuple(
-            Group(elements, {}, statistics=True) if is_kept else Group(elements, options, number=0)
-            for is_kept, elements in self._order.runs
-        )
+        if assignment is None:
+            return None
+        return self._order.groups([self._rule.options(assignment.iteration)])
 
 
 def _places(names: Sequence[str]) -> list[int]:

@@ -248,13 +248,7 @@ class VariableLink:
 
     def _groups(self, options: dict[str, float]) -> tuple[Group, ...]:
         """Return the runs of elements with weight decay (0), without (1), and of the statistics."""
-        by_number = (options, {**options, "weight_decay": 0.0})
-        return tuple(
-            Group(elements, by_number[number], number=number)
-            if number < len(by_number)
-            else Group(elements, {}, statistics=True)
-            for number, elements in self._order.runs
-        )
+        return self._order.groups([options, {**options, "weight_decay": 0.0}])
 
     def _state(self) -> OptimizerState:
         """Return the optimiser's own state, to start from, with zeros for the statistics."""

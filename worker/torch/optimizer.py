@@ -145,7 +145,7 @@ class _Link:
         values = FlatTensors(initial, self._order, self._tensors)
         for number, tensor in enumerate(self._tensors):
             values[number] = tensor.detach()
-        layout = Layout(dtype, name, self._groups(self._options), tensors, self._order.name)
+        layout = Layout(dtype, name, self._order.groups(self._options), tensors, self._order.name)
         self._trained = set(map(id, self._parameters))
         self._versions: list[int] = []  # of the parameters, as last pulled
         self._has_warned = False
@@ -276,16 +276,7 @@ class _Link:
         return FlatTensors(self._server.parameters, self._order, self._tensors)
 
     def _changed_groups(self, options: list[dict[str, float]]) -> tuple[Group, ...] | None:
-        return self._groups(options) if options != self._options else None
-
-    def _groups(self, options: list[dict[str, float]]) -> tuple[Group, ...]:
-        """Return the runs of elements of each parameter group, and of the statistics after the last group."""
-        return tuple(
-            Group(elements, options[number], number=number)
-            if number < len(options)
-            else Group(elements, {}, statistics=True)
-            for number, elements in self._order.runs
-        )
+        return self._order.groups(options) if options != self._options else None
 
 
 def order_of(
