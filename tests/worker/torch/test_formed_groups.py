@@ -178,6 +178,31 @@ def first_seed(run, names):
     return next(SEEDS[name] for name in names if run.seen(name)[0][4] == 0)
 
 
+def check_join_and_drain(run, client, optimizer="adam"):
+    """Check that two workers, whom another joins, and of whom one is drained, train as one process.
+
+    Returns:
+        What the drained one has saved, and the seed of whom all had the parameters of.
+    """
+    run.start("ab")
+    run.reaches("a", 12)
+    first = first_seed(run, "ab")
+    run.start("c")
+    run.reaches("c", 1)
+    assert run.seen("c")[0][1] > 12
+    run.reaches("a", run.seen("c")[0][1] + 3)
+    client.drain("default", "a")
+    drained = run.end("a")
+    assert "drained" in drained["released"]
+    ended, iterations = run.end_all("bc")
+    assert bits(ended[0]) == bits(ended[1])
+    check_equal_to_one_process(ended[0], first, iterations, optimizer)
+    sizes = [line[5] for line in run.seen("b")]
+    assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [2, 3, 2]
+    assert [line[1] for line in run.seen("b")] == list(range(iterations))
+    return drained, first
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_workers_without_a_launcher_train_as_one_process(tmp_path, wait_until, optimizer):
     """Three workers, whose parameters differ at first, end with the same bits: those of rank 0's training."""
@@ -226,21 +251,7 @@ def test_workers_join_and_are_drained(tmp_path, wait_until, options):
         Run(tmp_path, manager, wait_until, *PAUSE) as run,
         contextlib.closing(ManagerClient(manager)) as client,
     ):
-        run.start("ab")
-        run.reaches("a", 12)
-        first = first_seed(run, "ab")
-        run.start("c")
-        run.reaches("c", 1)
-        assert run.seen("c")[0][1] > 12
-        run.reaches("a", run.seen("c")[0][1] + 3)
-        client.drain("default", "a")
-        assert "drained" in run.end("a")["released"]
-        ended, iterations = run.end_all("bc")
-        assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first, iterations)
-        sizes = [line[5] for line in run.seen("b")]
-        assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [2, 3, 2]
-        assert [line[1] for line in run.seen("b")] == list(range(iterations))
+        check_join_and_drain(run, client)
 
 
 def test_micro_batches_with_exact_sums_give_the_same_bits(tmp_path, wait_until):

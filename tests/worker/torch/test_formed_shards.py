@@ -18,7 +18,14 @@ from idl.errors import InvalidRequestError
 from tests import ROOT
 from tests.scripts import train_formed_group as script
 from tests.services import manager_process
-from tests.worker.torch.test_formed_groups import PAUSE, Run, bits, check_equal_to_one_process, first_seed
+from tests.worker.torch.test_formed_groups import (
+    PAUSE,
+    Run,
+    bits,
+    check_equal_to_one_process,
+    check_join_and_drain,
+    first_seed,
+)
 from worker.torch.shards import Shards
 
 stock = thriftpy2.load(str(ROOT / "idl" / "batchsize_manager.thrift"), module_name="formed_shards_thrift")
@@ -41,22 +48,8 @@ def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer):
         Run(tmp_path, manager, wait_until, *PAUSE, "--sharded", "--optimizer", optimizer) as run,
         contextlib.closing(ManagerClient(manager)) as client,
     ):
-        run.start("ab")
-        run.reaches("a", 12)
-        first = first_seed(run, "ab")
-        run.start("c")
-        run.reaches("c", 1)
-        run.reaches("a", run.seen("c")[0][1] + 3)
-        client.drain("default", "a")
-        drained = run.end("a")
-        assert "drained" in drained["released"]
+        drained, first = check_join_and_drain(run, client, optimizer)
         check_equal_to_one_process(drained, first, run.seen("a")[-1][1] + 1, optimizer)
-        ended, iterations = run.end_all("bc")
-        assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first, iterations, optimizer)
-        sizes = [line[5] for line in run.seen("b")]
-        assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [2, 3, 2]
-        assert [line[1] for line in run.seen("b")] == list(range(iterations))
 
 
 @pytest.mark.slow
