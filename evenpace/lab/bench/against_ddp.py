@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+from batchsize_manager.policies.solver import split_evenly_in_time
+from batchsize_manager.policies.step_times import StepTimeCurves, StepTimes
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import TrainConfig
 from evenpace.lab.cluster import LOOPBACK, LocalCluster, share_cpus
@@ -25,6 +27,7 @@ from evenpace.lab.experiments.scheme_run import ParameterSnapshot
 from evenpace.lab.network import WorkerNetwork
 from evenpace.lab.terminal import make_table
 from evenpace.lab.workloads.by_name import Training
+from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 
 MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}
@@ -71,7 +74,8 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
                 network.limit(rank, config.rate * 8)
             host = network.host
             places = [network.prefix(rank) for rank in range(ranks)]
-        cluster = LocalCluster(folder, workers=ranks, shards=1 if mode == "ps" else 0, host=host)
+        shards = 1 if mode == "ps" else 0
+        cluster = LocalCluster(folder, workers=ranks, shards=shards, host=host, policy=config.policy)
         stack.callback(cluster.stop)
         services = []
         if mode != "ddp":
@@ -121,6 +125,8 @@ def _summary(
         "time_s": float(ends[-1]),
         "accuracy": accuracies[-1],
         "batch_sizes": [int(rank["sizes"][-1]) for rank in ranks],
+        "settled_sizes": [_settled(rank["sizes"]) for rank in ranks],
+        "cpu_s": [_settled(rank["cpu"]) for rank in ranks],
         "parameters": snapshots[-1].parameters,
         "iterations": len(ends),
     }
@@ -131,14 +137,19 @@ def _compare(
 ) -> dict[str, Any]:
     """Return medians over the repeats; ratios are taken within each, where the machine differs least."""
     runs = {}
+    bounds = allowed(config, taken["ddp"], taken["all-reduce"])
     for mode, repeats in taken.items():
         times = [repeat["time_to_accuracy_s"] for repeat in repeats]
         ratios = [
             stock["iteration_s_median"] / repeat["iteration_s_median"]
             for stock, repeat in zip(taken["ddp"], repeats, strict=True)
         ]
+        shortest = bounds[mode]
         runs[mode] = {
             "iteration_s_median": statistics.median(repeat["iteration_s_median"] for repeat in repeats),
+            "allowed_s": shortest,
+            "of_allowed": statistics.median(shortest / repeat["iteration_s_median"] for repeat in repeats),
+            "cpu_s": np.median([repeat["cpu_s"] for repeat in repeats], 0).tolist(),
             "iteration_s_medians": [repeat["iteration_s_median"] for repeat in repeats],
             "speedup": statistics.median(ratios),
             "speedups": ratios,
@@ -164,6 +175,45 @@ def _compare(
     }
 
 
+def _settled(of_iterations: NDArray[Any]) -> float:
+    """Return the mean over the second half of the iterations, when splits have settled."""
+    return float(of_iterations[len(of_iterations) // 2 :].mean())
+
+
+def allowed(
+    config: TrainConfig, stock: Sequence[Mapping[str, Any]], balanced: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Return the seconds of an iteration that shares and links allow, by what stock DDP costs a worker.
+
+    That is f + c b seconds of CPU for a batch of b samples: c by the workers' batches in the balanced
+    trainings, which differ, f such that it is what stock DDP has cost. By a share of a core it takes so much
+    longer, and the bound is the slowest worker's time in the best split; or, if that is longer, that of the
+    model's transfer: 2 (n - 1) / n times each way in a ring, once to and from a parameter server.
+
+    Args:
+        config: The trainings.
+        stock: Summaries of stock DDP's.
+        balanced: Summaries of those by all-reduce.
+    """
+    ranks, total = len(config.shares), config.total_batch_size
+    sizes = np.ravel([repeat["settled_sizes"] for repeat in balanced])
+    costs = np.ravel([repeat["cpu_s"] for repeat in balanced])
+    per_sample = max(float(np.polyfit(sizes, costs, 1)[0]), 0.0) if np.ptp(sizes) else 0.0
+    whole = statistics.median(float(np.mean(repeat["cpu_s"])) for repeat in stock)
+    fixed = max(whole - per_sample * total / ranks, 0.0)
+    ends = (1, total)
+    seconds = [tuple((fixed + per_sample * samples) / share for samples in ends) for share in config.shares]
+    curves = StepTimeCurves([StepTimes(ends, of) for of in seconds])
+    counts = split_evenly_in_time(curves, total, [Bounds(1, total)] * ranks)
+    computing = max(map(curves.time, range(ranks), counts))
+    moving = 4 * stock[0]["parameters"].size / (config.rate * 1e6) if config.rate else 0.0
+    return {
+        "ddp": (fixed + per_sample * total / ranks) / min(config.shares),
+        "all-reduce": max(computing, moving * 2 * (ranks - 1) / ranks),
+        "ps": max(computing, moving),
+    }
+
+
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
     shares = ", ".join(f"{share:g}" for share in figures["shares"])
     links = f" and links of {figures['rate']:g} MB/s" if figures["rate"] else ""
@@ -177,6 +227,7 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
         f"Against stock DDP, medians of {figures['repeats']}",
         "training",
         "iteration ms",
+        "allowed ms",
         "speed-up",
         target,
         "accuracy",
@@ -188,10 +239,14 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
         table.add_row(
             name,
             f"{of['iteration_s_median'] * 1e3:.0f}",
+            f"{of['allowed_s'] * 1e3:.0f}",
             f"{of['speedup']:.2f}",
             "-" if reached is None else f"{reached:.1f}",
             f"{of['accuracy']:.1%}",
             " ".join(map(str, of["batch_sizes"])),
         )
     console.print(table)
+    console.print(
+        "Allowed is what shares and links would by the best split, with stock DDP's CPU time for a batch."
+    )
     console.print(f"The final parameters differ by {figures['parameters_max_abs_diff']:.1e} at most.")

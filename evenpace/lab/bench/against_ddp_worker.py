@@ -1,6 +1,7 @@
 """One worker of `evenpace lab bench train`: the same training by stock DDP, by all-reduce, or at the servers.
 
-It writes when each of its iterations ended, and rank 0 the parameters after each epoch.
+It writes when each of its iterations ended and what CPU time it took, and rank 0 the parameters after each
+epoch.
 """
 
 import argparse
@@ -94,11 +95,9 @@ def main() -> None:
         else:
             distribute(optimizer, loader, module, pull_ahead=True)
 
-    ends, sizes, snapshots = _train(model, loader, optimizer, workload.loss, options.epochs)
-    if options.rank:
-        snapshots = []
+    ends, sizes, cpu, snapshots = _train(model, loader, optimizer, workload.loss, options)
     seconds = np.array(ends) - began
-    np.savez(options.out, ends=seconds, sizes=sizes, snapshots=np.array(snapshots))
+    np.savez(options.out, ends=seconds, sizes=sizes, cpu=cpu, snapshots=np.array(snapshots))
     if options.mode != "ps":
         distributed.barrier()
         del model  # so that nothing holds the process group, whose threads end with it
@@ -110,11 +109,17 @@ def _train(
     loader: Any,
     optimizer: torch.optim.Optimizer,
     loss_function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    epochs: int,
-) -> tuple[list[float], list[int], list[NDArray[Any]]]:
-    """Train in an ordinary loop; return iterations' ends, batch sizes, and parameters after each epoch."""
-    ends, sizes, snapshots = [], [], []
-    for _ in range(epochs):
+    options: argparse.Namespace,
+) -> tuple[list[float], list[int], list[float], list[NDArray[Any]]]:
+    """Train in an ordinary loop.
+
+    Returns:
+        Of each iteration its end, batch size and CPU time; and after each epoch the parameters, on rank 0
+        alone.
+    """
+    ends, sizes, cpu, snapshots = [], [], [], []
+    for _ in range(options.epochs):
+        since = time.process_time()
         for batch, targets in loader:
             optimizer.zero_grad()
             loss: torch.Tensor = loss_function(model(batch), targets)
@@ -122,8 +127,12 @@ def _train(
             optimizer.step()
             ends.append(time.monotonic())
             sizes.append(len(targets))
-        snapshots.append(nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy())
-    return ends, sizes, snapshots
+            now = time.process_time()
+            cpu.append(now - since)
+            since = now
+        if not options.rank:
+            snapshots.append(nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy())
+    return ends, sizes, cpu, snapshots
 
 
 def _options() -> argparse.Namespace:

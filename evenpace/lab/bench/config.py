@@ -388,6 +388,9 @@ class TrainConfig:
     rate: Annotated[
         float, Setting("MB/s of each worker's link, each way; 0: without a limit.", least=0, below=1e5)
     ] = 0.0
+    policy: Annotated[
+        str | None, Setting("Policy of evenpace's trainings.  [default: the manager's]", choices=POLICIES)
+    ] = None
     epochs: Annotated[int, Setting("Passes over the data.", least=1)] = 15
     total_batch_size: Annotated[int, Setting("Over all workers.", name="batch-size", least=1)] = 716
     repeats: Repeats = 3

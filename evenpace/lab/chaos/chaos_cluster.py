@@ -314,10 +314,11 @@ class ChaosCluster:
                 network = undone.enter_context(WorkerNetwork(len(workers)))
             except NetworkError as error:
                 raise NotPossibleHereError(str(error)) from error
-            self._prefixes = {name: network.prefix(place) for place, name in enumerate(workers)}
+            # Ears first: where packets cannot be dropped, workers get no network either.
             self.ears = {
                 name: Ear(network.address(place), network.prefix(place)) for place, name in enumerate(workers)
             }
+            self._prefixes = {name: network.prefix(place) for place, name in enumerate(workers)}
             self._ending.enter_context(undone.pop_all())
         self._local.host = self.proxy.host = network.host
 
