@@ -46,7 +46,7 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
     """
     console = Console()
     data = config.data.partition(":")[0]
-    evaluator = Evaluator(Training("digits", ("--data", config.data, "--hidden", str(config.hidden))))
+    evaluator = Evaluator(Training("digits", ("--data", config.data, "--hidden", _text(config.hidden))))
     if config.total_batch_size > evaluator.samples:
         raise InvalidRequestError(
             f"batch size {config.total_batch_size}: {data} has {evaluator.samples} training images"
@@ -88,7 +88,7 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
                 "share": share.cores,
                 "limit-kind": share.kind,
                 "data": config.data,
-                "hidden": config.hidden,
+                "hidden": _text(config.hidden),
                 "name": cluster.limit_name(str(rank)),
                 "out": folder / f"{rank}.npz",
                 "rank": rank,
@@ -163,7 +163,7 @@ def _compare(
         "against": "ddp",
         "shares": list(config.shares),
         "data": data,
-        "hidden": config.hidden,
+        "hidden": list(config.hidden),
         "rate": config.rate,
         "model_parameters": parameters[0].size,
         "total_batch_size": config.total_batch_size,
@@ -173,6 +173,10 @@ def _compare(
         "runs": runs,
         "parameters_max_abs_diff": max(float(np.abs(p - parameters[0]).max()) for p in parameters),
     }
+
+
+def _text(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def _settled(of_iterations: NDArray[Any]) -> float:

@@ -59,7 +59,7 @@ def main() -> None:
     end_with_parent(options.parent)
     pin(options.cpu)
     torch.set_num_threads(1)
-    arguments = ("--data", options.data, "--seed", str(options.seed), "--hidden", str(options.hidden))
+    arguments = ("--data", options.data, "--seed", str(options.seed), "--hidden", options.hidden)
     training = Training("digits", arguments)
     workload = training.make(training.options())
     common.warm_up(workload)
@@ -146,7 +146,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    for name in ("rank", "ranks", "cpu", "parent", "epochs", "batch-size", "seed", "hidden"):
+    parser.add_argument("--hidden", default="")
+    for name in ("rank", "ranks", "cpu", "parent", "epochs", "batch-size", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     return parser.parse_args()
 

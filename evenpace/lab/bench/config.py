@@ -383,8 +383,13 @@ class TrainConfig:
     shares: Shares = (0.8, 0.4, 0.2, 0.1)
     data: ImageData = "digits"
     hidden: Annotated[
-        int, Setting("Units of a further layer, of 2,048 inputs for digits; 0: none.", least=0)
-    ] = 0
+        tuple[int, ...],
+        Setting(
+            "Units of further layers, the first of 2,048 inputs for digits.",
+            metavar="UNITS,...",
+            read=partial(whole_numbers, "hidden", least=1),
+        ),
+    ] = ()
     rate: Annotated[
         float, Setting("MB/s of each worker's link, each way; 0: without a limit.", least=0, below=1e5)
     ] = 0.0

@@ -2,6 +2,8 @@
 
 import argparse
 import functools
+import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -27,10 +29,22 @@ def parser() -> argparse.ArgumentParser:
         "--batch-norm", action="store_true", help="batch normalisation after the first two convolutions"
     )
     options.add_argument(
-        "--hidden", type=int, default=0, help="units of a further layer before the last one; 0: none"
+        "--hidden",
+        type=_units,
+        default=(),
+        metavar="UNITS,...",
+        help="units of further layers before the last one",
     )
     common.add_network_options(options)
     return options
+
+
+def _units(text: str) -> tuple[int, ...]:
+    """Read numbers with commas between them, such as those of no layer, an empty text."""
+    units = tuple(int(part) for part in text.split(",") if part)
+    if min(units, default=1) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a layer has at least 1 unit")
+    return units
 
 
 def make_digits(options: argparse.Namespace) -> common.Workload:
@@ -46,7 +60,7 @@ def make_digits(options: argparse.Namespace) -> common.Workload:
 
 
 def make_model(
-    data: ImageSet, dropout: float = 0.0, *, batch_norm: bool = False, hidden: int = 0
+    data: ImageSet, dropout: float = 0.0, *, batch_norm: bool = False, hidden: Sequence[int] = ()
 ) -> nn.Module:
     """Make a CNN of three convolutions for images of the data set's shape; the caller sets the seed.
 
@@ -58,12 +72,13 @@ def make_model(
         data: The data set.
         dropout: Probability with which each of the last layer's inputs is dropped.
         batch_norm: Whether the first two convolutions are followed by batch normalisation.
-        hidden: Units of a further linear layer before the last one; 0: there is none.
+        hidden: Units of further linear layers before the last one.
     """
     channels, height, width = data.train_images.shape[1:]
     features = min(128, max(16, _WIDTH_TIMES_PIXELS // (height * width)))
     norm = functools.partial(nn.BatchNorm2d, features) if batch_norm else nn.Identity
-    further = (nn.Linear(features * 16, hidden), nn.Tanh()) if hidden else ()
+    sizes = [features * 16, *hidden]
+    further = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
     return nn.Sequential(
         nn.Conv2d(channels, features, 3, padding=1),
         norm(),
@@ -78,5 +93,5 @@ def make_model(
         nn.Flatten(),
         *further,
         nn.Dropout(dropout),
-        nn.Linear(hidden or features * 16, data.classes),
+        nn.Linear(sizes[-1], data.classes),
     )

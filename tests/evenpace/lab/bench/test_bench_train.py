@@ -74,7 +74,18 @@ def test_links_and_larger_models_take_their_time(tmp_path, images, needs_network
         "--shares",
         "0.8,0.6",
     ]
-    command += ["--epochs", "1", "--repeats", "1", "--batch-size", "24", "--hidden", "4800", "--rate", "10"]
+    command += [
+        "--epochs",
+        "1",
+        "--repeats",
+        "1",
+        "--batch-size",
+        "24",
+        "--hidden",
+        "1600,600",
+        "--rate",
+        "10",
+    ]
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     figures = json.loads(path.read_text())
