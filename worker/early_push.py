@@ -5,7 +5,9 @@ show whether it does, and what was pushed is compared with the gradients at each
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from math import inf
 
 from idl.layout import Group
 from idl.plan import Assignment
@@ -17,6 +19,7 @@ from worker.session import Session
 log = logging.getLogger(__name__)
 
 _TRIALS = 3  # batches in which nothing may have changed after the gradient was computed
+_MOST_SECONDS = 10.0  # between two parts of a push: half the time after which a shard breaks it off
 
 
 class EarlyPush:
@@ -55,6 +58,9 @@ class EarlyPush:
         self._copied = 0  # buckets
         self._options: Sequence[Group] | None = None  # as `groups` has returned them for `part`
         self._trials = 0
+        self._advanced = 0.0  # when the last bucket was copied
+        self._pause = 0.0  # the longest time from one to the next, or to the step, in seconds
+        self._least_pause = inf  # the shortest such time of the trials
 
     @property
     def has_begun(self) -> bool:
@@ -66,7 +72,7 @@ class EarlyPush:
         now = self._session.assignment
         if self.is_stopped or now is None or not self._session.is_begun or not self._server.may_begin(now):
             return False
-        self.part, self._copied = now, 0
+        self.part, self._copied, self._pause = now, 0, 0.0
         return True
 
     def advance(self, copied: int) -> None:
@@ -79,6 +85,9 @@ class EarlyPush:
         is_first, self._copied = not self._copied, copied
         if is_first:
             self._options = self._groups()
+        else:
+            self._note_pause()
+        self._advanced = time.monotonic()
         if self._trials >= _TRIALS:
             if is_first:
                 scale = self._session.training.lr_scale
@@ -108,8 +117,19 @@ class EarlyPush:
                 "pass"
             )
             return 0
+        self._note_pause()
         self._trials += 1
+        if self._trials <= _TRIALS:
+            self._least_pause = min(self._least_pause, self._pause)
+            if self._trials == _TRIALS and self._least_pause > _MOST_SECONDS:
+                self._stop(
+                    f"the backward pass takes {self._least_pause:.0f} s from one bucket to the next, and no "
+                    f"shard waits for so long"
+                )
         return copied
+
+    def _note_pause(self) -> None:
+        self._pause = max(self._pause, time.monotonic() - self._advanced)
 
     def _stop(self, reason: str) -> None:
         """Have gradients pushed by the step from now on."""

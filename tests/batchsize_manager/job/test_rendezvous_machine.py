@@ -64,6 +64,7 @@ class Worker:
         self.todo, self.finished, self.known, self.reported = [], [], -1, -1
         self.frozen = self.hung = False
         self.since = 0.0  # when it began to wait for its peers
+        self.acted = 0.0  # when it did the last thing
         self.pushed = False
         self.cut = False  # its connection broke since it called last
 
@@ -100,6 +101,8 @@ class AnyChange(RuleBasedStateMachine):
         self.unknown = set()  # incarnations that a manager which has lost writes may not know
         self.lost_in = -1  # the last attempt of such a manager's predecessor
         self.losses = 0
+        self.versions = {}  # by incarnation, of dead ones, too: its last group formed, and steps
+        self.released = set()  # incarnations that were drained, and have nothing more to do
         for _ in range(self.config.workers):
             self.join()
 
@@ -280,6 +283,7 @@ class AnyChange(RuleBasedStateMachine):
         self.now += 0.05
         if worker.frozen or worker.hung or self.workers.get(worker.name) is not worker:
             return
+        worker.acted = self.now
         if worker.cut:  # the call that waited is made again
             worker.cut = False
             if worker.arrives:
@@ -508,6 +512,7 @@ class AnyChange(RuleBasedStateMachine):
         if self.job.members.started:
             self.written.append((self.job.saved, list(self.kept)))
         if effects.over is None:
+            self.check_released()
             return
         having = [w for w in self.workers.values() if w.formed is not None]
         if effects.over.failed:
@@ -515,10 +520,27 @@ class AnyChange(RuleBasedStateMachine):
             members = self.job.members.by_name
             assert not any(w.name in members and members[w.name].incarnation == w.incarnation for w in having)
         if self.losses == 0:
-            assert all(w.frozen or w.hung for w in having)
+            late = self.now - self.config.report_timeout
+            assert all(w.frozen or w.hung or w.acted <= late for w in having)
         for worker in self.workers.values():
             self.quit(worker)
         self.begin_job()
+
+    def check_released(self):
+        """Check that whoever is drained leaves its state to a member that goes on."""
+        formed = [w for w in self.workers.values() if w.formed is not None and w.state]
+        self.versions |= {worker.incarnation: (worker.formed, len(worker.state)) for worker in formed}
+        members = self.job.members
+        staying = {member.incarnation for member in members.by_name.values() if member.last is None}
+        for worker in formed:
+            member, incarnation = members.get(worker.name, worker.incarnation), worker.incarnation
+            goes = member is not None and member.drained and member.last is not None
+            if not goes and not members.is_released(worker.name, incarnation):
+                continue
+            if incarnation not in self.released and not self.losses:
+                left = [self.versions[one] for one in staying & self.versions.keys()]
+                assert max(left, default=(-1, 0)) >= self.versions[incarnation]
+            self.released.add(incarnation)
 
     # -- what always holds
 

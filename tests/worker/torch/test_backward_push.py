@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from tests.services import OpenServices, in_threads, manager_process, shard_process
+from worker import early_push
 from worker.torch.loader import DataLoader
 from worker.torch.optimizer import distribute
 
@@ -173,6 +175,26 @@ def test_what_changes_gradients_afterwards_is_in_the_step(change, caplog):
         assert (max(attempts) > 0) == is_late, "only what had been pushed has to be taken back"
     said = "are pushed by optimizer.step(), not while the backward pass runs" in caplog.text
     assert said == (change is not leave)
+
+
+@pytest.mark.parametrize("slow", [3, 2])
+def test_a_backward_pass_for_which_no_shard_waits_is_not_pushed_early(monkeypatch, caplog, slow):
+    """Unless it was once only that it took so long from one bucket to the next."""
+    monkeypatch.setattr(early_push, "_MOST_SECONDS", 0.2)
+    caplog.set_level(logging.INFO)
+    early = []
+
+    def look(iteration):
+        if iteration < slow:
+            time.sleep(0.25)
+        early.append(any(services.arrived()))
+
+    with OpenServices(1) as services:
+        _, attempts = train(services.session("w"), before_step=look)
+    assert attempts == {0}
+    assert ("no shard waits for so long" in caplog.text) == (slow == 3)
+    if slow == 3:
+        assert not any(early)
 
 
 def test_without_buckets_nothing_arrives_before_the_step():
