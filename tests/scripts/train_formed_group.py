@@ -86,16 +86,20 @@ class WaitForRecord:
                 time.sleep(0.001)
 
 
-def make(seed, optimizer, hidden=8, *, norm=False, sharded=False):
+def make(seed, optimizer, hidden=8, *, norm=False, sharded=False, shard_size=None):
     """Make a network, its optimiser, and schedulers that step by batch and by epoch."""
     torch.manual_seed(seed)
     middle = (nn.BatchNorm1d(hidden), nn.Dropout(0.2)) if norm else ()
     module = nn.Sequential(nn.Linear(FEATURES, hidden), *middle, nn.Tanh(), nn.Linear(hidden, 1)).double()
     if sharded:
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard  # which takes long to import
 
+        mesh = None
+        if shard_size:
+            mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "shards"))
         for layer in (module[0], module):
-            fully_shard(layer)
+            fully_shard(layer, mesh=mesh)
     if optimizer == "adam":
         made = torch.optim.Adam(module.parameters(), lr=0.02)
     else:
@@ -143,6 +147,7 @@ def main():
     parser.add_argument("--evaluate", type=float, default=0.0, help="Seconds that it takes after an epoch.")
     parser.add_argument("--norm", action="store_true", help="Have batch normalisation and dropout.")
     parser.add_argument("--sharded", action="store_true", help="Train by FSDP2, without an average.")
+    parser.add_argument("--shard-size", type=int, help="Likewise over a mesh of copies and shards.")
     parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
     parser.add_argument("--static-graph", action="store_true", help="Likewise.")
     parser.add_argument("--loading", type=int, default=0, help="Processes that load samples.")
@@ -162,12 +167,18 @@ def main():
 
         stand_in_nccl.register()
     distributed.init_process_group(options.backend)
+    sharded = options.sharded or options.shard_size is not None
     module, optimizer, by_batch, by_epoch = make(
-        options.seed, options.optimizer, options.hidden, norm=options.norm, sharded=options.sharded
+        options.seed,
+        options.optimizer,
+        options.hidden,
+        norm=options.norm,
+        sharded=sharded,
+        shard_size=options.shard_size,
     )
-    average = None if options.sharded else Average(module)
+    average = None if sharded else Average(module)
     model = module
-    if not options.sharded:
+    if not sharded:
         model = DistributedDataParallel(
             module, find_unused_parameters=options.find_unused, static_graph=options.static_graph
         )
@@ -179,7 +190,8 @@ def main():
         micro_batch=options.micro_batch,
         num_workers=options.loading,
     )
-    evenpace.torch.balance(model, loader, optimizer, also=[average] if average else ())
+    also = [average] if average else ()
+    evenpace.torch.balance(model, loader, optimizer, also=also, shard_size=options.shard_size)
     session = evenpace.session()
     if options.await_record:
         optimizer.register_step_pre_hook(WaitForRecord(session))
@@ -198,7 +210,7 @@ def main():
             parts = evenpace.torch.micro_batches(batch) if options.micro_batch else (batch,)
             for inputs, targets in parts:
                 loss = nn.functional.mse_loss(model(inputs), targets)
-                (evenpace.torch.weighted(loss) if options.sharded else loss).backward()
+                (evenpace.torch.weighted(loss) if sharded else loss).backward()
             optimizer.step()
             if average:
                 average.update(module)

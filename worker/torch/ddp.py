@@ -47,6 +47,7 @@ def balance(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     also: Sequence[Any] = (),
+    shard_size: int | None = None,
 ) -> Model:
     """Let a model in `DistributedDataParallel` sum gradients weighted by batch size.
 
@@ -74,6 +75,11 @@ def balance(
             training is the same.
         also: Other objects with `state_dict` and `load_state_dict` that workers which join have to take over,
             such as a `GradScaler`; in the same order on all of them.
+        shard_size: For a model in FSDP2 over a mesh of two dimensions, (1, 1) as each process begins alone:
+            ranks that share one copy of the parameters. The mesh of n ranks is (n / d, d), where d is the
+            smallest divisor of n that is at least `shard_size`, or n where there are fewer ranks: so none has
+            more than 1 / `shard_size` of the parameters unless there are too few. With 2, three ranks have
+            the mesh (1, 3), without copies, and four (2, 2).
 
     Returns:
         The same model.
@@ -81,17 +87,20 @@ def balance(
     Raises:
         InvalidRequestError: The model is not in `DistributedDataParallel`, or has a part of its parameters on
             each rank, as in FSDP2; it has synchronised batch normalisation, or a communication hook already;
-            the optimiser is another one; the session has a parameter server; or, in a job with micro-batches
-            or a group that the manager forms, the loader has another model.
+            the optimiser is another one; the session has a parameter server; `shard_size` is below 1, or
+            given or left out where the model's mesh does not fit; or, in a job with micro-batches or a group
+            that the manager forms, the loader has another model.
     """
     session = loader.session
     exchange = AllReduce.of(
         session.exchange, "the session has a parameter server, which weights gradients: leave out `ps`"
     )
     if optimizer is not None and _is_sharded_alone(model):
-        _form_groups_of_shards(model, loader, exchange, optimizer, also)
+        _form_groups_of_shards(model, loader, exchange, optimizer, also, shard_size)
         return model
     _check_replicated(model)
+    if shard_size is not None:
+        raise InvalidRequestError(f"shard_size {shard_size}: only for a model in FSDP2")
     assert isinstance(model, DistributedDataParallel)
     for name, module in model.module.named_modules():
         if isinstance(module, nn.SyncBatchNorm | SyncBatchNorm):
@@ -160,12 +169,14 @@ def _form_groups_of_shards(
     exchange: AllReduce,
     optimizer: torch.optim.Optimizer,
     also: Sequence[Any],
+    shard_size: int | None,
 ) -> None:
     """Have the manager form the groups of a model in FSDP2, whose loss is scaled by `weighted`.
 
     Raises:
-        InvalidRequestError: The model is sharded in a way that cannot be done again for another group; the
-            optimiser has other parameters; or the job has micro-batches, or another model.
+        InvalidRequestError: `shard_size` is below 1, or the model has no mesh for it; the model is sharded in
+            a way that cannot be done again for another group; the optimiser has other parameters; or the job
+            has micro-batches, or another model.
     """
     # Only here, as FSDP2 takes long to import.
     from worker.torch.shards import FullyShard, ShardedGroup, Shards
@@ -180,7 +191,7 @@ def _form_groups_of_shards(
         raise InvalidRequestError(
             "balance was called before: the manager has one group formed, for one model"
         )
-    shards, device = Shards(model, optimizer), next(model.parameters()).device
+    shards, device = Shards(model, optimizer, shard_size), next(model.parameters()).device
     note_device(session, device)
     watch_memory(session, device)
     end_with_lost_shards(session, exchange)

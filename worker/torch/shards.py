@@ -56,21 +56,28 @@ class Shards:
     Args:
         model: The model, to which `fully_shard` was applied.
         optimizer: Its optimiser.
+        shard_size: Ranks that share one copy of the parameters, at least, where the mesh has two dimensions,
+            of copies and of shards; None for a mesh of one.
 
     Attributes:
         gathered: Number of tensors that were gathered so far.
 
     Raises:
         InvalidRequestError: The model is sharded in a way that cannot be done again for another group, or
-            the optimiser has parameters that are not sharded.
+            the optimiser has parameters that are not sharded; or `shard_size` is below 1.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, shard_size: int | None = None
+    ) -> None:
+        if shard_size is not None and shard_size < 1:
+            raise InvalidRequestError(f"shard_size {shard_size}: must be at least 1")
         self.gathered = 0
         self._model = model
         self._optimizer = optimizer
         self._units: list[_Unit] = []  # while the model is whole, those that it is to have again
-        self._axis = ""  # name of the mesh's only one
+        self._shard_size = shard_size
+        self._axes: tuple[str, ...] | None = None  # names of the mesh's dimensions
         sharded = {id(one.sharded_param) for state in self._states() for one in _parameters_of(state)}
         for name, parameter in model.named_parameters():
             if id(parameter) not in sharded:
@@ -84,8 +91,8 @@ class Shards:
             )
         for state in self._states():
             for one in _parameters_of(state):
-                _check_can_be_sharded_again(one)
-                self._axis = (one.mesh_info.mesh.mesh_dim_names or ("",))[0]
+                _check_can_be_sharded_again(one, shard_size)
+                self._axes = one.mesh_info.mesh.mesh_dim_names
 
     @property
     def is_whole(self) -> bool:
@@ -130,8 +137,8 @@ class Shards:
         """
         # What was cached for a mesh of the same ranks is wrong where this rank was another one in it.
         _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-        size, axes = distributed.get_world_size(), (self._axis,) if self._axis else None
-        mesh = init_device_mesh(device.type, (size,), mesh_dim_names=axes)
+        shape = mesh_shape(distributed.get_world_size(), self._shard_size)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=self._axes)
         before: dict[str, torch.Tensor] = dict(self._model.named_parameters())
         for unit in self._units:
             of = unit.modules if len(unit.modules) > 1 else unit.modules[0]
@@ -146,10 +153,9 @@ class Shards:
         self._units = []
         after = dict(self._model.named_parameters())
         shards = {parameter: after[name] for name, parameter in before.items()}
-        rank = mesh.get_local_rank()
         slots = {
             shards[parameter]: {
-                name: _shard(value, mesh, size, rank) if _is_slot(value, parameter) else value
+                name: _shard_like(shards[parameter], value) if _is_slot(value, parameter) else value
                 for name, value in state.items()
             }
             for parameter, state in self._optimizer.state.items()
@@ -283,27 +289,52 @@ def _parameters_of(state: Any) -> Iterator[Any]:
         yield from group.fsdp_params
 
 
-def _check_can_be_sharded_again(one: Any) -> None:
-    """Check that a parameter is sharded as `fully_shard` does it by default.
+def mesh_shape(ranks: int, shard_size: int | None) -> tuple[int, ...]:
+    """Return the shape of a mesh of ranks, (copies, shards) or (shards,).
+
+    Args:
+        ranks: Number of ranks.
+        shard_size: Shards, at least; as many as divide the ranks, and no more ranks than there are. None for
+            a mesh of one dimension.
+    """
+    if shard_size is None:
+        return (ranks,)
+    shards = next(size for size in range(min(shard_size, ranks), ranks + 1) if ranks % size == 0)
+    return (ranks // shards, shards)
+
+
+def _check_can_be_sharded_again(one: Any, shard_size: int | None) -> None:
+    """Check that a parameter is sharded as `fully_shard` does it by default, over a mesh for `shard_size`.
 
     Raises:
         InvalidRequestError: It is not.
     """
     mesh, after = one.mesh_info.mesh, one.post_forward_mesh_info
+    if mesh.ndim == 2 and shard_size is None and not one.is_dtensor:
+        raise InvalidRequestError(
+            "fully_shard with a mesh of 2 dimensions: give balance the `shard_size`, the number of ranks, at "
+            "least, that share one copy of the parameters"
+        )
+    if mesh.ndim == 1 and shard_size is not None:
+        raise InvalidRequestError(
+            f"shard_size {shard_size}: only for fully_shard with a mesh of 2 dimensions, of copies and of "
+            f"shards, such as init_device_mesh(device, (1, 1)); leave it out for one of shards alone"
+        )
     wrong = None
-    if mesh.ndim != 1 or one.is_dtensor:
-        wrong = f"a mesh of {mesh.ndim} dimensions"
+    if one.is_dtensor:
+        wrong = "parameters that are DTensors"
     elif one.fsdp_placement != Shard(0):
         wrong = f"placement {one.fsdp_placement}"
     elif one.offload_to_cpu:
         wrong = "an offload_policy"
-    elif after is not None and after.shard_mesh_size != mesh.size():
+    elif after is not None and after.shard_mesh_size != one.mesh_info.shard_mesh_size:
         wrong = f"reshard_after_forward={after.shard_mesh_size}"
     if wrong is not None:
         raise InvalidRequestError(
-            f"fully_shard with {wrong}: a group that the manager has formed takes meshes of one dimension, "
-            f"and neither shard_placement_fn, offload_policy nor a number in reshard_after_forward; leave it "
-            f"out, or start the processes by torchrun, and scale the loss by weighted(loss)"
+            f"fully_shard with {wrong}: a group that the manager has formed takes meshes of one or two "
+            f"dimensions, and neither shard_placement_fn, offload_policy nor a number in "
+            f"reshard_after_forward; leave it out, or start the processes by torchrun, and scale the loss by "
+            f"weighted(loss)"
         )
 
 
@@ -331,10 +362,11 @@ def _is_slot(value: Any, parameter: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.ndim > 0
 
 
-def _shard(value: torch.Tensor, mesh: Any, size: int, rank: int) -> DTensor:
-    """Return a rank's shard of a tensor, as `fully_shard` cuts it up."""
-    parts = value.chunk(size)
+def _shard_like(parameter: Any, value: torch.Tensor) -> DTensor:
+    """Return this rank's shard of a tensor of a parameter's shape, as `fully_shard` has cut that up."""
+    mesh = parameter.device_mesh
+    parts, rank = value.chunk(mesh.size(-1)), mesh.get_local_rank(mesh.ndim - 1)
     own = parts[rank].clone() if rank < len(parts) else value[:0].clone()
     return DTensor.from_local(
-        own, mesh, [Shard(0)], run_check=False, shape=value.shape, stride=value.stride()
+        own, mesh, parameter.placements, run_check=False, shape=value.shape, stride=value.stride()
     )

@@ -26,7 +26,9 @@ from tests.worker.torch.test_formed_groups import (
     check_join_and_drain,
     first_seed,
 )
-from worker.torch.shards import Shards
+from worker.torch.shards import Shards, mesh_shape
+
+COPIES = ("--shard-size", "2")  # copies of two shards each, at least
 
 stock = thriftpy2.load(str(ROOT / "idl" / "batchsize_manager.thrift"), module_name="formed_shards_thrift")
 
@@ -40,12 +42,15 @@ def alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "mesh"),
+    [("adam", ("--sharded",)), ("sgd", ("--sharded",)), ("adam", COPIES), ("sgd", ("--shard-size", "1"))],
+)
+def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer, mesh):
     """Where a worker joins and another is drained, parameters stay those of one process."""
     with (
         manager_process("--workers", "2", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, "--sharded", "--optimizer", optimizer) as run,
+        Run(tmp_path, manager, wait_until, *PAUSE, *mesh, "--optimizer", optimizer) as run,
         contextlib.closing(ManagerClient(manager)) as client,
     ):
         drained, first = check_join_and_drain(run, client, optimizer)
@@ -99,17 +104,18 @@ def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_p
         check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
 
 
-def model_and_optimizer():
+def model_and_optimizer(mesh=None):
     """Return a model with tied weights in FSDP2, whose parts have options of their own, and its optimiser."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3)).double()
     model[2].weight = model[0].weight
     fully_shard(
         [model[0], model[2]],
+        mesh=mesh,
         reshard_after_forward=False,
         mp_policy=MixedPrecisionPolicy(output_dtype=torch.float64),
     )
-    fully_shard(model)
+    fully_shard(model, mesh=mesh)
     return model, torch.optim.Adam(model.parameters(), lr=0.1)
 
 
@@ -128,14 +134,17 @@ def whole(model):
     }
 
 
-def test_nothing_changes_where_shards_are_gathered_and_scattered(alone):
+@pytest.mark.parametrize("shard_size", [None, 2])
+def test_nothing_changes_where_shards_are_gathered_and_scattered(alone, shard_size):
     """Parameters, the optimiser's state, and what `fully_shard` was called with."""
-    model, optimizer = model_and_optimizer()
+    names = ("copies", "shards")
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=names) if shard_size else None
+    model, optimizer = model_and_optimizer(mesh)
     expected, its_optimizer = model_and_optimizer()
     model[0].set_gradient_divide_factor(2.0)
     expected[0].set_gradient_divide_factor(2.0)
     kinds = list(map(type, model.modules()))
-    shards = Shards(model, optimizer)
+    shards = Shards(model, optimizer, shard_size)
     for _ in range(3):
         step(model, optimizer)
         step(expected, its_optimizer)
@@ -149,6 +158,7 @@ def test_nothing_changes_where_shards_are_gathered_and_scattered(alone):
     step(model, optimizer)
     step(expected, its_optimizer)
     assert model[0].weight is model[2].weight
+    assert model[0].weight.device_mesh.mesh_dim_names == (names if mesh else None)
     for name, value in whole(expected).items():
         assert torch.equal(whole(model)[name], value), name
     (group,) = model[0]._get_fsdp_state()._fsdp_param_groups
@@ -164,7 +174,9 @@ def test_nothing_changes_where_shards_are_gathered_and_scattered(alone):
     [
         ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, "fully_shard with an offload_policy"),
         ({"shard_placement_fn": lambda parameter: Shard(parameter.ndim - 1)}, "fully_shard with placement"),
-        ({"mesh": "two"}, "fully_shard with a mesh of 2 dimensions"),
+        ({"mesh": "two"}, "a mesh of 2 dimensions: give balance the `shard_size`"),
+        ({"shard_size": 0}, "shard_size 0: must be at least 1"),
+        ({"shard_size": 2}, "shard_size 2: only for fully_shard with a mesh of 2 dimensions"),
         ({"ignored_params": "bias"}, "0.bias is in no shard"),
     ],
 )
@@ -172,6 +184,7 @@ def test_what_cannot_be_sharded_again_is_refused(alone, options, said):
     """Before anything has changed."""
     model = nn.Sequential(nn.Linear(4, 4))
     given = dict(options)
+    shard_size = given.pop("shard_size", None)
     if "mesh" in given:
         given["mesh"] = init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "shards"))
     if "ignored_params" in given:
@@ -179,7 +192,17 @@ def test_what_cannot_be_sharded_again_is_refused(alone, options, said):
     fully_shard(model, **given)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InvalidRequestError, match=said):
-        Shards(model, optimizer)
+        Shards(model, optimizer, shard_size)
+
+
+@pytest.mark.parametrize("ranks", range(1, 17))
+@pytest.mark.parametrize("shard_size", range(1, 7))
+def test_no_rank_has_more_than_its_share(ranks, shard_size):
+    """A copy is cut into as many shards as were asked for, or as few more as divide the ranks."""
+    copies, shards = mesh_shape(ranks, shard_size)
+    assert copies * shards == ranks
+    assert shards >= min(shard_size, ranks)
+    assert not any(ranks % fewer == 0 for fewer in range(min(shard_size, ranks), shards))
 
 
 def test_an_optimiser_of_the_parameters_of_before_is_refused(alone):
