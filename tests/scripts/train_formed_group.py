@@ -109,7 +109,35 @@ def make(seed, optimizer, hidden=8, *, norm=False, sharded=False, shard_size=Non
     return module, made, by_batch, by_epoch
 
 
-def trained_alone(seed, iterations, optimizer="adam"):
+class BrokenHalfway:
+    """A reduction by which ranks agree on a step: all others complete it, but not this one.
+
+    Args:
+        group: The group that this rank has with the others.
+    """
+
+    def __init__(self, group):
+        self._every, self._carrier = group._every, group._carrier
+
+    def allreduce(self, tensors):
+        """Complete the reduction, and break the group."""
+        work = self._every.allreduce(tensors)
+        work.wait()
+        self._carrier._break("a test has it break")
+        return work
+
+    def close(self):
+        """End all operations."""
+        self._every.close()
+
+
+def break_halfway(session):
+    """Let this rank not know that all ranks have their gradients of the iteration under way."""
+    group = session.exchange._former._group
+    group._every = BrokenHalfway(group)
+
+
+def trained_alone(seed, iterations, optimizer="adam", clip=None):
     """Train in one process; return the parameters and their average."""
     module, made, by_batch, by_epoch = make(seed, optimizer)
     average, problem = Average(module), Problem()
@@ -120,6 +148,8 @@ def trained_alone(seed, iterations, optimizer="adam"):
             made.zero_grad()
             indices = torch.from_numpy(batch)
             nn.functional.mse_loss(module(problem.inputs[indices]), problem.targets[indices]).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(module.parameters(), clip)
             made.step()
             average.update(module)
             by_batch.step()
@@ -148,6 +178,14 @@ def main():
     parser.add_argument("--norm", action="store_true", help="Have batch normalisation and dropout.")
     parser.add_argument("--sharded", action="store_true", help="Train by FSDP2, without an average.")
     parser.add_argument("--shard-size", type=int, help="Likewise over a mesh of copies and shards.")
+    parser.add_argument("--clip", type=float, help="Clip gradients to this norm.")
+    parser.add_argument(
+        "--break-halfway",
+        type=int,
+        nargs="+",
+        default=[],
+        help="An iteration, and ranks that cannot agree on its step with the others.",
+    )
     parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
     parser.add_argument("--static-graph", action="store_true", help="Likewise.")
     parser.add_argument("--loading", type=int, default=0, help="Processes that load samples.")
@@ -211,6 +249,12 @@ def main():
             for inputs, targets in parts:
                 loss = nn.functional.mse_loss(model(inputs), targets)
                 (evenpace.torch.weighted(loss) if sharded else loss).backward()
+            if options.clip:
+                nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+            if [now.iteration, now.attempt] == [*options.break_halfway[:1], 1] and (
+                distributed.get_rank() in options.break_halfway[1:]
+            ):
+                break_halfway(session)
             optimizer.step()
             if average:
                 average.update(module)

@@ -27,7 +27,7 @@ from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.consecutive import ConsecutivePairs
 from worker.torch.data_parallel import DataParallel
 from worker.torch.device_timing import time_on
-from worker.torch.formed_group import BACKENDS, FormedGroup, backend_for, guard_step
+from worker.torch.formed_group import BACKENDS, FormedGroup, Wrapper, backend_for, guard_step
 from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
 from worker.torch.lost_shards import end_with_lost_shards
@@ -179,7 +179,9 @@ def _form_groups_of_shards(
             has micro-batches, or another model.
     """
     # Only here, as FSDP2 takes long to import.
-    from worker.torch.shards import FullyShard, ShardedGroup, Shards
+    from worker.torch.replicated_shards import ReplicatedShards
+    from worker.torch.sharded_group import FullyShard, ShardedGroup
+    from worker.torch.shards import Shards
 
     session = loader.session
     if session.training.micro_batch is not None:
@@ -191,14 +193,21 @@ def _form_groups_of_shards(
         raise InvalidRequestError(
             "balance was called before: the manager has one group formed, for one model"
         )
-    shards, device = Shards(model, optimizer, shard_size), next(model.parameters()).device
+    backends, device = distributed.get_backend_config(), next(model.parameters()).device
+    if shard_size is not None and backend_for(device, backends) != "gloo":
+        raise InvalidRequestError(f"shard_size {shard_size}: only in groups of gloo's, not {backends}")
+    shards = Shards(model, optimizer, shard_size)
     note_device(session, device)
     watch_memory(session, device)
     end_with_lost_shards(session, exchange)
-    state, wrapper = TrainingState(model, optimizer, also), FullyShard(session, model, shards)
-    alone = ShardedGroup(session, shards, [], {})
-    backends = distributed.get_backend_config()
-    exchange.form_groups_by(FormedGroup(session, model, wrapper, backends, state, alone))
+    wrapper: Wrapper = FullyShard(session, model, shards)
+    if shard_size is not None:
+        wrapper = ReplicatedShards(session, model, optimizer, shards, shard_size)
+    state, alone = TrainingState(model, optimizer, also), ShardedGroup(session, shards, [], {})
+    formed = FormedGroup(session, model, wrapper, backends, state, alone)
+    if shard_size is not None:
+        guard_step(optimizer, formed)
+    exchange.form_groups_by(formed)
     session.before_batch.append(exchange.form_group)
 
 

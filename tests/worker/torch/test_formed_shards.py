@@ -73,11 +73,89 @@ def test_the_others_end_when_one_is_gone(tmp_path, wait_until, fault):
 
 
 @pytest.mark.slow
-def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_path, wait_until):
+def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
+    """Two are killed within iterations, one after the other; between the deaths, a worker joins."""
+    with (
+        manager_process("--workers", "4", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES, "--clip", "0.1") as run,
+    ):
+        run.start("abcd")
+        run.reaches("a", 12)
+        first = first_seed(run, "abcd")
+        run.kill("b")
+        run.reaches("a", run.reached("abcd") + 3)
+        run.start("e")
+        run.reaches("e", 1)
+        run.reaches("a", run.reached("acde") + 3)
+        run.kill("c")
+        run.reaches("a", run.reached("acde") + 3)
+        ended, iterations = run.end_all("ade")
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first, iterations, clip=0.1)
+        sizes = [line[5] for line in run.seen("a")]
+        changes = [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before]
+        assert changes == [4, 3, 4, 3]
+
+
+@pytest.mark.slow
+def test_shards_that_others_have_outlive_a_freeze(tmp_path, wait_until):
+    """The frozen one is a member again when it is back, and takes the others' state."""
+    options = ("--workers", "4", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
+    with manager_process(*options) as manager, Run(tmp_path, manager, wait_until, *PAUSE, *COPIES) as run:
+        run.start("abcd")
+        run.reaches("a", 12)
+        run.freeze("b")
+        run.reaches("a", run.reached("abcd") + 5)
+        run.thaw("b")
+        run.reaches("b", run.reached("a"))
+        ended, iterations = run.end_all("abcd")
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first_seed(run, "abcd"), iterations)
+        assert {line[5] for line in run.seen("a")} == {3, 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "ranks"), [("adam", "13"), ("sgd", "13"), ("adam", "3")])
+def test_a_step_that_some_shards_have_made_is_made_by_all(tmp_path, wait_until, optimizer, ranks):
+    """All or some copies of a shard do not know that all have their gradients; other ranks step."""
+    with (
+        manager_process("--workers", "4", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES, "--optimizer", optimizer) as run,
+    ):
+        run.start("abcd", "--break-halfway", "20", *ranks)
+        run.reaches("a", 25)
+        ended, iterations = run.end_all("abcd")
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first_seed(run, "abcd"), iterations, optimizer)
+        logs = [run.log(name) for name in "abcd"]
+        assert sum("after a step that others had made" in log for log in logs) == len(ranks)
+
+
+@pytest.mark.slow
+def test_the_others_end_when_all_copies_of_a_shard_are_gone(tmp_path, wait_until):
+    """A line says what to do."""
+    with (
+        manager_process("--workers", "4", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES) as run,
+    ):
+        run.start("abcd")
+        run.reaches("a", 12)
+        killed = [name for name in "abcd" if run.seen(name)[-1][4] % 2]
+        for name in killed:
+            run.kill(name)
+        for name in set("abcd").difference(killed):
+            said = run.fails(name)
+            assert "no worker has shard 1 of 2 any more" in said
+            assert "it goes on from the script's checkpoint" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [("--sharded",), COPIES])
+def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_path, wait_until, mesh):
     """The others have gathered all by then."""
     with (
         manager_process("--workers", "2", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, "--sharded") as run,
+        Run(tmp_path, manager, wait_until, *PAUSE, *mesh) as run,
     ):
         run.start("ab")
         run.reaches("a", 12)
@@ -137,8 +215,8 @@ def whole(model):
 @pytest.mark.parametrize("shard_size", [None, 2])
 def test_nothing_changes_where_shards_are_gathered_and_scattered(alone, shard_size):
     """Parameters, the optimiser's state, and what `fully_shard` was called with."""
-    names = ("copies", "shards")
-    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=names) if shard_size else None
+    names = ("copies", "shards") if shard_size else ("shards",)
+    mesh = init_device_mesh("cpu", mesh_shape(1, shard_size), mesh_dim_names=names)
     model, optimizer = model_and_optimizer(mesh)
     expected, its_optimizer = model_and_optimizer()
     model[0].set_gradient_divide_factor(2.0)
@@ -152,13 +230,13 @@ def test_nothing_changes_where_shards_are_gathered_and_scattered(alone, shard_si
         assert shards.is_whole
         assert not any(isinstance(value, DTensor) for value in model.parameters())
         assert [type(module).__name__ for module in model] == ["Linear", "Tanh", "Linear", "Linear"]
-        shards.scatter(torch.device("cpu"))
+        shards.scatter(mesh)
         assert not shards.is_whole
         assert [kind.__name__ for kind in kinds] == [type(module).__name__ for module in model.modules()]
     step(model, optimizer)
     step(expected, its_optimizer)
     assert model[0].weight is model[2].weight
-    assert model[0].weight.device_mesh.mesh_dim_names == (names if mesh else None)
+    assert shards.axes == names
     for name, value in whole(expected).items():
         assert torch.equal(whole(model)[name], value), name
     (group,) = model[0]._get_fsdp_state()._fsdp_param_groups
