@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -137,6 +138,25 @@ def break_halfway(session):
     group._every = BrokenHalfway(group)
 
 
+def die_assembling(size, *ranks):
+    """Let this process die where it has one of these ranks in a group that puts shards together.
+
+    Args:
+        size: The group's size.
+        ranks: The ranks.
+    """
+    from worker.torch import replicated_shards
+
+    carry = replicated_shards._carry
+
+    def carry_or_die(*arguments):
+        if distributed.get_world_size() == size and distributed.get_rank() in ranks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return carry(*arguments)
+
+    replicated_shards._carry = carry_or_die
+
+
 def trained_alone(seed, iterations, optimizer="adam", clip=None):
     """Train in one process; return the parameters and their average."""
     module, made, by_batch, by_epoch = make(seed, optimizer)
@@ -186,6 +206,9 @@ def main():
         default=[],
         help="An iteration, and ranks that cannot agree on its step with the others.",
     )
+    parser.add_argument(
+        "--die-assembling", type=int, nargs="+", help="The size of a group, and the ranks that die in it."
+    )
     parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
     parser.add_argument("--static-graph", action="store_true", help="Likewise.")
     parser.add_argument("--loading", type=int, default=0, help="Processes that load samples.")
@@ -231,6 +254,8 @@ def main():
     also = [average] if average else ()
     evenpace.torch.balance(model, loader, optimizer, also=also, shard_size=options.shard_size)
     session = evenpace.session()
+    if options.die_assembling:
+        die_assembling(*options.die_assembling)
     if options.await_record:
         optimizer.register_step_pre_hook(WaitForRecord(session))
     with options.out.with_suffix(".txt").open("a", buffering=1) as seen:

@@ -64,7 +64,8 @@ def balance(
     `also` from one of them, and nothing else has to be the same at the start. The script's own group is given
     up for it, and the ranks may change between two batches. So are groups of a model in FSDP2, whose loss is
     to be scaled by `weighted`: its parameters and the optimiser's state are gathered in one group and sharded
-    in the next. Where one of its ranks dies, the others end, with a line that says so.
+    in the next. Where one of its ranks dies, the others end, with a line that says so; over a mesh of copies
+    and shards, by `shard_size`, they go on where each shard has another copy.
 
     Args:
         model: The model, on all ranks; the ranks are the workers of the job.

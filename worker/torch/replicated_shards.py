@@ -106,7 +106,7 @@ class ReplicatedShards:
         for lines in (ranks.T, ranks):
             made = [distributed.new_group(line, timeout=seconds) for line in lines.tolist()]
             own = next(one for one in made if one is not distributed.GroupMember.NON_GROUP_MEMBER)
-            self._within.append(_in_place_of(own, self._carrier))
+            self._within.append(in_place_of(own, self._carrier))
         names = self._shards.axes or _NAMES
         self._mesh = DeviceMesh.from_group([*self._within], self._device.type, ranks, mesh_dim_names=names)
 
@@ -339,7 +339,7 @@ def _like(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return torch.empty(whole.shape, dtype=value.dtype, device=value.device)
 
 
-def _in_place_of(inner: distributed.ProcessGroup, carrier: GlooCarrier) -> SurvivableGroup:
+def in_place_of(inner: distributed.ProcessGroup, carrier: GlooCarrier) -> SurvivableGroup:
     """Return a group around another one, under whose name PyTorch finds it from now on."""
     group, world = SurvivableGroup(inner, carrier), distributed_c10d._world
     name = world.pg_names[inner]

@@ -20,13 +20,16 @@ from tests.scripts import train_formed_group as script
 from tests.services import manager_process
 from tests.worker.torch.test_formed_groups import (
     PAUSE,
+    SEEDS,
     Run,
     bits,
     check_equal_to_one_process,
     check_join_and_drain,
     first_seed,
 )
+from worker.torch.replicated_shards import in_place_of
 from worker.torch.shards import Shards, mesh_shape
+from worker.torch.survivable_group import GlooCarrier
 
 COPIES = ("--shard-size", "2")  # copies of two shards each, at least
 
@@ -98,20 +101,25 @@ def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
 
 
 @pytest.mark.slow
-def test_shards_that_others_have_outlive_a_freeze(tmp_path, wait_until):
+@pytest.mark.parametrize(("names", "shard_size"), [("abcd", "2"), ("ab", "1")])
+def test_shards_that_others_have_outlive_a_freeze(tmp_path, wait_until, names, shard_size):
     """The frozen one is a member again when it is back, and takes the others' state."""
-    options = ("--workers", "4", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
-    with manager_process(*options) as manager, Run(tmp_path, manager, wait_until, *PAUSE, *COPIES) as run:
-        run.start("abcd")
+    size = len(names)
+    options = ("--workers", str(size), "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
+    with (
+        manager_process(*options) as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, "--shard-size", shard_size) as run,
+    ):
+        run.start(names)
         run.reaches("a", 12)
         run.freeze("b")
-        run.reaches("a", run.reached("abcd") + 5)
+        run.reaches("a", run.reached(names) + 5)
         run.thaw("b")
         run.reaches("b", run.reached("a"))
-        ended, iterations = run.end_all("abcd")
+        ended, iterations = run.end_all(names)
         assert len(set(map(bits, ended))) == 1
-        check_equal_to_one_process(ended[0], first_seed(run, "abcd"), iterations)
-        assert {line[5] for line in run.seen("a")} == {3, 4}
+        check_equal_to_one_process(ended[0], first_seed(run, names), iterations)
+        assert {line[5] for line in run.seen("a")} == {size - 1, size}
 
 
 @pytest.mark.slow
@@ -129,6 +137,24 @@ def test_a_step_that_some_shards_have_made_is_made_by_all(tmp_path, wait_until, 
         check_equal_to_one_process(ended[0], first_seed(run, "abcd"), iterations, optimizer)
         logs = [run.log(name) for name in "abcd"]
         assert sum("after a step that others had made" in log for log in logs) == len(ranks)
+
+
+@pytest.mark.slow
+def test_deaths_while_shards_are_put_together_lose_none(tmp_path, wait_until):
+    """Each of the others waits for one who dies; one has made a step for that, and makes it again."""
+    with (
+        manager_process("--workers", "4", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES) as run,
+    ):
+        run.start("abcd", "--break-halfway", "20", "1", "3", "--die-assembling", "4", "0", "3")
+        wait_until(lambda: run.reached("abcd") >= 20, "iteration 20")
+        by_rank = {run.seen(name)[0][4]: name for name in "abcd"}
+        others = by_rank[1] + by_rank[2]
+        run.reaches(others[0], 25)
+        assert all(run.seen(by_rank[rank])[-1][:2] == (1, 20) for rank in (0, 3))
+        ended, iterations = run.end_all(others)
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], SEEDS[by_rank[0]], iterations)
 
 
 @pytest.mark.slow
@@ -180,6 +206,20 @@ def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_p
         ended, iterations = run.end_all("ab")
         assert bits(ended[0]) == bits(ended[1])
         check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
+
+
+def test_nothing_but_a_pass_goes_on_with_anything(alone):
+    """In a broken group: what is gathered to be saved raises an error, and after the step all does."""
+    carrier, ones, functional = GlooCarrier([]), torch.ones(2), torch.ops._c10d_functional
+    group = in_place_of(distributed.new_group([0]), carrier)
+    carrier._break("a rank has gone")
+    functional.wait_tensor(functional.all_reduce(ones, "sum", group.group_name))
+    distributed.all_gather_single(torch.empty(2), ones, group)
+    with pytest.raises(RuntimeError, match="a rank has gone"):
+        functional.all_gather_into_tensor(ones, 1, group.group_name)
+    carrier.raises = True
+    with pytest.raises(RuntimeError, match="a rank has gone"):
+        distributed.all_gather_single(torch.empty(2), ones, group)
 
 
 def model_and_optimizer(mesh=None):
