@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -86,16 +87,20 @@ class WaitForRecord:
                 time.sleep(0.001)
 
 
-def make(seed, optimizer, hidden=8, *, norm=False, sharded=False):
+def make(seed, optimizer, hidden=8, *, norm=False, sharded=False, shard_size=None):
     """Make a network, its optimiser, and schedulers that step by batch and by epoch."""
     torch.manual_seed(seed)
     middle = (nn.BatchNorm1d(hidden), nn.Dropout(0.2)) if norm else ()
     module = nn.Sequential(nn.Linear(FEATURES, hidden), *middle, nn.Tanh(), nn.Linear(hidden, 1)).double()
     if sharded:
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard  # which takes long to import
 
+        mesh = None
+        if shard_size:
+            mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "shards"))
         for layer in (module[0], module):
-            fully_shard(layer)
+            fully_shard(layer, mesh=mesh)
     if optimizer == "adam":
         made = torch.optim.Adam(module.parameters(), lr=0.02)
     else:
@@ -105,7 +110,54 @@ def make(seed, optimizer, hidden=8, *, norm=False, sharded=False):
     return module, made, by_batch, by_epoch
 
 
-def trained_alone(seed, iterations, optimizer="adam"):
+class BrokenHalfway:
+    """A reduction by which ranks agree on a step: all others complete it, but not this one.
+
+    Args:
+        group: The group that this rank has with the others.
+    """
+
+    def __init__(self, group):
+        self._every, self._carrier = group._every, group._carrier
+
+    def allreduce(self, tensors):
+        """Complete the reduction, and break the group."""
+        work = self._every.allreduce(tensors)
+        work.wait()
+        self._carrier._break("a test has it break")
+        return work
+
+    def close(self):
+        """End all operations."""
+        self._every.close()
+
+
+def break_halfway(session):
+    """Let this rank not know that all ranks have their gradients of the iteration under way."""
+    group = session.exchange._former._group
+    group._every = BrokenHalfway(group)
+
+
+def die_assembling(size, *ranks):
+    """Let this process die where it has one of these ranks in a group that puts shards together.
+
+    Args:
+        size: The group's size.
+        ranks: The ranks.
+    """
+    from worker.torch import replicated_shards
+
+    carry = replicated_shards._carry
+
+    def carry_or_die(*arguments):
+        if distributed.get_world_size() == size and distributed.get_rank() in ranks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return carry(*arguments)
+
+    replicated_shards._carry = carry_or_die
+
+
+def trained_alone(seed, iterations, optimizer="adam", clip=None):
     """Train in one process; return the parameters and their average."""
     module, made, by_batch, by_epoch = make(seed, optimizer)
     average, problem = Average(module), Problem()
@@ -116,6 +168,8 @@ def trained_alone(seed, iterations, optimizer="adam"):
             made.zero_grad()
             indices = torch.from_numpy(batch)
             nn.functional.mse_loss(module(problem.inputs[indices]), problem.targets[indices]).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(module.parameters(), clip)
             made.step()
             average.update(module)
             by_batch.step()
@@ -143,6 +197,18 @@ def main():
     parser.add_argument("--evaluate", type=float, default=0.0, help="Seconds that it takes after an epoch.")
     parser.add_argument("--norm", action="store_true", help="Have batch normalisation and dropout.")
     parser.add_argument("--sharded", action="store_true", help="Train by FSDP2, without an average.")
+    parser.add_argument("--shard-size", type=int, help="Likewise over a mesh of copies and shards.")
+    parser.add_argument("--clip", type=float, help="Clip gradients to this norm.")
+    parser.add_argument(
+        "--break-halfway",
+        type=int,
+        nargs="+",
+        default=[],
+        help="An iteration, and ranks that cannot agree on its step with the others.",
+    )
+    parser.add_argument(
+        "--die-assembling", type=int, nargs="+", help="The size of a group, and the ranks that die in it."
+    )
     parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
     parser.add_argument("--static-graph", action="store_true", help="Likewise.")
     parser.add_argument("--loading", type=int, default=0, help="Processes that load samples.")
@@ -162,12 +228,18 @@ def main():
 
         stand_in_nccl.register()
     distributed.init_process_group(options.backend)
+    sharded = options.sharded or options.shard_size is not None
     module, optimizer, by_batch, by_epoch = make(
-        options.seed, options.optimizer, options.hidden, norm=options.norm, sharded=options.sharded
+        options.seed,
+        options.optimizer,
+        options.hidden,
+        norm=options.norm,
+        sharded=sharded,
+        shard_size=options.shard_size,
     )
-    average = None if options.sharded else Average(module)
+    average = None if sharded else Average(module)
     model = module
-    if not options.sharded:
+    if not sharded:
         model = DistributedDataParallel(
             module, find_unused_parameters=options.find_unused, static_graph=options.static_graph
         )
@@ -179,8 +251,11 @@ def main():
         micro_batch=options.micro_batch,
         num_workers=options.loading,
     )
-    evenpace.torch.balance(model, loader, optimizer, also=[average] if average else ())
+    also = [average] if average else ()
+    evenpace.torch.balance(model, loader, optimizer, also=also, shard_size=options.shard_size)
     session = evenpace.session()
+    if options.die_assembling:
+        die_assembling(*options.die_assembling)
     if options.await_record:
         optimizer.register_step_pre_hook(WaitForRecord(session))
     with options.out.with_suffix(".txt").open("a", buffering=1) as seen:
@@ -198,7 +273,13 @@ def main():
             parts = evenpace.torch.micro_batches(batch) if options.micro_batch else (batch,)
             for inputs, targets in parts:
                 loss = nn.functional.mse_loss(model(inputs), targets)
-                (evenpace.torch.weighted(loss) if options.sharded else loss).backward()
+                (evenpace.torch.weighted(loss) if sharded else loss).backward()
+            if options.clip:
+                nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+            if [now.iteration, now.attempt] == [*options.break_halfway[:1], 1] and (
+                distributed.get_rank() in options.break_halfway[1:]
+            ):
+                break_halfway(session)
             optimizer.step()
             if average:
                 average.update(module)

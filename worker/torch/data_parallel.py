@@ -1,6 +1,8 @@
 """`DistributedDataParallel` around one model, made anew for each group of ranks."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from socket import socket
 from typing import Any
 
@@ -9,6 +11,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError
+from worker.daemon_thread import Apart
 from worker.torch.abortable_carrier import AbortableCarrier, keep_alive
 from worker.torch.survivable_group import Carrier, GlooCarrier, SurvivableGroup
 
@@ -58,6 +61,15 @@ class DataParallel:
         if not self._by_gloo:
             carrier = AbortableCarrier(inner._get_backend(self._device).abort, connections)
         return SurvivableGroup(inner, carrier)
+
+    def connect(self, seconds: timedelta) -> None:
+        """Do nothing: the model needs no other group."""
+
+    def complete(
+        self, attempt: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool
+    ) -> AbstractContextManager[None]:
+        """Do nothing: each rank has all of a state."""
+        return nullcontext()
 
     def enter(self, group: SurvivableGroup) -> None:
         """Wrap the model in a group, whose other members do so, too."""

@@ -27,7 +27,7 @@ from worker.torch.batch_norm import SyncBatchNorm
 from worker.torch.consecutive import ConsecutivePairs
 from worker.torch.data_parallel import DataParallel
 from worker.torch.device_timing import time_on
-from worker.torch.formed_group import BACKENDS, FormedGroup, backend_for, guard_step
+from worker.torch.formed_group import BACKENDS, FormedGroup, Wrapper, backend_for, guard_step
 from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
 from worker.torch.lost_shards import end_with_lost_shards
@@ -47,6 +47,7 @@ def balance(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     also: Sequence[Any] = (),
+    shard_size: int | None = None,
 ) -> Model:
     """Let a model in `DistributedDataParallel` sum gradients weighted by batch size.
 
@@ -63,7 +64,8 @@ def balance(
     `also` from one of them, and nothing else has to be the same at the start. The script's own group is given
     up for it, and the ranks may change between two batches. So are groups of a model in FSDP2, whose loss is
     to be scaled by `weighted`: its parameters and the optimiser's state are gathered in one group and sharded
-    in the next. Where one of its ranks dies, the others end, with a line that says so.
+    in the next. Where one of its ranks dies, the others end, with a line that says so; over a mesh of copies
+    and shards, by `shard_size`, they go on where each shard has another copy.
 
     Args:
         model: The model, on all ranks; the ranks are the workers of the job.
@@ -74,6 +76,11 @@ def balance(
             training is the same.
         also: Other objects with `state_dict` and `load_state_dict` that workers which join have to take over,
             such as a `GradScaler`; in the same order on all of them.
+        shard_size: For a model in FSDP2 over a mesh of two dimensions, (1, 1) as each process begins alone:
+            ranks that share one copy of the parameters. The mesh of n ranks is (n / d, d), where d is the
+            smallest divisor of n that is at least `shard_size`, or n where there are fewer ranks: so none has
+            more than 1 / `shard_size` of the parameters unless there are too few. With 2, three ranks have
+            the mesh (1, 3), without copies, and four (2, 2).
 
     Returns:
         The same model.
@@ -81,17 +88,20 @@ def balance(
     Raises:
         InvalidRequestError: The model is not in `DistributedDataParallel`, or has a part of its parameters on
             each rank, as in FSDP2; it has synchronised batch normalisation, or a communication hook already;
-            the optimiser is another one; the session has a parameter server; or, in a job with micro-batches
-            or a group that the manager forms, the loader has another model.
+            the optimiser is another one; the session has a parameter server; `shard_size` is below 1, or
+            given or left out where the model's mesh does not fit; or, in a job with micro-batches or a group
+            that the manager forms, the loader has another model.
     """
     session = loader.session
     exchange = AllReduce.of(
         session.exchange, "the session has a parameter server, which weights gradients: leave out `ps`"
     )
     if optimizer is not None and _is_sharded_alone(model):
-        _form_groups_of_shards(model, loader, exchange, optimizer, also)
+        _form_groups_of_shards(model, loader, exchange, optimizer, also, shard_size)
         return model
     _check_replicated(model)
+    if shard_size is not None:
+        raise InvalidRequestError(f"shard_size {shard_size}: only for a model in FSDP2")
     assert isinstance(model, DistributedDataParallel)
     for name, module in model.module.named_modules():
         if isinstance(module, nn.SyncBatchNorm | SyncBatchNorm):
@@ -160,15 +170,19 @@ def _form_groups_of_shards(
     exchange: AllReduce,
     optimizer: torch.optim.Optimizer,
     also: Sequence[Any],
+    shard_size: int | None,
 ) -> None:
     """Have the manager form the groups of a model in FSDP2, whose loss is scaled by `weighted`.
 
     Raises:
-        InvalidRequestError: The model is sharded in a way that cannot be done again for another group; the
-            optimiser has other parameters; or the job has micro-batches, or another model.
+        InvalidRequestError: `shard_size` is below 1, or the model has no mesh for it; the model is sharded in
+            a way that cannot be done again for another group; the optimiser has other parameters; or the job
+            has micro-batches, or another model.
     """
     # Only here, as FSDP2 takes long to import.
-    from worker.torch.shards import FullyShard, ShardedGroup, Shards
+    from worker.torch.replicated_shards import ReplicatedShards
+    from worker.torch.sharded_group import FullyShard, ShardedGroup
+    from worker.torch.shards import Shards
 
     session = loader.session
     if session.training.micro_batch is not None:
@@ -180,14 +194,21 @@ def _form_groups_of_shards(
         raise InvalidRequestError(
             "balance was called before: the manager has one group formed, for one model"
         )
-    shards, device = Shards(model, optimizer), next(model.parameters()).device
+    backends, device = distributed.get_backend_config(), next(model.parameters()).device
+    if shard_size is not None and backend_for(device, backends) != "gloo":
+        raise InvalidRequestError(f"shard_size {shard_size}: only in groups of gloo's, not {backends}")
+    shards = Shards(model, optimizer, shard_size)
     note_device(session, device)
     watch_memory(session, device)
     end_with_lost_shards(session, exchange)
-    state, wrapper = TrainingState(model, optimizer, also), FullyShard(session, model, shards)
-    alone = ShardedGroup(session, shards, [], {})
-    backends = distributed.get_backend_config()
-    exchange.form_groups_by(FormedGroup(session, model, wrapper, backends, state, alone))
+    wrapper: Wrapper = FullyShard(session, model, shards)
+    if shard_size is not None:
+        wrapper = ReplicatedShards(session, model, optimizer, shards, shard_size)
+    state, alone = TrainingState(model, optimizer, also), ShardedGroup(session, shards, [], {})
+    formed = FormedGroup(session, model, wrapper, backends, state, alone)
+    if shard_size is not None:
+        guard_step(optimizer, formed)
+    exchange.form_groups_by(formed)
     session.before_batch.append(exchange.form_group)
 
 

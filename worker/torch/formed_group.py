@@ -9,6 +9,7 @@ import time
 import types
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,12 +20,12 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from idl.errors import UnavailableError
 from idl.exchange import Seat
-from worker.daemon_thread import in_daemon
+from worker.daemon_thread import Apart, in_daemon
 from worker.exchanges.all_reduce import AllReduce, GroupTimes
 from worker.session import Session
 from worker.torch.gloo_connection import connected_apart
 from worker.torch.reaching import reach, unreached
-from worker.torch.survivable_group import connections, duplicates, shut
+from worker.torch.survivable_group import SurvivableGroup, connections, duplicates, shut
 from worker.torch.training_state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,10 @@ class Group(Protocol):
         """Begin a batch, of which `settle` is the end."""
         ...
 
+    def commit(self) -> str | None:
+        """Return why the optimiser may not step with the batch's gradient; None if it may."""
+        ...
+
     def leave(self) -> None:
         """Let the other members have what they need of this one, before it goes to another group or leaves.
 
@@ -80,8 +85,35 @@ class Wrapper(Protocol):
         """
         ...
 
+    def connect(self, seconds: datetime.timedelta) -> None:
+        """Form what groups the model needs within the default one.
+
+        Args:
+            seconds: The time-out of their operations.
+        """
+        ...
+
     def enter(self, group: Any) -> None:
         """Wrap the model in a group, before it has the state that all members have."""
+        ...
+
+    def complete(
+        self, attempt: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool
+    ) -> AbstractContextManager[None]:
+        """Let whoever has a part of the newest state have all of it.
+
+        Args:
+            attempt: The attempt that the group is of.
+            group: As of `TrainingState.pass_on`, which follows within the context.
+            apart: Likewise.
+            lacks: Likewise.
+
+        Returns:
+            A context; once it ends without an error, this rank has the state.
+
+        Raises:
+            InvalidRequestError: A part is gone.
+        """
         ...
 
     def begin(self) -> None:
@@ -128,6 +160,10 @@ class FormedGroup:
     def settle(self) -> str | None:
         """Wait for the device, and return why the iteration under way does not count; None where it does."""
         return None if self._group is None else self._group.settle()
+
+    def commit(self) -> str | None:
+        """Return why the optimiser may not step with the batch's gradient; None if it may."""
+        return None if self._group is None else self._group.commit()
 
     def cut(self, attempt: int) -> None:
         """End all waits for other members in groups of earlier attempts than this; called by any thread."""
@@ -205,12 +241,14 @@ class FormedGroup:
         try:
             group = self._connect(attempt, seat)
             assert group is not None
-            connected = sent = time.perf_counter()
-            if seat.source is not None:
-                self._state.pass_on(seat.source, group, partial(self._apart, attempt), lacks=seat.lacks)
-                sent = time.perf_counter()
+            connected = time.perf_counter()
+            apart = partial(self._apart, attempt)
+            with self._wrapper.complete(attempt, group, apart, lacks=seat.lacks):
+                if seat.source is not None:
+                    self._state.pass_on(seat.source, group, apart, lacks=seat.lacks)
+            sent = time.perf_counter()
             has_state()
-            self._state.compare(group, partial(self._apart, attempt))
+            self._state.compare(group, apart)
             self._wrapper.begin()
             if self._group is not None:
                 self._group.begin()
@@ -220,8 +258,9 @@ class FormedGroup:
                 f"{self._name_unreached(attempt)}"
             ) from error
         compared = time.perf_counter()
-        for one in {group, distributed.group.WORLD}:
-            distributed.distributed_c10d._set_pg_timeout(_WAIT_SECONDS, one)
+        for one in list(distributed.distributed_c10d._world.pg_map):
+            if not isinstance(one, SurvivableGroup):
+                distributed.distributed_c10d._set_pg_timeout(_WAIT_SECONDS, one)
         times = GroupTimes(connected - begun, sent - connected, compared - sent)
         log.info(
             "attempt %d: rank %d of %d, met at %s; formed in %.0f ms, state %.0f ms, compared %.0f ms",
@@ -267,6 +306,7 @@ class FormedGroup:
             inner = distributed.group.WORLD
             assert inner is not None
             beside = inner if self._by_gloo else distributed.new_group(backend="gloo", timeout=_FORM_SECONDS)
+            self._wrapper.connect(_FORM_SECONDS)
         assert self._server is not None
         ports = {self._server.port, int(seat.store.rpartition(":")[2])}
         with self._lock:
@@ -355,7 +395,7 @@ def guard_step(optimizer: torch.optim.Optimizer, group: FormedGroup) -> None:
 
     # A plain function, bound: learning-rate schedulers unwrap and wrap the method.
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        if group.settle() is not None:
+        if group.commit() is not None:
             return group.skip_step()
         if closure is not None:
             return own(closure)

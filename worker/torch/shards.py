@@ -5,31 +5,23 @@ For another group, the members of the present one gather all parameters and the 
 PyTorch does not offer by itself, this module takes private parts, as of PyTorch 2.13.
 """
 
+import math
 import threading
-import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import wait
-from dataclasses import dataclass
-from socket import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed import _composable_state
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from idl.errors import InvalidRequestError
-from worker.daemon_thread import in_daemon
-from worker.session import Session
-from worker.torch.lost_shards import GO_ON, end_once_stuck
-from worker.torch.reaching import unreached
 
-_LOOK_SECONDS = 0.5  # between two looks for members that are gone
-_MOST_SECONDS = 30.0  # to gather one tensor
 _SETTINGS = (
     "gradient_divide_factor",
     "force_sum_reduction_for_comms",
@@ -50,27 +42,56 @@ class _Unit:
     settings: Mapping[str, Any]
 
 
+@dataclass
+class Part:
+    """One shard of all parameters and of the optimiser's state, without the other ranks.
+
+    Attributes:
+        index: Which shard it is.
+        count: Number of shards.
+        shards: Shards of parameters, by the whole parameters that are to have them.
+        slots: The optimiser's state of them, likewise.
+        gradients: Their gradients, likewise.
+    """
+
+    index: int
+    count: int
+    shards: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
+    slots: dict[nn.Parameter, dict[str, Any]] = field(default_factory=dict)
+    gradients: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
+
+
 class Shards:
     """This rank's shards of a model in FSDP2 and of its optimiser's state, or all of both.
 
     Args:
         model: The model, to which `fully_shard` was applied.
         optimizer: Its optimiser.
+        shard_size: Ranks that share one copy of the parameters, at least, where the mesh has two dimensions,
+            of copies and of shards; None for a mesh of one.
 
     Attributes:
         gathered: Number of tensors that were gathered so far.
+        steps: Steps that were made since the group began.
+        axes: Names of the mesh's dimensions; None for none.
 
     Raises:
         InvalidRequestError: The model is sharded in a way that cannot be done again for another group, or
-            the optimiser has parameters that are not sharded.
+            the optimiser has parameters that are not sharded; or `shard_size` is below 1.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.gathered = 0
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, shard_size: int | None = None
+    ) -> None:
+        if shard_size is not None and shard_size < 1:
+            raise InvalidRequestError(f"shard_size {shard_size}: must be at least 1")
+        self.gathered = self.steps = 0
         self._model = model
         self._optimizer = optimizer
         self._units: list[_Unit] = []  # while the model is whole, those that it is to have again
-        self._axis = ""  # name of the mesh's only one
+        self.axes: tuple[str, ...] | None = None
+        self._lock = threading.Lock()  # of the change between shards and all of them
+        self._held: dict[Any, Any] = {}  # gradients that a step may be made with after all, by parameter
         sharded = {id(one.sharded_param) for state in self._states() for one in _parameters_of(state)}
         for name, parameter in model.named_parameters():
             if id(parameter) not in sharded:
@@ -84,8 +105,8 @@ class Shards:
             )
         for state in self._states():
             for one in _parameters_of(state):
-                _check_can_be_sharded_again(one)
-                self._axis = (one.mesh_info.mesh.mesh_dim_names or ("",))[0]
+                _check_can_be_sharded_again(one, shard_size)
+                self.axes = one.mesh_info.mesh.mesh_dim_names
 
     @property
     def is_whole(self) -> bool:
@@ -101,10 +122,11 @@ class Shards:
         Raises:
             RuntimeError: A rank has gone.
         """
-        states = list(self._states())
-        for module in self._model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        with self._lock:
+            self._gather()
+
+    def _gather(self) -> None:
+        states = self._resharded()
         # All that waits for other ranks comes first, so that an error leaves the shards as they are.
         shards = [one.sharded_param for state in states for one in _parameters_of(state)]
         whole = {shard: nn.Parameter(self._whole(shard), shard.requires_grad) for shard in shards}
@@ -113,25 +135,51 @@ class Shards:
             for shard in shards
             if shard in self._optimizer.state
         }
-        for state in states:
-            for one in _parameters_of(state):
-                shard = one.sharded_param
-                one._setattr_on_modules(whole[shard])
-                one._post_load_hook_handle.remove()
-            self._units.append(_taken_back(state))
-        self._give_optimizer(whole, slots)
+        self._take_back(states, whole)
+        self.give_optimizer(whole, slots)
+
+    def hold_gradients(self) -> None:
+        """Hold the gradients, which `detach` returns, since other ranks may make the step with theirs."""
+        own = (one for group in self._optimizer.param_groups for one in group["params"])
+        self._held = {one: one.grad for one in own if one.grad is not None}
 
     @torch.no_grad()
-    def scatter(self, device: torch.device) -> None:
-        """Apply `fully_shard` again, for the ranks of torch.distributed's default group, and drop the rest.
+    def detach(self) -> Part | None:
+        """Take `fully_shard` back without the other ranks, and return this rank's part of the state.
+
+        The model's parameters have nothing in them then, and the optimiser has no state. Where all is
+        gathered, or is by a call that is under way, nothing changes, and None is returned.
+        """
+        with self._lock:
+            return None if self.is_whole else self._detach()
+
+    def _detach(self) -> Part:
+        states = self._resharded()
+        units = [one for state in states for one in _parameters_of(state)]
+        mesh = units[0].sharded_param.device_mesh
+        whole = {one.sharded_param: _void(one.sharded_param) for one in units}
+        part = Part(mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1))
+        for shard, parameter in whole.items():
+            part.shards[parameter] = nn.Parameter(_local(shard.detach()).clone(), shard.requires_grad)
+            if shard in self._optimizer.state:
+                slots = self._optimizer.state[shard].items()
+                part.slots[parameter] = {name: _local(value) for name, value in slots}
+            if shard in self._held:
+                part.gradients[parameter] = _local(self._held[shard])
+        self._held = {}
+        self._take_back(states, whole)
+        self.give_optimizer(whole, {})
+        return part
+
+    @torch.no_grad()
+    def scatter(self, mesh: DeviceMesh) -> None:
+        """Apply `fully_shard` again, for the ranks of a mesh, and drop the rest.
 
         Args:
-            device: The parameters' device.
+            mesh: The mesh.
         """
         # What was cached for a mesh of the same ranks is wrong where this rank was another one in it.
         _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-        size, axes = distributed.get_world_size(), (self._axis,) if self._axis else None
-        mesh = init_device_mesh(device.type, (size,), mesh_dim_names=axes)
         before: dict[str, torch.Tensor] = dict(self._model.named_parameters())
         for unit in self._units:
             of = unit.modules if len(unit.modules) > 1 else unit.modules[0]
@@ -146,21 +194,35 @@ class Shards:
         self._units = []
         after = dict(self._model.named_parameters())
         shards = {parameter: after[name] for name, parameter in before.items()}
-        rank = mesh.get_local_rank()
         slots = {
             shards[parameter]: {
-                name: _shard(value, mesh, size, rank) if _is_slot(value, parameter) else value
+                name: _shard_like(shards[parameter], value) if is_slot(value, parameter) else value
                 for name, value in state.items()
             }
             for parameter, state in self._optimizer.state.items()
         }
-        self._give_optimizer(shards, slots)
+        self.give_optimizer(shards, slots)
 
     def _states(self) -> Iterator[Any]:
         """Yield FSDP2's states, those of inner modules first, each once."""
         modules = [module for module in self._model.modules() if isinstance(module, FSDPModule)]
         states = [module._get_fsdp_state() for module in reversed(modules)]
         yield from dict.fromkeys(states)
+
+    def _resharded(self) -> list[Any]:
+        """Return FSDP2's states, all of whose parameters are in shards from now on."""
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return list(self._states())
+
+    def _take_back(self, states: Sequence[Any], whole: Mapping[Any, nn.Parameter]) -> None:
+        """Take `fully_shard` back, and give the model other parameters in the place of shards."""
+        for state in states:
+            for one in _parameters_of(state):
+                one._setattr_on_modules(whole[one.sharded_param])
+                one._post_load_hook_handle.remove()
+            self._units.append(_taken_back(state))
 
     def _whole(self, value: Any) -> Any:
         """Return a tensor with the shards of all ranks, which call this; others as they are."""
@@ -170,7 +232,7 @@ class Shards:
         self.gathered += 1
         return whole
 
-    def _give_optimizer(self, parameters: Mapping[Any, Any], slots: Mapping[Any, Any]) -> None:
+    def give_optimizer(self, parameters: Mapping[Any, Any], slots: Mapping[Any, Any]) -> None:
         """Give the optimiser other parameters in the place of its own, and their state."""
         for group in self._optimizer.param_groups:
             group["params"] = [parameters[one] for one in group["params"]]
@@ -178,132 +240,57 @@ class Shards:
         self._optimizer.state.update(slots)
 
 
-class FullyShard:
-    """A model in FSDP2, as `FormedGroup` has it sharded; see `Wrapper`.
-
-    Args:
-        session: This worker's session.
-        model: The model, to which `fully_shard` was applied.
-        shards: Its shards.
-    """
-
-    def __init__(self, session: Session, model: nn.Module, shards: Shards) -> None:
-        self._session = session
-        self._device: torch.device = next(model.parameters()).device
-        self._shards = shards
-
-    def leave(self) -> None:
-        """Do nothing: the model is whole, and was so before the members met."""
-
-    def group(self, inner: Any, connections: list[socket], members: Mapping[str, str]) -> "ShardedGroup":
-        """Return a group in which the model can be sharded."""
-        return ShardedGroup(self._session, self._shards, connections, members)
-
-    def enter(self, group: "ShardedGroup") -> None:
-        """Do nothing: the model is whole until all have the state."""
-
-    def begin(self) -> None:
-        """Shard the model and the optimiser's state."""
-        self._shards.scatter(self._device)
-
-
-class ShardedGroup:
-    """The process group of a model in FSDP2, in which each member has a part that no other has.
-
-    Args:
-        session: This worker's session.
-        shards: The model's shards.
-        connections: Duplicates of the group's connections.
-        members: Addresses at which its members listen as long as they live, by name.
-    """
-
-    def __init__(
-        self, session: Session, shards: Shards, connections: list[socket], members: Mapping[str, str]
-    ) -> None:
-        self._session = session
-        self._shards = shards
-        self._connections = connections
-        self._members = members
-        self._in_batch = False
-
-    def begin(self) -> None:
-        """Note that a batch begins."""
-        self._in_batch = True
-
-    def settle(self) -> str | None:
-        """Note that the batch has ended; what could not be completed has raised an error in the script.
-
-        Returns:
-            None.
-        """
-        self._in_batch = False
-        return None
-
-    def cut(self) -> None:
-        """Have this process end where the group is given up within a batch; may be called by any thread.
-
-        A member has been taken out then. Between two batches the members gather the state for another group.
-        """
-        if self._in_batch:
-            arguments = (self._session, "another group is to be formed", lambda: not self._in_batch)
-            threading.Thread(target=end_once_stuck, args=arguments, name="evenpace-end", daemon=True).start()
-
-    def leave(self) -> None:
-        """Gather the state, unless that was done, with all other members.
-
-        Raises:
-            InvalidRequestError: A member is gone, and its shards with it.
-        """
-        if self._shards.is_whole:
-            return
-        gathered, since = self._shards.gathered, time.monotonic()
-        gathering = in_daemon(self._shards.gather)
-        while not wait([gathering], _LOOK_SECONDS).done:
-            if gone := unreached(self._members):
-                raise InvalidRequestError(f"{', '.join(gone)} cannot be reached: {GO_ON}")
-            if gathered != self._shards.gathered:
-                gathered, since = self._shards.gathered, time.monotonic()
-            elif time.monotonic() > since + _MOST_SECONDS:
-                raise InvalidRequestError(
-                    f"a worker has not handed on its state for {_MOST_SECONDS:g} s: {GO_ON}"
-                )
-        try:
-            gathering.result()
-        except RuntimeError as error:
-            raise InvalidRequestError(f"the state cannot be gathered ({error}): {GO_ON}") from error
-
-    def close(self) -> None:
-        """Close the connections."""
-        for connection in self._connections:
-            connection.close()
-
-
 def _parameters_of(state: Any) -> Iterator[Any]:
     for group in state._fsdp_param_groups:
         yield from group.fsdp_params
 
 
-def _check_can_be_sharded_again(one: Any) -> None:
-    """Check that a parameter is sharded as `fully_shard` does it by default.
+def mesh_shape(ranks: int, shard_size: int | None) -> tuple[int, ...]:
+    """Return the shape of a mesh of ranks, (copies, shards) or (shards,).
+
+    Args:
+        ranks: Number of ranks.
+        shard_size: Shards, at least; as many as divide the ranks, and no more ranks than there are. None for
+            a mesh of one dimension.
+    """
+    if shard_size is None:
+        return (ranks,)
+    shards = next(size for size in range(min(shard_size, ranks), ranks + 1) if ranks % size == 0)
+    return (ranks // shards, shards)
+
+
+def _check_can_be_sharded_again(one: Any, shard_size: int | None) -> None:
+    """Check that a parameter is sharded as `fully_shard` does it by default, over a mesh for `shard_size`.
 
     Raises:
         InvalidRequestError: It is not.
     """
     mesh, after = one.mesh_info.mesh, one.post_forward_mesh_info
+    if mesh.ndim == 2 and shard_size is None and not one.is_dtensor:
+        raise InvalidRequestError(
+            "fully_shard with a mesh of 2 dimensions: give balance the `shard_size`, the number of ranks, at "
+            "least, that share one copy of the parameters"
+        )
+    if mesh.ndim == 1 and shard_size is not None:
+        raise InvalidRequestError(
+            f"shard_size {shard_size}: only for fully_shard with a mesh of 2 dimensions, of copies and of "
+            f"shards, such as init_device_mesh(device, (1, 1)); leave it out for one of shards alone"
+        )
     wrong = None
-    if mesh.ndim != 1 or one.is_dtensor:
-        wrong = f"a mesh of {mesh.ndim} dimensions"
+    if one.is_dtensor:
+        wrong = "parameters that are DTensors"
     elif one.fsdp_placement != Shard(0):
         wrong = f"placement {one.fsdp_placement}"
     elif one.offload_to_cpu:
         wrong = "an offload_policy"
-    elif after is not None and after.shard_mesh_size != mesh.size():
+    elif after is not None and after.shard_mesh_size != one.mesh_info.shard_mesh_size:
         wrong = f"reshard_after_forward={after.shard_mesh_size}"
     if wrong is not None:
         raise InvalidRequestError(
-            f"fully_shard with {wrong}: a group that the manager has formed takes meshes of one dimension, "
-            f"and neither shard_placement_fn, offload_policy nor a number in reshard_after_forward; leave it "
-            f"out, or start the processes by torchrun, and scale the loss by weighted(loss)"
+            f"fully_shard with {wrong}: a group that the manager has formed takes meshes of one or two "
+            f"dimensions, and neither shard_placement_fn, offload_policy nor a number in "
+            f"reshard_after_forward; leave it out, or start the processes by torchrun, and scale the loss by "
+            f"weighted(loss)"
         )
 
 
@@ -327,14 +314,27 @@ def _taken_back(state: Any) -> _Unit:
     return _Unit(list(state._modules), reshard, state._mp_policy, settings)
 
 
-def _is_slot(value: Any, parameter: torch.Tensor) -> bool:
+def _void(shard: Any) -> nn.Parameter:
+    """Return a parameter of a sharded one's whole shape, with nothing in it: NaN where the type has it."""
+    filler = math.nan if shard.is_floating_point() else 0
+    whole = torch.full(shard.shape, filler, dtype=shard.dtype, device=_local(shard).device)
+    return nn.Parameter(whole, shard.requires_grad)
+
+
+def _local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def is_slot(value: Any, parameter: torch.Tensor) -> bool:
+    """Return whether a value of the optimiser's state is one of a parameter's shape, or its shard's."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.ndim > 0
 
 
-def _shard(value: torch.Tensor, mesh: Any, size: int, rank: int) -> DTensor:
-    """Return a rank's shard of a tensor, as `fully_shard` cuts it up."""
-    parts = value.chunk(size)
+def _shard_like(parameter: Any, value: torch.Tensor) -> DTensor:
+    """Return this rank's shard of a tensor of a parameter's shape, as `fully_shard` has cut that up."""
+    mesh = parameter.device_mesh
+    parts, rank = value.chunk(mesh.size(-1)), mesh.get_local_rank(mesh.ndim - 1)
     own = parts[rank].clone() if rank < len(parts) else value[:0].clone()
     return DTensor.from_local(
-        own, mesh, [Shard(0)], run_check=False, shape=value.shape, stride=value.stride()
+        own, mesh, parameter.placements, run_check=False, shape=value.shape, stride=value.stride()
     )

@@ -75,6 +75,10 @@ class SurvivableGroup(distributed.ProcessGroup):
         """Return the backend's name."""
         return "survivable"
 
+    def getGroupName(self) -> str:  # noqa: N802 - likewise
+        """Return the other group's name."""
+        return str(self._inner.group_name)
+
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         """Reduce tensors over all ranks, in place."""
         options = opts or distributed.AllreduceOptions()
@@ -99,9 +103,43 @@ class SurvivableGroup(distributed.ProcessGroup):
         options = opts or c10d.AllgatherOptions()
         return self._carrier.run(lambda: self._inner.allgather(outputs, tensors, options), outputs)
 
+    def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+        """Gather tensors from all ranks into one."""
+        options = opts or c10d.AllgatherOptions()
+        return self._carrier.run(lambda: self._inner.all_gather_single(output, tensor, options), output)
+
+    def all_gather_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
+        """Gather several tensors from all ranks, each into one, as `DTensor.full_tensor` does it.
+
+        Raises:
+            RuntimeError: They cannot be gathered: this is for no pass, and what has come may be saved.
+        """
+        options = opts or c10d.AllgatherOptions()
+        work = self._carrier.run(
+            lambda: self._inner.all_gather_single_coalesced(outputs, tensors, options), outputs
+        )
+        work.wait()
+        if (why := self.settle()) is not None:
+            raise RuntimeError(why)
+        return work
+
+    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+        """Reduce a tensor over all ranks, each of which gets a part: by `allreduce`, as gloo does it."""
+        options = distributed.AllreduceOptions()
+        if opts is not None:
+            options.reduceOp = opts.reduceOp
+        whole = tensor.clone()
+        own = whole.view(self.size(), *output.shape)[self.rank()]
+        reduced = self.allreduce([whole], options).get_future()
+        return _work(reduced.then(lambda _: output.copy_(own)))
+
     def settle(self) -> str | None:
         """Wait for operations under way, and return why some could not be completed; None if all were."""
         return self._carrier.settle()
+
+    def commit(self) -> str | None:
+        """Settle: the gradient is that of all ranks, and whoever has it may step."""
+        return self.settle()
 
     def cut(self) -> None:
         """Let all that waits for other ranks end, and break the group; may be called by any thread."""
@@ -128,12 +166,15 @@ class GlooCarrier:
         connections: Duplicates of its connections, by which it can be cut off.
 
     Attributes:
+        connections: Likewise.
         broken: Why operations cannot be completed any more, in words; None while they can.
+        raises: Whether operations wait, and raise an error where they cannot be completed, from now on.
     """
 
     def __init__(self, connections: list[socket.socket]) -> None:
         self.broken: str | None = None
-        self._connections = connections
+        self.raises = False
+        self.connections = connections
         self._lock = threading.Lock()
         self._open: dict[Any, Any] = {}  # futures that have not ended, with their results
         self._works: deque[Any] = deque(maxlen=_RECENT)
@@ -148,7 +189,7 @@ class GlooCarrier:
         The connections alone would not do: a process that was frozen may wait for good in gloo (of 153 that
         thawed, 16 did), which has missed that its connections were shut down.
         """
-        shut(self._connections)
+        shut(self.connections)
         if self._open:
             time.sleep(_OWN_ERRORS_SECONDS)
             with self._lock:
@@ -160,8 +201,8 @@ class GlooCarrier:
 
     def close(self) -> bool:
         """Cut the connections, and return whether gloo's threads have ended."""
-        shut(self._connections)
-        for connection in self._connections:
+        shut(self.connections)
+        for connection in self.connections:
             connection.close()
         if any(not work.is_completed() for work in self._works):
             time.sleep(_STUCK_SECONDS)
@@ -171,7 +212,19 @@ class GlooCarrier:
         self.broken = self.broken or why
 
     def run(self, begin: Callable[[], Any], result: Any) -> Any:
-        """Begin an operation, and return one that ends when it does, or when the group is cut."""
+        """Begin an operation, and return one that ends when it does, or when the group is cut.
+
+        Raises:
+            RuntimeError: It could not be completed, while operations are to raise errors.
+        """
+        work = self._run(begin, result)
+        if self.raises:
+            work.wait()
+            if self.broken is not None:
+                raise RuntimeError(self.broken)
+        return work
+
+    def _run(self, begin: Callable[[], Any], result: Any) -> Any:
         work = None
         if self.broken is None:
             try:

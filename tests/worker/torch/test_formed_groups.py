@@ -152,9 +152,9 @@ def bits(saved):
     return b"".join(tensor.numpy().tobytes() for tensor in tensors)
 
 
-def check_equal_to_one_process(saved, seed, iterations, optimizer="adam", most=1e-12):
+def check_equal_to_one_process(saved, seed, iterations, optimizer="adam", most=1e-12, clip=None):
     """Check that parameters and any average are those of one process with the first one's parameters."""
-    parameters, average = script.trained_alone(seed, iterations, optimizer)
+    parameters, average = script.trained_alone(seed, iterations, optimizer, clip)
     for name, value in parameters.items():
         assert (saved["parameters"][name] - value).abs().max() < most
     for own, value in zip(saved["average"], average if saved["average"] else (), strict=True):

@@ -18,8 +18,9 @@ from tests.worker.torch.test_formed_groups import (
     first_seed,
     trained_calmly,
 )
+from worker.torch.shards import mesh_shape
 
-MANAGER = ("--workers", "3", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
+MANAGER = ("--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
 SECONDS_FROZEN = (0.2, 4.0)  # shorter and longer than the manager's silence
 MOST, LEAST = 5, 3  # workers; of those that train, lest nobody is left that has the state
 
@@ -33,15 +34,19 @@ class Faults:
         run: The run, whose first three workers have been started.
         client: A client of the manager.
         seed: Of the moments and of what happens at each.
+        names: The first workers, one for each letter.
+        shard_size: Workers, at least, that share one copy of the parameters, of which at least one is left
+            whole; None where each has a copy.
     """
 
-    def __init__(self, run, client, seed):
+    def __init__(self, run, client, seed, names, shard_size=None):
         self.happened = []
-        self.live = list("abc")
+        self.live = list(names)
         self._run = run
         self._client = client
         self._chance = random.Random(seed)
-        self._names = iter(string.ascii_letters[3:])
+        self._names = iter(string.ascii_letters[len(names) :])
+        self._shard_size = shard_size
         self._frozen = {}  # by name, when they thaw
 
     def reached(self):
@@ -55,12 +60,16 @@ class Faults:
             here = self.reached()
             training = [n for n in self.live if self._trains(n) and self._run.seen(n)[-1][1] >= here - 1]
             if kind == "join":
-                name = next(self._names, None) if len(self.live) < MOST else None
+                name = (
+                    next(self._names, None)
+                    if len(self.live) < MOST + (self._shard_size is not None)
+                    else None
+                )
                 if name is None:
                     continue
                 self.live.append(name)
                 self._run.start(name)
-            elif len(training) < LEAST:
+            elif len(training) < LEAST or (kind != "drain" and not self._has_copies(training)):
                 wait_until(self._has_grown(here), "the job to go on")
                 continue
             else:
@@ -76,6 +85,13 @@ class Faults:
 
     def _trains(self, name):
         return name not in self._frozen and bool(self._run.seen(name))
+
+    def _has_copies(self, training):
+        """Return whether these have formed a group of all, in which each has what another one has, too."""
+        sizes = {self._run.seen(name)[-1][5] for name in training}
+        if self._shard_size is None:
+            return True
+        return sizes == {len(training)} == {len(self.live)} and mesh_shape(*sizes, self._shard_size)[0] > 1
 
     def _has_grown(self, iteration):
         def has_grown():
@@ -134,17 +150,34 @@ def test_with_exact_sums_faults_at_random_change_no_bit(tmp_path, wait_until, se
     assert bits(ended) == bits(trained_calmly(tmp_path / "calm", wait_until, name, iterations, exact, script))
 
 
-def trained_under_faults(folder, wait_until, seed, count, manager, script):
+@pytest.mark.parametrize(
+    ("seed", "count", "manager"),
+    [
+        (9, 10, ()),
+        pytest.param(10, 60, (), marks=pytest.mark.release),
+        pytest.param(11, 60, ("--lookahead", "1"), marks=pytest.mark.release),
+    ],
+)
+def test_faults_at_random_do_not_change_copies_of_shards(tmp_path, wait_until, seed, count, manager):
+    """No more than one worker at once, of those that have copies of shards, dies or is frozen."""
+    script = ("--shard-size", "2", "--clip", "0.5")
+    ended, iterations, first = trained_under_faults(
+        tmp_path, wait_until, seed, count, manager, script, "abcd", shard_size=2
+    )
+    check_equal_to_one_process(ended, first, iterations, most=1e-10, clip=0.5)
+
+
+def trained_under_faults(folder, wait_until, seed, count, manager, script, names="abc", *, shard_size=None):
     """Train under faults; what all have in the end, the iterations, and the parameters' seed."""
     with (
-        manager_process(*MANAGER, *manager) as address,
+        manager_process("--workers", str(len(names)), *MANAGER, *manager) as address,
         Run(folder, address, wait_until, *PAUSE, *script) as run,
         contextlib.closing(ManagerClient(address)) as client,
     ):
-        run.start("abc")
+        run.start(names)
         run.reaches("a", 10)
-        first = first_seed(run, "abc")
-        faults = Faults(run, client, seed)
+        first = first_seed(run, names)
+        faults = Faults(run, client, seed, names, shard_size)
         faults.happen(count, wait_until)
         ended, iterations = run.end_all(faults.live)
         assert len(set(map(bits, ended))) == 1

@@ -20,13 +20,18 @@ from tests.scripts import train_formed_group as script
 from tests.services import manager_process
 from tests.worker.torch.test_formed_groups import (
     PAUSE,
+    SEEDS,
     Run,
     bits,
     check_equal_to_one_process,
     check_join_and_drain,
     first_seed,
 )
-from worker.torch.shards import Shards
+from worker.torch.replicated_shards import in_place_of
+from worker.torch.shards import Shards, mesh_shape
+from worker.torch.survivable_group import GlooCarrier
+
+COPIES = ("--shard-size", "2")  # copies of two shards each, at least
 
 stock = thriftpy2.load(str(ROOT / "idl" / "batchsize_manager.thrift"), module_name="formed_shards_thrift")
 
@@ -40,12 +45,15 @@ def alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "mesh"),
+    [("adam", ("--sharded",)), ("sgd", ("--sharded",)), ("adam", COPIES), ("sgd", ("--shard-size", "1"))],
+)
+def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer, mesh):
     """Where a worker joins and another is drained, parameters stay those of one process."""
     with (
         manager_process("--workers", "2", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, "--sharded", "--optimizer", optimizer) as run,
+        Run(tmp_path, manager, wait_until, *PAUSE, *mesh, "--optimizer", optimizer) as run,
         contextlib.closing(ManagerClient(manager)) as client,
     ):
         drained, first = check_join_and_drain(run, client, optimizer)
@@ -68,11 +76,112 @@ def test_the_others_end_when_one_is_gone(tmp_path, wait_until, fault):
 
 
 @pytest.mark.slow
-def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_path, wait_until):
+def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
+    """Two are killed within iterations, one after the other; between the deaths, a worker joins."""
+    with (
+        manager_process("--workers", "4", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES, "--clip", "0.1") as run,
+    ):
+        run.start("abcd")
+        run.reaches("a", 12)
+        first = first_seed(run, "abcd")
+        run.kill("b")
+        run.reaches("a", run.reached("abcd") + 3)
+        run.start("e")
+        run.reaches("e", 1)
+        run.reaches("a", run.reached("acde") + 3)
+        run.kill("c")
+        run.reaches("a", run.reached("acde") + 3)
+        ended, iterations = run.end_all("ade")
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first, iterations, clip=0.1)
+        sizes = [line[5] for line in run.seen("a")]
+        changes = [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before]
+        assert changes == [4, 3, 4, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("names", "shard_size"), [("abcd", "2"), ("ab", "1")])
+def test_shards_that_others_have_outlive_a_freeze(tmp_path, wait_until, names, shard_size):
+    """The frozen one is a member again when it is back, and takes the others' state."""
+    size = len(names)
+    options = ("--workers", str(size), "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
+    with (
+        manager_process(*options) as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, "--shard-size", shard_size) as run,
+    ):
+        run.start(names)
+        run.reaches("a", 12)
+        run.freeze("b")
+        run.reaches("a", run.reached(names) + 5)
+        run.thaw("b")
+        run.reaches("b", run.reached("a"))
+        ended, iterations = run.end_all(names)
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first_seed(run, names), iterations)
+        assert {line[5] for line in run.seen("a")} == {size - 1, size}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "ranks"), [("adam", "13"), ("sgd", "13"), ("adam", "3")])
+def test_a_step_that_some_shards_have_made_is_made_by_all(tmp_path, wait_until, optimizer, ranks):
+    """All or some copies of a shard do not know that all have their gradients; other ranks step."""
+    with (
+        manager_process("--workers", "4", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES, "--optimizer", optimizer) as run,
+    ):
+        run.start("abcd", "--break-halfway", "20", *ranks)
+        run.reaches("a", 25)
+        ended, iterations = run.end_all("abcd")
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], first_seed(run, "abcd"), iterations, optimizer)
+        logs = [run.log(name) for name in "abcd"]
+        assert sum("after a step that others had made" in log for log in logs) == len(ranks)
+
+
+@pytest.mark.slow
+def test_deaths_while_shards_are_put_together_lose_none(tmp_path, wait_until):
+    """Each of the others waits for one who dies; one has made a step for that, and makes it again."""
+    with (
+        manager_process("--workers", "4", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES) as run,
+    ):
+        run.start("abcd", "--break-halfway", "20", "1", "3", "--die-assembling", "4", "0", "3")
+        wait_until(lambda: run.reached("abcd") >= 20, "iteration 20")
+        by_rank = {run.seen(name)[0][4]: name for name in "abcd"}
+        others = by_rank[1] + by_rank[2]
+        run.reaches(others[0], 25)
+        assert all(run.seen(by_rank[rank])[-1][:2] == (1, 20) for rank in (0, 3))
+        ended, iterations = run.end_all(others)
+        assert bits(ended[0]) == bits(ended[1])
+        check_equal_to_one_process(ended[0], SEEDS[by_rank[0]], iterations)
+
+
+@pytest.mark.slow
+def test_the_others_end_when_all_copies_of_a_shard_are_gone(tmp_path, wait_until):
+    """A line says what to do."""
+    with (
+        manager_process("--workers", "4", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES) as run,
+    ):
+        run.start("abcd")
+        run.reaches("a", 12)
+        killed = [name for name in "abcd" if run.seen(name)[-1][4] % 2]
+        for name in killed:
+            run.kill(name)
+        for name in set("abcd").difference(killed):
+            said = run.fails(name)
+            assert "no worker has shard 1 of 2 any more" in said
+            assert "it goes on from the script's checkpoint" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [("--sharded",), COPIES])
+def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_path, wait_until, mesh):
     """The others have gathered all by then."""
     with (
         manager_process("--workers", "2", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, "--sharded") as run,
+        Run(tmp_path, manager, wait_until, *PAUSE, *mesh) as run,
     ):
         run.start("ab")
         run.reaches("a", 12)
@@ -99,17 +208,32 @@ def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_p
         check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
 
 
-def model_and_optimizer():
+def test_nothing_but_a_pass_goes_on_with_anything(alone):
+    """In a broken group: what is gathered to be saved raises an error, and after the step all does."""
+    carrier, ones, functional = GlooCarrier([]), torch.ones(2), torch.ops._c10d_functional
+    group = in_place_of(distributed.new_group([0]), carrier)
+    carrier._break("a rank has gone")
+    functional.wait_tensor(functional.all_reduce(ones, "sum", group.group_name))
+    distributed.all_gather_single(torch.empty(2), ones, group)
+    with pytest.raises(RuntimeError, match="a rank has gone"):
+        functional.all_gather_into_tensor(ones, 1, group.group_name)
+    carrier.raises = True
+    with pytest.raises(RuntimeError, match="a rank has gone"):
+        distributed.all_gather_single(torch.empty(2), ones, group)
+
+
+def model_and_optimizer(mesh=None):
     """Return a model with tied weights in FSDP2, whose parts have options of their own, and its optimiser."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3)).double()
     model[2].weight = model[0].weight
     fully_shard(
         [model[0], model[2]],
+        mesh=mesh,
         reshard_after_forward=False,
         mp_policy=MixedPrecisionPolicy(output_dtype=torch.float64),
     )
-    fully_shard(model)
+    fully_shard(model, mesh=mesh)
     return model, torch.optim.Adam(model.parameters(), lr=0.1)
 
 
@@ -128,14 +252,17 @@ def whole(model):
     }
 
 
-def test_nothing_changes_where_shards_are_gathered_and_scattered(alone):
+@pytest.mark.parametrize("shard_size", [None, 2])
+def test_nothing_changes_where_shards_are_gathered_and_scattered(alone, shard_size):
     """Parameters, the optimiser's state, and what `fully_shard` was called with."""
-    model, optimizer = model_and_optimizer()
+    names = ("copies", "shards") if shard_size else ("shards",)
+    mesh = init_device_mesh("cpu", mesh_shape(1, shard_size), mesh_dim_names=names)
+    model, optimizer = model_and_optimizer(mesh)
     expected, its_optimizer = model_and_optimizer()
     model[0].set_gradient_divide_factor(2.0)
     expected[0].set_gradient_divide_factor(2.0)
     kinds = list(map(type, model.modules()))
-    shards = Shards(model, optimizer)
+    shards = Shards(model, optimizer, shard_size)
     for _ in range(3):
         step(model, optimizer)
         step(expected, its_optimizer)
@@ -143,12 +270,13 @@ def test_nothing_changes_where_shards_are_gathered_and_scattered(alone):
         assert shards.is_whole
         assert not any(isinstance(value, DTensor) for value in model.parameters())
         assert [type(module).__name__ for module in model] == ["Linear", "Tanh", "Linear", "Linear"]
-        shards.scatter(torch.device("cpu"))
+        shards.scatter(mesh)
         assert not shards.is_whole
         assert [kind.__name__ for kind in kinds] == [type(module).__name__ for module in model.modules()]
     step(model, optimizer)
     step(expected, its_optimizer)
     assert model[0].weight is model[2].weight
+    assert shards.axes == names
     for name, value in whole(expected).items():
         assert torch.equal(whole(model)[name], value), name
     (group,) = model[0]._get_fsdp_state()._fsdp_param_groups
@@ -164,7 +292,9 @@ def test_nothing_changes_where_shards_are_gathered_and_scattered(alone):
     [
         ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, "fully_shard with an offload_policy"),
         ({"shard_placement_fn": lambda parameter: Shard(parameter.ndim - 1)}, "fully_shard with placement"),
-        ({"mesh": "two"}, "fully_shard with a mesh of 2 dimensions"),
+        ({"mesh": "two"}, "a mesh of 2 dimensions: give balance the `shard_size`"),
+        ({"shard_size": 0}, "shard_size 0: must be at least 1"),
+        ({"shard_size": 2}, "shard_size 2: only for fully_shard with a mesh of 2 dimensions"),
         ({"ignored_params": "bias"}, "0.bias is in no shard"),
     ],
 )
@@ -172,6 +302,7 @@ def test_what_cannot_be_sharded_again_is_refused(alone, options, said):
     """Before anything has changed."""
     model = nn.Sequential(nn.Linear(4, 4))
     given = dict(options)
+    shard_size = given.pop("shard_size", None)
     if "mesh" in given:
         given["mesh"] = init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "shards"))
     if "ignored_params" in given:
@@ -179,7 +310,17 @@ def test_what_cannot_be_sharded_again_is_refused(alone, options, said):
     fully_shard(model, **given)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InvalidRequestError, match=said):
-        Shards(model, optimizer)
+        Shards(model, optimizer, shard_size)
+
+
+@pytest.mark.parametrize("ranks", range(1, 17))
+@pytest.mark.parametrize("shard_size", range(1, 7))
+def test_no_rank_has_more_than_its_share(ranks, shard_size):
+    """A copy is cut into as many shards as were asked for, or as few more as divide the ranks."""
+    copies, shards = mesh_shape(ranks, shard_size)
+    assert copies * shards == ranks
+    assert shards >= min(shard_size, ranks)
+    assert not any(ranks % fewer == 0 for fewer in range(min(shard_size, ranks), shards))
 
 
 def test_an_optimiser_of_the_parameters_of_before_is_refused(alone):
