@@ -26,6 +26,7 @@ from tests.state_machines import driven
 MEMBERS = 5
 SAMPLES = 90
 PATIENCE = 30.0  # seconds that a worker waits for its peers before it asks for another group
+SLACK = 5.0  # seconds in which a worker may act without a report
 RECOVERS = 5000.0  # seconds in which training goes on again, whatever has happened
 
 
@@ -520,7 +521,7 @@ class AnyChange(RuleBasedStateMachine):
             members = self.job.members.by_name
             assert not any(w.name in members and members[w.name].incarnation == w.incarnation for w in having)
         if self.losses == 0:
-            late = self.now - self.config.report_timeout
+            late = self.now - self.config.report_timeout + SLACK
             assert all(w.frozen or w.hung or w.acted <= late for w in having)
         for worker in self.workers.values():
             self.quit(worker)
@@ -528,7 +529,7 @@ class AnyChange(RuleBasedStateMachine):
 
     def check_released(self):
         """Check that whoever is drained leaves its state to a member that goes on."""
-        formed = [w for w in self.workers.values() if w.formed is not None and w.state]
+        formed = [w for w in self.workers.values() if w.formed is not None and w.state and not w.frozen]
         self.versions |= {worker.incarnation: (worker.formed, len(worker.state)) for worker in formed}
         members = self.job.members
         staying = {member.incarnation for member in members.by_name.values() if member.last is None}
