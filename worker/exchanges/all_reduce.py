@@ -25,7 +25,7 @@ class GroupTimes:
 
     Attributes:
         connect: Connecting the members, and wrapping the model for them.
-        state: Sending or receiving the training's state, which takes no time where nobody lacks any.
+        state: Sending or receiving the training's state, 0 where nobody lacks any.
         compare: Comparing the members' states.
         meet: Waiting at the manager until all members were there.
     """

@@ -67,9 +67,9 @@ class DataParallel:
 
     def complete(
         self, attempt: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[bool]:
         """Do nothing: each rank has all of a state."""
-        return nullcontext()
+        return nullcontext(enter_result=False)
 
     def enter(self, group: SurvivableGroup) -> None:
         """Wrap the model in a group, whose other members do so, too."""

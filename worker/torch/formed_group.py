@@ -99,7 +99,7 @@ class Wrapper(Protocol):
 
     def complete(
         self, attempt: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[bool]:
         """Let whoever has a part of the newest state have all of it.
 
         Args:
@@ -109,7 +109,8 @@ class Wrapper(Protocol):
             lacks: Likewise.
 
         Returns:
-            A context; once it ends without an error, this rank has the state.
+            A context; once it ends without an error, this rank has the state. Its value is whether parts were
+            sent or received.
 
         Raises:
             InvalidRequestError: A part is gone.
@@ -243,10 +244,10 @@ class FormedGroup:
             assert group is not None
             connected = time.perf_counter()
             apart = partial(self._apart, attempt)
-            with self._wrapper.complete(attempt, group, apart, lacks=seat.lacks):
+            with self._wrapper.complete(attempt, group, apart, lacks=seat.lacks) as carried:
                 if seat.source is not None:
                     self._state.pass_on(seat.source, group, apart, lacks=seat.lacks)
-            sent = time.perf_counter()
+            sent = connected if seat.source is None and not carried else time.perf_counter()
             has_state()
             self._state.compare(group, apart)
             self._wrapper.begin()

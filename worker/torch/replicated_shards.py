@@ -122,10 +122,9 @@ class ReplicatedShards:
     @contextlib.contextmanager
     def complete(
         self, attempt: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool
-    ) -> Iterator[None]:
+    ) -> Iterator[bool]:
         """Give each member that has a shard of the newest state all others; see `Wrapper`."""
-        self._assemble(group, apart, lacks=lacks)
-        yield
+        yield self._assemble(group, apart, lacks=lacks)
         self._part, self._attempt, self._shards.steps = None, attempt, 0
 
     def begin(self) -> None:
@@ -134,10 +133,13 @@ class ReplicatedShards:
         self._shards.scatter(self._mesh)
 
     @torch.no_grad()
-    def _assemble(self, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool) -> None:
+    def _assemble(self, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool) -> bool:
         """Have all members that hold a shard of the newest state hold the whole of it; all members call this.
 
         What this rank had before stays until it has all of a state, as another member may die.
+
+        Returns:
+            Whether this rank has sent or received shards.
         """
         part, rank = self._part, distributed.get_rank(group)
         index, count = (part.index, part.count) if part else (_WHOLE, 1)
@@ -161,7 +163,7 @@ class ReplicatedShards:
             gone = ", ".join(str(shard) for shard in range(count) if not sources[shard])
             raise InvalidRequestError(f"no worker has shard {gone} of {count} any more: {GO_ON}")
         if rank not in holders or all(one.index == _WHOLE for one in holders.values()):
-            return
+            return False
         if part is not None:
             self._fill(self._stepped(part) if lacks else part)
         ways = [
@@ -178,6 +180,7 @@ class ReplicatedShards:
             ", after a step that others had made" if lacks else "",
             extra=self._session.log_fields(),
         )
+        return True
 
     def _stepped(self, part: Part) -> Part:
         """Return a part after the step with its gradients, which was not known to be one; keep the part."""

@@ -56,9 +56,9 @@ class FullyShard:
 
     def complete(
         self, attempt: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[bool]:
         """Do nothing: who has shards of a state has all of it by now."""
-        return nullcontext()
+        return nullcontext(enter_result=False)
 
     def begin(self) -> None:
         """Shard the model and the optimiser's state."""
