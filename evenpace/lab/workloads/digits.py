@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from evenpace.lab.data import ImageSet, load
+from evenpace.lab.fields import whole_numbers
 from evenpace.lab.workloads import common
 from evenpace.lab.workloads.images import image_workload
 
@@ -40,11 +41,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _units(text: str) -> tuple[int, ...]:
-    """Read numbers with commas between them, such as those of no layer, an empty text."""
-    units = tuple(int(part) for part in text.split(",") if part)
-    if min(units, default=1) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a layer has at least 1 unit")
-    return units
+    """Read the units of layers, with commas between them; an empty text is that of none."""
+    try:
+        return whole_numbers("hidden", text, least=1) if text else ()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def make_digits(options: argparse.Namespace) -> common.Workload:
