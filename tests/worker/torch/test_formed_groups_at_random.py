@@ -22,7 +22,9 @@ from worker.torch.shards import mesh_shape
 
 MANAGER = ("--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
 SECONDS_FROZEN = (0.2, 4.0)  # shorter and longer than the manager's silence
+KINDS = ("kill", "freeze", "drain", "join")
 MOST, LEAST = 5, 3  # workers; of those that train, lest nobody is left that has the state
+FORMING_SECONDS = 0.04  # less than these workers take from the manager's decision to their next iteration
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +39,10 @@ class Faults:
         names: The first workers, one for each letter.
         shard_size: Workers, at least, that share one copy of the parameters, of which at least one is left
             whole; None where each has a copy.
+        kinds: Kinds of faults to choose from.
     """
 
-    def __init__(self, run, client, seed, names, shard_size=None):
+    def __init__(self, run, client, seed, names, shard_size=None, kinds=KINDS):
         self.happened = []
         self.live = list(names)
         self._run = run
@@ -47,6 +50,7 @@ class Faults:
         self._chance = random.Random(seed)
         self._names = iter(string.ascii_letters[len(names) :])
         self._shard_size = shard_size
+        self._kinds = kinds
         self._frozen = {}  # by name, when they thaw
 
     def reached(self):
@@ -56,19 +60,15 @@ class Faults:
     def happen(self, count, wait_until):
         """Let so many faults happen, each once the job has gone on after the one before."""
         while len(self.happened) < count:
-            kind = self._chance.choice(["kill", "freeze", "drain", "join"])
+            kind = self._chance.choice(self._kinds)
             here = self.reached()
             training = [n for n in self.live if self._trains(n) and self._run.seen(n)[-1][1] >= here - 1]
             if kind == "join":
-                name = (
-                    next(self._names, None)
-                    if len(self.live) < MOST + (self._shard_size is not None)
-                    else None
-                )
-                if name is None:
+                if len(self.live) == MOST + (self._shard_size is not None) or not self._join():
                     continue
-                self.live.append(name)
-                self._run.start(name)
+            elif kind == "kill while forming":
+                if not self._kill_while_forming(wait_until):
+                    continue
             elif len(training) < LEAST or (kind != "drain" and not self._has_copies(training)):
                 wait_until(self._has_grown(here), "the job to go on")
                 continue
@@ -100,6 +100,29 @@ class Faults:
             return self.reached() > iteration
 
         return has_grown
+
+    def _join(self):
+        """Start one more worker, if there is a letter left for its name, and return its name."""
+        name = next(self._names, None)
+        if name is not None:
+            self.live.append(name)
+            self._run.start(name)
+        return name
+
+    def _kill_while_forming(self, wait_until):
+        """Let a worker join, kill it or another, and return whether they were still forming their group."""
+
+        def attempt_of_all():
+            summary = self._client.status("default").summary
+            return summary.group_size == len(self.live) and summary.attempt
+
+        wait_until(attempt_of_all, "a group of all who are left")
+        assert self._join()
+        attempt = wait_until(attempt_of_all, "the members of the next group")
+        time.sleep(self._chance.uniform(0, FORMING_SECONDS))
+        name = self._chance.choice(self.live)
+        self._kill(name)
+        return all(self._run.seen(other)[-1:] < [(attempt,)] for other in (name, *self.live))
 
     def _kill(self, name):
         self.live.remove(name)
@@ -167,7 +190,18 @@ def test_faults_at_random_do_not_change_copies_of_shards(tmp_path, wait_until, s
     check_equal_to_one_process(ended, first, iterations, most=1e-10, clip=0.5)
 
 
-def trained_under_faults(folder, wait_until, seed, count, manager, script, names="abc", *, shard_size=None):
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=pytest.mark.release)])
+def test_kills_while_a_group_forms_do_not_change_the_parameters(tmp_path, wait_until, count):
+    """Newcomers die on their way into the group, or others while it takes a newcomer in."""
+    ended, iterations, first = trained_under_faults(
+        tmp_path, wait_until, count, count, (), (), kinds=("kill while forming",)
+    )
+    check_equal_to_one_process(ended, first, iterations, most=1e-10)
+
+
+def trained_under_faults(
+    folder, wait_until, seed, count, manager, script, names="abc", *, shard_size=None, kinds=KINDS
+):
     """Train under faults; what all have in the end, the iterations, and the parameters' seed."""
     with (
         manager_process("--workers", str(len(names)), *MANAGER, *manager) as address,
@@ -177,7 +211,7 @@ def trained_under_faults(folder, wait_until, seed, count, manager, script, names
         run.start(names)
         run.reaches("a", 10)
         first = first_seed(run, names)
-        faults = Faults(run, client, seed, names, shard_size)
+        faults = Faults(run, client, seed, names, shard_size, kinds)
         faults.happen(count, wait_until)
         ended, iterations = run.end_all(faults.live)
         assert len(set(map(bits, ended))) == 1
