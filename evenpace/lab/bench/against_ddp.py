@@ -46,10 +46,10 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
     """
     console = Console()
     data = config.data.partition(":")[0]
-    evaluator = Evaluator(Training("digits", ("--data", config.data, "--hidden", _text(config.hidden))))
+    evaluator = Evaluator(Training("digits", _workload(config)))
     if config.total_batch_size > evaluator.samples:
         raise InvalidRequestError(
-            f"batch size {config.total_batch_size}: {data} has {evaluator.samples} training images"
+            f"batch size {config.total_batch_size}: there are {evaluator.samples} training images of {data}"
         )
     taken: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     turns = [mode for _ in range(config.repeats) for mode in MODES]
@@ -87,8 +87,6 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
                 "store": folder / "store",
                 "share": share.cores,
                 "limit-kind": share.kind,
-                "data": config.data,
-                "hidden": _text(config.hidden),
                 "name": cluster.limit_name(str(rank)),
                 "out": folder / f"{rank}.npz",
                 "rank": rank,
@@ -101,7 +99,7 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
             }
             options = [word for option, value in values.items() for word in (f"--{option}", str(value))]
             line = [sys.executable, "-m", "evenpace.lab.bench.against_ddp_worker", *services, *options]
-            cluster.start_other(f"worker-{rank}", [*places[rank], *line])
+            cluster.start_other(f"worker-{rank}", [*places[rank], *line, "--", *_workload(config)])
         cluster.wait()
         return [dict(np.load(folder / f"{rank}.npz")) for rank in range(ranks)]
 
@@ -164,6 +162,7 @@ def _compare(
         "shares": list(config.shares),
         "data": data,
         "hidden": list(config.hidden),
+        "samples": config.samples,
         "rate": config.rate,
         "model_parameters": parameters[0].size,
         "total_batch_size": config.total_batch_size,
@@ -175,8 +174,11 @@ def _compare(
     }
 
 
-def _text(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))
+def _workload(config: TrainConfig) -> tuple[str, ...]:
+    """Return the options of the digits' workload."""
+    hidden = ",".join(map(str, config.hidden))
+    samples = () if config.samples is None else ("--samples", str(config.samples))
+    return "--data", config.data, "--hidden", hidden, "--seed", str(config.seed), *samples
 
 
 def _settled(of_iterations: NDArray[Any]) -> float:

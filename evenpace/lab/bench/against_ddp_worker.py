@@ -59,8 +59,7 @@ def main() -> None:
     end_with_parent(options.parent)
     pin(options.cpu)
     torch.set_num_threads(1)
-    arguments = ("--data", options.data, "--seed", str(options.seed), "--hidden", options.hidden)
-    training = Training("digits", arguments)
+    training = Training("digits", tuple(options.workload))
     workload = training.make(training.options())
     common.warm_up(workload)
     module, optimizer, dataset = workload.model, workload.optimizer, workload.train_set
@@ -143,12 +142,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--store", type=Path)
     parser.add_argument("--share", type=float, required=True)
     parser.add_argument("--limit-kind", required=True)
-    parser.add_argument("--data", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--hidden", default="")
     for name in ("rank", "ranks", "cpu", "parent", "epochs", "batch-size", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("workload", nargs="*", help="Options of the digits' workload.")
     return parser.parse_args()
 
 

@@ -390,6 +390,9 @@ class TrainConfig:
             read=partial(whole_numbers, "hidden", least=1),
         ),
     ] = ()
+    samples: Annotated[int | None, Setting("Train on the first so many images.  [default: all]", least=1)] = (
+        None
+    )
     rate: Annotated[
         float, Setting("MB/s of each worker's link, each way; 0: without a limit.", least=0, below=1e5)
     ] = 0.0

@@ -39,11 +39,11 @@ def test_the_trainings_differ_in_their_times_alone(tmp_path, images):
     path = tmp_path / "train.json"
     command = ["lab", "bench", "train", "--against", "ddp", "--json", str(path), "--data", f"mnist:{images}"]
     command += ["--shares", "0.9,0.1", "--epochs", "2", "--repeats", "1", "--batch-size", "24"]
-    command += ["--target-accuracy", "0.2"]
+    command += ["--target-accuracy", "0.2", "--samples", "216"]
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     figures = json.loads(path.read_text())
-    assert figures["iterations"] == 20
+    assert figures["iterations"] == 18
     assert figures["parameters_max_abs_diff"] < 1e-5
     assert set(figures["runs"]) == set(MODES)
     stock = figures["runs"]["ddp"]
@@ -126,6 +126,7 @@ def test_with_equal_shares_nothing_is_better_than_equal_batches():
         ({"shares": (0.5,)}, "at least two workers"),
         ({"shares": (0.5, 0.5), "total_batch_size": 201}, "multiple of 2"),
         ({"total_batch_size": 5000}, "1437 training images"),
+        ({"total_batch_size": 100, "samples": 99}, "99 training images of digits"),
     ],
 )
 def test_wrong_options_are_named(changes, message):
