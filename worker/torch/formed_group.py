@@ -147,7 +147,9 @@ class FormedGroup:
         self._model = model
         self._wrapper = wrapper
         self._state = state
-        self._backends = backends
+        names = {one.partition(":")[2] for one in backends.split(",")}
+        # By its one name it is the groups' default backend, without which PyTorch warns at each one's end.
+        self._backends = names.pop() if len(names) == 1 else backends
         self._by_gloo = backend_for(next(model.parameters()).device, backends) == "gloo"
         self._server: TCPStore | None = None
         self._address = ""  # at which others reach it

@@ -194,6 +194,7 @@ def check_join_and_drain(run, client, optimizer="adam"):
     client.drain("default", "a")
     drained = run.end("a")
     assert "drained" in drained["released"]
+    assert "No backend" not in run.log("a")  # a warning of PyTorch's
     ended, iterations = run.end_all("bc")
     assert bits(ended[0]) == bits(ended[1])
     check_equal_to_one_process(ended[0], first, iterations, optimizer)
