@@ -9,6 +9,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 
 MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}
+_FEW = 12  # iterations in which stock DDP takes one sample a worker
 
 
 def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
@@ -52,10 +54,16 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
             f"batch size {config.total_batch_size}: there are {evaluator.samples} training images of {data}"
         )
     taken: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
-    turns = [mode for _ in range(config.repeats) for mode in MODES]
-    for mode in track(turns, description=f"{len(config.shares)} workers", console=console):
-        taken[mode].append(_summary(config, evaluator, _measure(config, mode)))
-    figures = _compare(config, data, taken)
+    ranks = len(config.shares)
+    single = replace(config, total_batch_size=ranks, samples=min(_FEW * ranks, evaluator.samples), epochs=1)
+    singles = []  # CPU seconds of each rank for a batch of one sample
+    turns = [mode for _ in range(config.repeats) for mode in (*MODES, None)]
+    for mode in track(turns, description=f"{ranks} workers", console=console):
+        if mode is None:
+            singles.append([_settled(rank["cpu"]) for rank in _measure(single, "ddp")])
+        else:
+            taken[mode].append(_summary(config, evaluator, _measure(config, mode)))
+    figures = _compare(config, data, taken, singles)
     _print(console, figures)
     terminal.give(figures, json_path, console)
     return figures
@@ -123,7 +131,6 @@ def _summary(
         "time_s": float(ends[-1]),
         "accuracy": accuracies[-1],
         "batch_sizes": [int(rank["sizes"][-1]) for rank in ranks],
-        "settled_sizes": [_settled(rank["sizes"]) for rank in ranks],
         "cpu_s": [_settled(rank["cpu"]) for rank in ranks],
         "parameters": snapshots[-1].parameters,
         "iterations": len(ends),
@@ -131,11 +138,16 @@ def _summary(
 
 
 def _compare(
-    config: TrainConfig, data: str, taken: Mapping[str, Sequence[Mapping[str, Any]]]
+    config: TrainConfig,
+    data: str,
+    taken: Mapping[str, Sequence[Mapping[str, Any]]],
+    singles: Sequence[Sequence[float]],
 ) -> dict[str, Any]:
     """Return medians over the repeats; ratios are taken within each, where the machine differs least."""
     runs = {}
-    bounds = allowed(config, taken["ddp"], taken["all-reduce"])
+    parameters = [repeat["parameters"] for repeats in taken.values() for repeat in repeats]
+    whole = [repeat["cpu_s"] for repeat in taken["ddp"]]
+    bounds = allowed(config, whole, singles, parameters[0].nbytes)
     for mode, repeats in taken.items():
         times = [repeat["time_to_accuracy_s"] for repeat in repeats]
         ratios = [
@@ -156,7 +168,6 @@ def _compare(
             "accuracy": statistics.median(repeat["accuracy"] for repeat in repeats),
             "batch_sizes": repeats[-1]["batch_sizes"],
         }
-    parameters = [repeat["parameters"] for repeats in taken.values() for repeat in repeats]
     return {
         "against": "ddp",
         "shares": list(config.shares),
@@ -169,6 +180,7 @@ def _compare(
         "iterations": taken["ddp"][0]["iterations"],
         "repeats": config.repeats,
         "target_accuracy": config.target_accuracy,
+        "single_cpu_s": np.median(singles, 0).tolist(),
         "runs": runs,
         "parameters_max_abs_diff": max(float(np.abs(p - parameters[0]).max()) for p in parameters),
     }
@@ -187,34 +199,33 @@ def _settled(of_iterations: NDArray[Any]) -> float:
 
 
 def allowed(
-    config: TrainConfig, stock: Sequence[Mapping[str, Any]], balanced: Sequence[Mapping[str, Any]]
+    config: TrainConfig, whole: Sequence[Sequence[float]], single: Sequence[Sequence[float]], size: int
 ) -> dict[str, float]:
     """Return the seconds of an iteration that shares and links allow, by what stock DDP costs a worker.
 
-    That is f + c b seconds of CPU for a batch of b samples: c by the workers' batches in the balanced
-    trainings, which differ, f such that it is what stock DDP has cost. By a share of a core it takes so much
-    longer, and the bound is the slowest worker's time in the best split; or, if that is longer, that of the
-    model's transfer: 2 (n - 1) / n times each way in a ring, once to and from a parameter server.
+    That is f + c b seconds of CPU for a batch of b samples. By a share of a core it takes so much longer, and
+    the bound is the slowest worker's time in the best split; or, if that is longer, that of the model's
+    transfer: 2 (n - 1) / n times each way in a ring, once to and from a parameter server.
 
     Args:
         config: The trainings.
-        stock: Summaries of stock DDP's.
-        balanced: Summaries of those by all-reduce.
+        whole: CPU seconds of stock DDP for each worker's part of the batch; (repeats, workers).
+        single: The same for batches of one sample.
+        size: Bytes of the model.
     """
     ranks, total = len(config.shares), config.total_batch_size
-    sizes = np.ravel([repeat["settled_sizes"] for repeat in balanced])
-    costs = np.ravel([repeat["cpu_s"] for repeat in balanced])
-    per_sample = max(float(np.polyfit(sizes, costs, 1)[0]), 0.0) if np.ptp(sizes) else 0.0
-    whole = statistics.median(float(np.mean(repeat["cpu_s"])) for repeat in stock)
-    fixed = max(whole - per_sample * total / ranks, 0.0)
+    part = total / ranks
+    even, least = (statistics.median(map(statistics.fmean, seconds)) for seconds in (whole, single))
+    per_sample = max(even - least, 0.0) / max(part - 1, 1)
+    fixed = max(even - per_sample * part, 0.0)
     ends = (1, total)
     seconds = [tuple((fixed + per_sample * samples) / share for samples in ends) for share in config.shares]
     curves = StepTimeCurves([StepTimes(ends, of) for of in seconds])
     counts = split_evenly_in_time(curves, total, [Bounds(1, total)] * ranks)
     computing = max(map(curves.time, range(ranks), counts))
-    moving = 4 * stock[0]["parameters"].size / (config.rate * 1e6) if config.rate else 0.0
+    moving = size / (config.rate * 1e6) if config.rate else 0.0
     return {
-        "ddp": (fixed + per_sample * total / ranks) / min(config.shares),
+        "ddp": even / min(config.shares),
         "all-reduce": max(computing, moving * 2 * (ranks - 1) / ranks),
         "ps": max(computing, moving),
     }

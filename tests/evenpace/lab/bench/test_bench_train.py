@@ -101,22 +101,20 @@ def test_links_and_larger_models_take_their_time(tmp_path, images, needs_network
 def test_what_shares_and_links_allow():
     """At 20 ms of CPU and 1 ms a sample, shares of 0.8 and 0.2 have 100 samples done in 0.14 s."""
     config = TrainConfig(shares=(0.8, 0.2), total_batch_size=100)
-    stock = [{"cpu_s": [0.07, 0.07], "parameters": np.zeros(25_000_000, np.float32)}]
-    balanced = [{"cpu_s": [0.1, 0.04], "settled_sizes": [80, 20]}]
-    found = allowed(config, stock, balanced)
+    costs, size = ([[0.08, 0.06]], [[0.021, 0.021]]), 100_000_000
+    found = allowed(config, *costs, size)
     assert found["ddp"] == pytest.approx(0.35)
     assert found["all-reduce"] == found["ps"] == pytest.approx(0.14, rel=0.02)
-    found = allowed(replace(config, rate=100.0), stock, balanced)
+    found = allowed(replace(config, rate=100.0), *costs, size)
     assert found["all-reduce"] == found["ps"] == pytest.approx(1.0)
     four = replace(config, shares=(0.8, 0.2, 0.8, 0.2), rate=100.0)
-    assert allowed(four, stock, balanced)["all-reduce"] == pytest.approx(1.5)
+    assert allowed(four, *costs, size)["all-reduce"] == pytest.approx(1.5)
 
 
 def test_with_equal_shares_nothing_is_better_than_equal_batches():
-    """Then batches do not differ, so that they tell nothing of the cost of a sample."""
+    """Stock DDP's batches are the best."""
     config = TrainConfig(shares=(0.5, 0.5), total_batch_size=100)
-    stock = [{"cpu_s": [0.2, 0.2], "parameters": np.zeros(1, np.float32)}]
-    found = allowed(config, stock, [{"cpu_s": [0.3, 0.3], "settled_sizes": [50, 50]}])
+    found = allowed(config, [[0.2, 0.2]], [[0.1, 0.1]], 1)
     assert list(found.values()) == pytest.approx([0.4] * 3)
 
 
