@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -81,6 +82,8 @@ class _Job:
         self._folder = folder
         self._cluster = cluster
         self._killed: set[str] = set()
+        self._lines: dict[str, list[_Line]] = defaultdict(list)  # by worker, as far as its file was read
+        self._bytes: dict[str, int] = defaultdict(int)  # of the file
 
     def kill(self, name: str) -> None:
         """Kill a worker of the job."""
@@ -101,9 +104,13 @@ class _Job:
     def lines(self, name: str) -> list[_Line]:
         """Return the iterations that a worker has ended so far."""
         file = self._folder / f"{name}.jsonl"
-        whole = file.read_text().rpartition("\n")[0] if file.exists() else ""
-        read = map(json.loads, whole.splitlines())
-        return [_Line(**one) for one in read]
+        if file.exists():
+            with file.open("rb") as content:
+                content.seek(self._bytes[name])
+                whole, end, _ = content.read().rpartition(b"\n")
+            self._bytes[name] += len(whole + end)
+            self._lines[name] += [_Line(**json.loads(line)) for line in whole.splitlines()]
+        return self._lines[name]
 
     def has_ended(self, name: str, iterations: int) -> bool:
         """Return whether a worker has ended so many iterations."""
