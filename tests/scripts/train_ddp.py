@@ -265,6 +265,7 @@ def refused(scenario):
         make_model(batch_norm=True), session=scenario.session
     )
     refuses(evenpace.torch.balance, DistributedDataParallel(synchronised), scenario.loader)
+    refuses(evenpace.torch.balance, DistributedDataParallel(make_model()), scenario.loader, shard_size=2)
     refuses(average_statistics, DistributedDataParallel(make_model(batch_norm=True)), scenario.session)
     model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
     refuses(evenpace.torch.balance, model, scenario.loader)
