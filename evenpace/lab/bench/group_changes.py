@@ -31,6 +31,7 @@ from evenpace.lab import terminal
 from evenpace.lab.bench import group_changes_worker as script
 from evenpace.lab.bench.config import GROUP_CHANGES, GroupChangesConfig
 from evenpace.lab.cluster import LocalCluster
+from evenpace.lab.new_lines import NewLines
 from evenpace.lab.terminal import make_table
 from idl.errors import UnavailableError
 
@@ -82,8 +83,10 @@ class _Job:
         self._folder = folder
         self._cluster = cluster
         self._killed: set[str] = set()
-        self._lines: dict[str, list[_Line]] = defaultdict(list)  # by worker, as far as its file was read
-        self._bytes: dict[str, int] = defaultdict(int)  # of the file
+        self._new = NewLines()
+        self._lines: defaultdict[str, list[_Line]] = defaultdict(
+            list
+        )  # by worker, as far as its file was read
 
     def kill(self, name: str) -> None:
         """Kill a worker of the job."""
@@ -105,11 +108,7 @@ class _Job:
         """Return the iterations that a worker has ended so far."""
         file = self._folder / f"{name}.jsonl"
         if file.exists():
-            with file.open("rb") as content:
-                content.seek(self._bytes[name])
-                whole, end, _ = content.read().rpartition(b"\n")
-            self._bytes[name] += len(whole + end)
-            self._lines[name] += [_Line(**json.loads(line)) for line in whole.splitlines()]
+            self._lines[name] += [_Line(**json.loads(line)) for line in self._new.of(file)]
         return self._lines[name]
 
     def has_ended(self, name: str, iterations: int) -> bool:

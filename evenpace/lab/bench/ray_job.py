@@ -22,6 +22,7 @@ from evenpace.lab.chaos import journalling_worker
 from evenpace.lab.chaos.checks import relative_error
 from evenpace.lab.chaos.ledgers import parse
 from evenpace.lab.chaos.reference_training import train_alone
+from evenpace.lab.new_lines import NewLines
 from evenpace.lab.ray_nodes import RayNode, job_processes
 from idl.errors import UnavailableError
 
@@ -128,17 +129,13 @@ class Progress:
     moved: float = field(default_factory=time.monotonic)
     computed: dict[str, int] = field(default_factory=dict)
     computed_samples: int = 0
-    _read: dict[Path, int] = field(default_factory=dict)
+    _lines: NewLines = field(default_factory=NewLines)
 
     def look(self) -> None:
         """Read the journals' new lines."""
         before, now = (self.attempt, self.version), time.monotonic()
         for path in self.journals.glob("*.jsonl"):
-            with path.open("rb") as stream:
-                stream.seek(self._read.get(path, 0))
-                new, end, _ = stream.read().rpartition(b"\n")
-            self._read[path] = self._read.get(path, 0) + len(new) + len(end)
-            for what, attempt, iteration, *rest in parse(new.splitlines()):
+            for what, attempt, iteration, *rest in parse(self._lines.of(path)):
                 if what == "computed":
                     self.computed[path.stem.rpartition("-")[0]] = iteration
                     self.computed_samples += rest[1]

@@ -1,11 +1,11 @@
 """Progress of a job, from what is written down of its steps, and its longest pause."""
 
 import time
-from pathlib import Path
 
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.ledgers import parse
 from evenpace.lab.chaos.step_records import Place, step_records
+from evenpace.lab.new_lines import NewLines
 
 
 class Progress:
@@ -18,7 +18,7 @@ class Progress:
 
     def __init__(self, cluster: ChaosCluster, job: str) -> None:
         self._records = step_records(cluster, job)
-        self._read: dict[Path, int] = {}
+        self._lines = NewLines()
         self._places: dict[str, Place] = dict.fromkeys(self._records.files(), (0, 0))
         self.moved = time.monotonic()
         self.longest = 0.0
@@ -38,11 +38,7 @@ class Progress:
         now, stepped = time.monotonic(), False
         for writer, paths in self._records.files().items():
             for path in paths:
-                with path.open("rb") as file:
-                    file.seek(self._read.get(path, 0))
-                    new, _, _ = file.read().rpartition(b"\n")
-                self._read[path] = self._read.get(path, 0) + len(new) + bool(new)
-                for line in parse(new.splitlines()):
+                for line in parse(self._lines.of(path)):
                     if (found := self._records.place(line)) is not None:
                         self._places[writer], of_step = found
                         stepped = stepped or of_step
