@@ -30,7 +30,8 @@ from worker.torch.formed_group import FormedGroup
 from worker.torch.reaching import reach
 
 SCRIPT = Path(script.__file__)
-SEEDS = {name: number for number, name in enumerate(string.ascii_letters)}
+NAMES = string.ascii_letters + string.digits
+SEEDS = {name: number for number, name in enumerate(NAMES)}
 PAUSE = ("--pause", "0.02")
 NORM = ("--micro-batch", "5", "--norm")  # for exact sums: batch normalisation and dropout
 

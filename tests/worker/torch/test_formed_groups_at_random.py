@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import string
 import time
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from batchsize_manager.client import ManagerClient
 from tests.services import manager_process
 from tests.worker.torch.test_formed_groups import (
+    NAMES,
     NORM,
     PAUSE,
     Run,
@@ -48,7 +48,7 @@ class Faults:
         self._run = run
         self._client = client
         self._chance = random.Random(seed)
-        self._names = iter(string.ascii_letters[len(names) :])
+        self._names = iter(NAMES[len(names) :])
         self._shard_size = shard_size
         self._kinds = kinds
         self._frozen = {}  # by name, when they thaw
@@ -169,7 +169,7 @@ def test_with_exact_sums_faults_at_random_change_no_bit(tmp_path, wait_until, se
     """They are those of one worker without a fault, also with batch normalisation and dropout."""
     exact, script = (*manager, "--exact"), (*script, *NORM)
     ended, iterations, first = trained_under_faults(tmp_path, wait_until, seed, count, exact, script)
-    name = string.ascii_letters[first]
+    name = NAMES[first]
     assert bits(ended) == bits(trained_calmly(tmp_path / "calm", wait_until, name, iterations, exact, script))
 
 
