@@ -50,6 +50,21 @@ class Waiting:
         return str(self.call.request.identity.incarnation)
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A heartbeat that is answered once its worker has to recover.
+
+    Attributes:
+        call: The call.
+        until: The time by which it is answered in any case, in seconds.
+        known: The attempt with which the worker knows that it has to recover; None for none.
+    """
+
+    call: Call
+    until: float
+    known: int | None
+
+
 @dataclass(slots=True)
 class ManagedJob:
     """A job that the manager runs.
@@ -78,6 +93,7 @@ class ManagedJob:
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
     sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's deadlines"))
     waiting: dict[str, Waiting] = field(default_factory=dict)  # by worker
+    held: dict[str, Held] = field(default_factory=dict)  # by worker
     # By worker and incarnation.
     connections: dict[tuple[str, str], set[Connection]] = field(default_factory=dict)
 
@@ -195,6 +211,34 @@ class ManagedJob:
         """Answer the calls that can be answered."""
         for worker in list(self.waiting):
             self.answer(worker)
+        if self.job.attempts.recovering:
+            for worker in list(self.held):
+                self._look_at_held(worker)
+
+    def hold(self, worker: str, held: Held) -> None:
+        """Keep a heartbeat until its worker has to recover; an earlier one is answered."""
+        earlier = self.held.get(worker)
+        self.held[worker] = held
+        if earlier is not None:
+            self.answer_heartbeat(earlier.call, None)
+
+    def answer_heartbeat(self, call: Call, recover: int | None) -> None:
+        """Answer a heartbeat.
+
+        Args:
+            call: The call.
+            recover: The attempt with which the worker has to recover; None for none.
+        """
+        reply = _wire.HeartbeatReply(
+            identity=call.request.identity,
+            recover=recover,
+            paused=self.job.operations.paused or None,
+            noise_scale=self.job.iterations.history.noise.noise.known_scale,
+        )
+        if recover is None:
+            call.reply(reply)
+        else:
+            self.once_kept(lambda: call.reply(reply))
 
     def answer(self, worker: str) -> None:
         """Answer a worker's call, if it waits and can be answered."""
@@ -208,12 +252,17 @@ class ManagedJob:
         why = f"there is no assignment yet: {awaited(self.job)}" if late else ""
         for worker in late:
             self.waiting.pop(worker).call.fail(NotYetError(why))
+        for worker in [worker for worker, held in self.held.items() if now >= held.until]:
+            self._look_at_held(worker, is_late=True)
 
     def detach(self, worker: str, incarnation: str, peer: Connection, now: float) -> None:
         """Forget a member's closed connection; a member without any other counts as disconnected."""
         waiting = self.waiting.get(worker)
         if waiting is not None and waiting.call.peer is peer:
             del self.waiting[worker]
+        held = self.held.get(worker)
+        if held is not None and held.call.peer is peer:
+            del self.held[worker]
         connections = self.connections.get((worker, incarnation), set())
         connections.discard(peer)
         if not connections:
@@ -224,7 +273,25 @@ class ManagedJob:
         """Refuse all calls that wait."""
         for waiting in self.waiting.values():
             waiting.call.fail(error)
+        for held in self.held.values():
+            held.call.fail(error)
         self.waiting.clear()
+        self.held.clear()
+
+    def _look_at_held(self, worker: str, *, is_late: bool = False) -> None:
+        """Answer a worker's heartbeat that was held back, if it is late or the worker has to recover."""
+        held = self.held[worker]
+        incarnation = held.call.request.identity.incarnation
+        try:
+            is_released = self.job.members.is_released(worker, incarnation)
+            recover = None if is_released else self.job.must_recover(worker, incarnation)
+        except NotMemberError as error:
+            del self.held[worker]
+            held.call.fail(error)
+            return
+        if is_late or recover not in (None, held.known):
+            del self.held[worker]
+            self.answer_heartbeat(held.call, recover)
 
     def _answer(self, worker: str, waiting: Waiting) -> bool:
         """Answer a call, if it can be answered; return whether it was."""

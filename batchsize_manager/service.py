@@ -21,7 +21,7 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.learning.learning import Learning
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.learning.uploads import LEARNED_BYTES, Upload, Uploads
-from batchsize_manager.managed_job import ManagedJob, Waiting
+from batchsize_manager.managed_job import Held, ManagedJob, Waiting
 from batchsize_manager.policies.model_registry import of_kinds
 from batchsize_manager.restart import restore_jobs
 from batchsize_manager.storage.past import join_records, read_past
@@ -270,19 +270,16 @@ class ManagerService:
     def _heartbeat(self, call: Call) -> None:
         managed, worker, incarnation = self._caller(call)
         attempt = check.integer("attempt", call.request.attempt, 0)
+        hold, known = call.request.hold, call.request.known
+        hold = 0.0 if hold is None else check.number("hold", hold, 0.0, check.LONGEST_WAIT)
+        known = None if known is None else check.integer("known", known, 0)
         recover = managed.job.heartbeat(worker, incarnation, attempt, time.monotonic())
         self._attach(managed, worker, incarnation, call.peer)
         self._carry_out(managed)
-        reply = _wire.HeartbeatReply(
-            identity=call.request.identity,
-            recover=recover,
-            paused=managed.job.operations.paused or None,
-            noise_scale=managed.job.iterations.history.noise.noise.known_scale,
-        )
-        if recover is None:
-            call.reply(reply)
+        if hold and recover in (None, known):
+            managed.hold(worker, Held(call, call.since + hold, known))
         else:
-            managed.once_kept(lambda: call.reply(reply))
+            managed.answer_heartbeat(call, recover)
 
     def _recover(self, call: Call) -> None:
         managed, worker, incarnation = self._caller(call)
@@ -322,6 +319,7 @@ class ManagerService:
         managed, worker, incarnation = self._caller(call)
         managed.job.leave(worker, incarnation, time.monotonic(), failed=bool(call.request.failed))
         managed.waiting.pop(worker, None)
+        managed.held.pop(worker, None)
         for peer in managed.connections.pop((worker, incarnation), ()):
             self._speakers.get(peer, set()).discard((managed.name, worker, incarnation))
         self._carry_out(managed)

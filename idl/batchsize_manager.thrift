@@ -215,6 +215,9 @@ struct ResumeReply {
 struct HeartbeatRequest {
   1: common.Identity identity
   2: i64 attempt                    // the attempt that the worker is in
+  3: optional double hold           // seconds for which the answer may be held back while there is no `recover` in it, or
+                                    // the one that is `known`: so the worker learns at once of an attempt that begins
+  4: optional i64 known             // the last `recover` that the worker was told
 }
 
 struct HeartbeatReply {

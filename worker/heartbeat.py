@@ -5,6 +5,7 @@ This module knows the wire's heartbeat alone; the member decides what follows fr
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 _wire = idl.batchsize_manager
 
 _ANSWER_SECONDS = 10.0
+_HELD_SECONDS = 2.0  # for which an answer is held back at most
 _CONNECT_SECONDS = 1.0
 _END_SECONDS = 2.0
 
@@ -48,7 +50,7 @@ class Heartbeat:
     Args:
         client: A client of the manager, for this thread alone.
         identity: This worker's `Identity` of common.thrift.
-        seconds: Seconds between heartbeats.
+        seconds: Seconds between heartbeats; for so long the manager holds an answer back that has no news.
         member: Handles the answers.
         log_fields: Returns the structured fields of log lines.
     """
@@ -67,6 +69,7 @@ class Heartbeat:
         self._seconds = seconds
         self._member = member
         self._log_fields = log_fields
+        self._known: int | None = None  # the last attempt that it was told to recover with
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evenpace-heartbeat", daemon=True)
         self._thread.start()
@@ -84,24 +87,34 @@ class Heartbeat:
     def _run(self) -> None:
         heartbeats = Periodic("sending a heartbeat")
         while not self._stopping.is_set():
+            begun, has_news = time.monotonic(), False
             with heartbeats:
                 try:
-                    self._beat()
+                    has_news = self._beat()
                 except (NotMemberError, InvalidRequestError) as error:
                     self._member.fail(error)
                     return
                 except EvenpaceError as error:
                     log.debug("heartbeat: %s", error, extra=self._log_fields())
-            self._stopping.wait(self._seconds)
+            if not has_news:
+                self._stopping.wait(max(0.0, begun + self._seconds - time.monotonic()))
 
-    def _beat(self) -> None:
-        request = _wire.HeartbeatRequest(identity=self._identity, attempt=self._member.attempt)
+    def _beat(self) -> bool:
+        """Send a heartbeat; return whether the answer told of another attempt."""
+        hold = min(self._seconds, _HELD_SECONDS)
+        request = _wire.HeartbeatRequest(
+            identity=self._identity, attempt=self._member.attempt, hold=hold, known=self._known
+        )
         try:
-            reply = self._client.call("heartbeat", request, timeout=_ANSWER_SECONDS)
+            reply = self._client.call("heartbeat", request, timeout=_ANSWER_SECONDS + hold)
         except NotMemberError as error:
             self._member.join_again(self._client, error)
-            return  # the next heartbeat is answered
+            return False  # the next heartbeat is answered
         self._member.paused = bool(reply.paused)
         self._member.noise_scale = reply.noise_scale
-        if reply.recover is not None:
-            self._member.must_recover(reply.recover)
+        if reply.recover is None:
+            return False
+        self._member.must_recover(reply.recover)
+        has_news = reply.recover != self._known
+        self._known = reply.recover
+        return bool(has_news)

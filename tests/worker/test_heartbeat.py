@@ -17,8 +17,9 @@ from idl.records import Report
 from rpc import client as client_module
 from rpc.address import Address
 from rpc.client import Client
-from tests.services import in_threads, manager_service, serving, shard_service
+from tests.services import in_threads, join_request, manager_service, serving, shard_service
 from tests.worker.least_squares import Worker, trained_alone
+from worker.daemon_thread import in_daemon
 from worker.heartbeat import Heartbeat
 from worker.membership import Membership
 
@@ -118,3 +119,39 @@ def test_a_worker_is_heard_of_while_it_cannot_reach_a_shard(wait_until):
         worker = Worker(manager, [address], "w", 20, cut_off)
         worker.end()
     assert np.abs(worker.session.exchange.parameters - trained_alone(20)).max() < 1e-12
+
+
+def test_a_heartbeat_under_way_tells_of_another_attempt(wait_until):
+    """The manager holds an answer back that says nothing new, until there is news or the time is over."""
+    service = manager_service(2)
+    identities = [idl.common.Identity("job", name, f"{name}-1") for name in "ab"]
+    told = []
+
+    def beat(client, **held):
+        request = _wire.HeartbeatRequest(identities[0], 0, **held)
+        told.append(client.call("heartbeat", request).recover)
+
+    with serving(service) as manager, contextlib.ExitStack() as stack:
+        a, b, beats = (
+            stack.enter_context(contextlib.closing(Client(_wire.BatchSizeManager, manager, "manager")))
+            for _ in range(3)
+        )
+        requests = [join_request(identity) for identity in identities]
+        in_threads(*(partial(c.call, "join", request) for c, request in zip((a, b), requests, strict=True)))
+        (managed,) = service.jobs
+        beat(beats, hold=0.01)
+        assert told == [None]
+        for attempt in (1, 2):
+            known = None if attempt == 1 else attempt - 1
+            beating = in_daemon(partial(beat, beats, hold=240.0, known=known))
+            wait_until(lambda: managed.held, "the heartbeat")
+            b.call("recover", _wire.RecoverRequest(identities[1], attempt - 1))
+            wait_until(lambda attempt=attempt: len(told) > attempt, "its answer", 60)
+            assert told[-1] == attempt
+            assert not managed.held
+            beating.result(60)
+        in_daemon(partial(beat, beats, hold=240.0, known=2))
+        wait_until(lambda: managed.held, "the heartbeat")
+        assert len(told) == 3
+        beats.abandon(ConnectionLostError("its worker dies"))
+        wait_until(lambda: not managed.held, "the connection's end")
