@@ -69,6 +69,11 @@ def advice(summary: Any, *, overlaps: bool) -> Iterator[str]:
                 "`evenpace worker --push-dtype bfloat16`"
             )
         yield "more shards, each on a machine of its own: another `evenpace ps`, which workers name by `--ps`"
+    else:
+        yield (
+            "with DistributedDataParallel, buckets of less than its 25 MiB, so that reductions begin earlier "
+            "and less is left after the backward pass: `bucket_cap_mb=4`"
+        )
     if overlaps and summary.policy != "overlap":
         yield f"a split that knows of transfers: `evenpace job policy {name} overlap`"
     if summary.sizer == "fixed":

@@ -310,10 +310,10 @@ class ParameterServer:
             with self._meter.pushing(done):
                 last = begun.ready(is_last=True) if begun else None
                 norms = begun.push.finish() if begun else self._shards.push(done, values, options)
-                self._norms.take_all(norms)
-                self._norms.take_gradient(done, values, self.gradient.layout)
                 if last:
                     last.note_done()
+            self._norms.take_all(norms)
+            self._norms.take_gradient(done, values, self.gradient.layout)
             if not self._shards.pushed_finite:
                 self._norms.not_finite = done.iteration
         except (InvalidRequestError, NotMemberError, UnavailableError) as error:

@@ -103,6 +103,7 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
                 "parent": os.getpid(),
                 "epochs": config.epochs,
                 "batch-size": config.total_batch_size,
+                "bucket-mb": config.bucket_mb,
                 "seed": config.seed,
             }
             options = [word for option, value in values.items() for word in (f"--{option}", str(value))]
@@ -175,6 +176,7 @@ def _compare(
         "hidden": list(config.hidden),
         "samples": config.samples,
         "rate": config.rate,
+        "bucket_mb": config.bucket_mb,
         "model_parameters": parameters[0].size,
         "total_batch_size": config.total_batch_size,
         "iterations": taken["ddp"][0]["iterations"],
@@ -245,6 +247,7 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
         "training",
         "iteration ms",
         "allowed ms",
+        "of it",
         "speed-up",
         target,
         "accuracy",
@@ -257,6 +260,7 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
             name,
             f"{of['iteration_s_median'] * 1e3:.0f}",
             f"{of['allowed_s'] * 1e3:.0f}",
+            f"{of['of_allowed']:.2f}",
             f"{of['speedup']:.2f}",
             "-" if reached is None else f"{reached:.1f}",
             f"{of['accuracy']:.1%}",
@@ -264,6 +268,7 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
         )
     console.print(table)
     console.print(
-        "Allowed is what shares and links would by the best split, with stock DDP's CPU time for a batch."
+        "Allowed is what shares and links would by the best split, with stock DDP's CPU time for a batch, if "
+        "transfers and computing never waited for each other."
     )
     console.print(f"The final parameters differ by {figures['parameters_max_abs_diff']:.1e} at most.")

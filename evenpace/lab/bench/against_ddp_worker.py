@@ -75,7 +75,9 @@ def main() -> None:
         distributed.init_process_group(
             "gloo", init_method=f"file://{options.store}", rank=options.rank, world_size=options.ranks
         )
-    model = module if options.mode == "ps" else DistributedDataParallel(module)
+    model = module
+    if options.mode != "ps":
+        model = DistributedDataParallel(module, bucket_cap_mb=options.bucket_mb)
     loader: Any
     if options.mode == "ddp":
         spec = JobSpec(len(dataset), options.batch_size, options.seed, shuffle=True, drop_last=True)
@@ -141,6 +143,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ps", nargs="*", default=[])
     parser.add_argument("--store", type=Path)
     parser.add_argument("--share", type=float, required=True)
+    parser.add_argument("--bucket-mb", type=float, required=True)
     parser.add_argument("--limit-kind", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--out", type=Path, required=True)

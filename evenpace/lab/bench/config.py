@@ -396,6 +396,9 @@ class TrainConfig:
     rate: Annotated[
         float, Setting("MB/s of each worker's link, each way; 0: without a limit.", least=0, below=1e5)
     ] = 0.0
+    bucket_mb: Annotated[
+        float, Setting("MiB of a DDP's buckets (`bucket_cap_mb`), stock or not.", above=0, below=1e5)
+    ] = 25.0
     policy: Annotated[
         str | None, Setting("Policy of evenpace's trainings.  [default: the manager's]", choices=POLICIES)
     ] = None
