@@ -22,6 +22,7 @@ BUCKET_MB = 1.0  # MiB of a bucket where a script does not say
 
 _MOST_BUCKETS = 64  # of a large model, whose buckets are larger
 _UNBOUNDED = 2**62  # elements
+_BITS = {4: np.uint32, 8: np.uint64}  # by bytes of an element
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,22 @@ class FlatArrays:
         for part in self._parts[number]:
             part[:] = elements[begin : begin + len(part)]
             begin += len(part)
+
+    def has_bits_of(self, number: int, values: ArrayLike) -> bool:
+        """Return whether a tensor has some values, of its shape, bit by bit, NaNs included."""
+        own = np.ascontiguousarray(values, self._nothing.dtype)
+        return has_bits_of(self._parts[number], own.reshape(-1))
+
+
+def has_bits_of(parts: Sequence[NDArray[Any]], elements: NDArray[Any]) -> bool:
+    """Return whether flat arrays, one after the other, make up (elements,), bit by bit, NaNs included."""
+    begin, bits = 0, _BITS[elements.itemsize]
+    for part in parts:
+        own = elements[begin : begin + len(part)]
+        if not np.array_equal(part.view(bits), own.view(bits)):
+            return False
+        begin += len(part)
+    return begin == len(elements)
 
 
 def bucket_elements(bucket_cap_mb: float | None) -> int:

@@ -13,8 +13,6 @@ from worker.early_push import EarlyPush
 from worker.flat_order import FlatArrays, FlatOrder
 from worker.jax.staged import Stages
 
-_BITS = {4: np.int32, 8: np.int64}
-
 
 class GradientPush:
     """Copies a gradient into the flat array as its stages are ready, and has them pushed; as a `Taker`.
@@ -55,12 +53,4 @@ class GradientPush:
 
     def finish(self, gradient: Sequence[ArrayLike]) -> int:
         """Compare what was copied with the gradient of the step, by leaves; see `EarlyPush.finish`."""
-
-        def is_unchanged(number: int) -> bool:
-            """Return whether a leaf is bit by bit, NaNs included, what was copied."""
-            copied = self._gradients[number]
-            own = np.ascontiguousarray(gradient[number], copied.dtype)
-            bits = _BITS[copied.itemsize]
-            return np.array_equal(own.view(bits), copied.view(bits))
-
-        return self._push.finish(is_unchanged)
+        return self._push.finish(lambda number: self._gradients.has_bits_of(number, gradient[number]))

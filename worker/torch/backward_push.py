@@ -20,8 +20,6 @@ from worker.torch.backward_watch import BackwardWatch
 from worker.torch.flat_tensors import FlatTensors
 from worker.torch.micro_batches import Accumulation
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 
 class BackwardPush:
     """Copies gradients into the flat array as they become ready, and has them pushed bucket by bucket.
@@ -89,7 +87,9 @@ class BackwardPush:
 
     def _is_unchanged(self, number: int) -> bool:
         gradient = self._parameters[number].grad
-        return gradient is not None and _same_bits(gradient, self._gradients[number])
+        if gradient is None or gradient.is_sparse:
+            return False
+        return self._gradients.has_bits_of(number, gradient)
 
     @torch.no_grad()
     def _note(self, number: int) -> None:
@@ -124,11 +124,3 @@ class BackwardPush:
         self._left = list(map(len, self._order.buckets))
         self._ready.clear()
         return True
-
-
-def _same_bits(gradient: torch.Tensor, pushed: torch.Tensor) -> bool:
-    """Return whether a gradient is bit by bit, NaNs included, what was copied from it."""
-    if gradient.is_sparse:
-        return False
-    bits = _BITS[pushed.element_size()]
-    return torch.equal(gradient.to(pushed.dtype).contiguous().view(bits), pushed.contiguous().view(bits))

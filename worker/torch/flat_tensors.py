@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from worker.flat_order import FlatOrder
+from worker.flat_order import FlatOrder, has_bits_of
 
 
 class FlatTensors:
@@ -20,7 +20,8 @@ class FlatTensors:
 
     def __init__(self, flat: NDArray[Any], order: FlatOrder, tensors: Sequence[torch.Tensor]) -> None:
         self._shapes = [tensor.shape for tensor in tensors]
-        self._parts = [list(map(torch.from_numpy, parts)) for parts in order.parts(flat)]
+        self._arrays = order.parts(flat)
+        self._parts = [list(map(torch.from_numpy, parts)) for parts in self._arrays]
         for parts, shape in zip(self._parts, self._shapes, strict=True):
             if len(parts) == 1:
                 parts[0] = parts[0].view(shape)
@@ -39,9 +40,26 @@ class FlatTensors:
         elif len(parts) == 1:
             parts[0].copy_(values)
         else:
-            elements = torch.split(values.reshape(-1), [part.numel() for part in parts])
-            for part, value in zip(parts, elements, strict=True):
+            for part, value in zip(parts, self._split(number, values.reshape(-1)), strict=True):
                 part.copy_(value)
+
+    def copy_to(self, number: int, tensor: torch.Tensor) -> None:
+        """Copy a tensor's values into a tensor of its shape."""
+        parts = self._parts[number]
+        if len(parts) == 1 or not tensor.is_contiguous():
+            tensor.copy_(self[number])
+        else:
+            for part, place in zip(parts, self._split(number, tensor.view(-1)), strict=True):
+                place.copy_(part)
+
+    def has_bits_of(self, number: int, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor has a dense one's values, on the CPU, bit by bit, NaNs included."""
+        parts = self._arrays[number]
+        flat = tensor.detach().reshape(-1)
+        return not parts or has_bits_of(parts, flat.to(self._parts[number][0].dtype).numpy())
+
+    def _split(self, number: int, flat: torch.Tensor) -> Sequence[torch.Tensor]:
+        return torch.split(flat, list(map(len, self._arrays[number])))
 
     def _joined(self, number: int) -> torch.Tensor:
         parts = [part.reshape(-1) for part in self._parts[number]]

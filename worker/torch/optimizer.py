@@ -265,8 +265,11 @@ class _Link:
 
     def _take(self, number: int) -> None:
         """Give a tensor the value that was pulled."""
-        tensor, values = self._tensors[number], self._pulled[number]
-        tensor.copy_(values if tensor.is_floating_point() else values.round())  # of a count, a mean
+        tensor = self._tensors[number]
+        if tensor.is_floating_point():
+            self._pulled.copy_to(number, tensor)
+        else:
+            tensor.copy_(self._pulled[number].round())  # of a count, a mean
         if number < len(self._parameters):
             self._versions[number] = tensor._version
 
