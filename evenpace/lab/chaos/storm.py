@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,7 @@ _OUT_SECONDS = (
     90.0  # seconds without other faults within which a frozen worker must be out, or one come or go
 )
 _PATIENCE_SECONDS = 30.0  # seconds for which a fault waits for a target that it can befall
+_LAST_SECONDS = 240.0  # seconds for which the only one of its kind is tried when the time is up
 
 
 @dataclass
@@ -104,6 +105,7 @@ class Storm:
         self.active: list[Active] = []
         self.over: list[Active] = []
         self.without_target: list[Fault] = []
+        self._ended = False  # whether all that is left are kinds of which none has befallen anything
 
     @property
     def done(self) -> bool:
@@ -136,15 +138,12 @@ class Storm:
     def end(self) -> None:
         """Drop the faults to come, but for one of each kind that has not befallen anything yet.
 
-        There are such kinds where this process was held up, or where other faults were in the way. Faults
-        under way last as scheduled.
+        There are such kinds where this process was held up, or where other faults were in the way. Such a one
+        is tried again and again, for minutes. Faults under way last as scheduled.
         """
-        begun = {one.fault.kind for one in (*self.active, *self.over)}
-        first: dict[str, Fault] = {}
-        for fault in (*self._waiting, *filter(None, [self._next]), *self._faults, *self.without_target):
-            if fault.kind not in begun:
-                first.setdefault(fault.kind, replace(fault, at=self._elapsed))
-        self._next, self._waiting = None, list(first.values())
+        left = (*self._waiting, *filter(None, [self._next]), *self._faults, *self.without_target)
+        self._next, self._ended = None, True
+        self._waiting = [replace(fault, at=self._elapsed) for fault in self._first_of_each(left)]
 
     def lift(self) -> None:
         """End all faults at once; those without evidence do not count."""
@@ -174,6 +173,8 @@ class Storm:
             self.active.append(Active(fault, target, injection, time.monotonic()))
             return True
         patience = _OUT_SECONDS if fault.kind in _NEEDS_CHECKPOINTS else _PATIENCE_SECONDS
+        if self._ended:
+            patience = _LAST_SECONDS
         if self._elapsed - fault.at > patience:
             self.without_target.append(fault)
             return True
@@ -301,6 +302,15 @@ class Storm:
             case _:
                 return clock_jump(fault, cluster.supervisor.processes[name])
 
+    def _first_of_each(self, faults: Iterable[Fault]) -> list[Fault]:
+        """Return the first fault of each kind of which none is under way or over."""
+        begun = {one.fault.kind for one in (*self.active, *self.over)}
+        first: dict[str, Fault] = {}
+        for fault in faults:
+            if fault.kind not in begun:
+                first.setdefault(fault.kind, fault)
+        return list(first.values())
+
     def _look(self, active: Active) -> None:
         # What is deleted makes room; and the writes that fail are counted.
         if active.evidence is None or KINDS[active.fault.kind].site in ("disk", "writes"):
@@ -313,6 +323,8 @@ class Storm:
         self.active.remove(active)
         if moot or not counts:
             self.without_target.append(active.fault)
+            if self._ended and counts and self._elapsed - active.fault.at <= _LAST_SECONDS:
+                self._waiting += self._first_of_each([active.fault])
             return
         self.over.append(active)
         with self._log.open("a") as file:

@@ -5,6 +5,7 @@ training without a fault is shared; most faults are planted in a copy of its fil
 """
 
 import contextlib
+import itertools
 import json
 import re
 import shutil
@@ -934,6 +935,32 @@ def test_one_of_each_kind_comes_though_the_time_is_up(faultless, tmp_path):
     outcome = run.judged()
     assert outcome.counts == {"kill": (1, 1, 0), "freeze": (1, 1, 0)}
     assert [fault["number"] for fault in outcome.faults] == [0, 2]
+    assert outcome.violations == []
+
+
+def test_the_only_one_of_its_kind_is_tried_until_it_fires(faultless, tmp_path, monkeypatch):
+    """When the time is up, a link may have no connection for a while, or nothing may be sent by it."""
+    monkeypatch.setattr(storms, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(storms, "_EVIDENCE_SECONDS", 0.0)
+    run = Run(shutil.copytree(faultless.folder, tmp_path / "run"), faultless.history, ("bounds",))
+    tries = []
+
+    class Late(Order):
+        moot = True  # until it has fired
+
+        def fired(self):
+            return "changed" if len(tries) == 3 else None
+
+    def inject(storm, fault, name):
+        tries.append(name)
+        return Late(lambda: None)
+
+    looks = itertools.count()
+    monkeypatch.setattr(Storm, "_possible", lambda storm, kind, name: next(looks) > 2)
+    monkeypatch.setattr(Storm, "_inject", inject)
+    run.under_faults(kill(at=-1.0, kind="bounds"), ended=True)
+    outcome = run.judged()
+    assert outcome.counts == {"bounds": (4, 1, 3)}  # at first, it had no target
     assert outcome.violations == []
 
 
