@@ -116,8 +116,13 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
 def _summary(
     config: TrainConfig, evaluator: Evaluator, ranks: Sequence[Mapping[str, NDArray[Any]]]
 ) -> dict[str, Any]:
-    """Return the figures of one run; of the iterations' ends, which all ranks share, rank 0's are taken."""
+    """Return the figures of one run; of the iterations' ends, which all ranks share, rank 0's are taken.
+
+    Iterations of which a median or mean is taken are those of the second half, in which splits have settled.
+    """
     ends = ranks[0]["ends"]
+    durations = np.diff(ends, prepend=0.0)
+    cpu = [_settled(rank["cpu"]) for rank in ranks]
     per_epoch = len(ends) // config.epochs
     epochs = range(per_epoch, len(ends) + 1, per_epoch)
     snapshots = [
@@ -127,12 +132,13 @@ def _summary(
     accuracies = [point["accuracy"] for point in evaluator.curve(snapshots)]
     reached = [i for i, accuracy in enumerate(accuracies) if accuracy >= config.target_accuracy]
     return {
-        "iteration_s_median": float(np.median(np.diff(ends, prepend=0.0))),
+        "iteration_s_median": float(np.median(durations[len(durations) // 2 :])),
         "time_to_accuracy_s": snapshots[reached[0]].seconds if reached else None,
         "time_s": float(ends[-1]),
         "accuracy": accuracies[-1],
         "batch_sizes": [int(rank["sizes"][-1]) for rank in ranks],
-        "cpu_s": [_settled(rank["cpu"]) for rank in ranks],
+        "cpu_s": cpu,
+        "share_used": sum(cpu) / (sum(config.shares) * _settled(durations)),
         "parameters": snapshots[-1].parameters,
         "iterations": len(ends),
     }
@@ -147,19 +153,26 @@ def _compare(
     """Return medians over the repeats; ratios are taken within each, where the machine differs least."""
     runs = {}
     parameters = [repeat["parameters"] for repeats in taken.values() for repeat in repeats]
-    whole = [repeat["cpu_s"] for repeat in taken["ddp"]]
-    bounds = allowed(config, whole, singles, parameters[0].nbytes)
+    bounds = [
+        allowed(config, stock["cpu_s"], single, parameters[0].nbytes)
+        for stock, single in zip(taken["ddp"], singles, strict=True)
+    ]
     for mode, repeats in taken.items():
         times = [repeat["time_to_accuracy_s"] for repeat in repeats]
         ratios = [
             stock["iteration_s_median"] / repeat["iteration_s_median"]
             for stock, repeat in zip(taken["ddp"], repeats, strict=True)
         ]
-        shortest = bounds[mode]
+        shortest = [bound[mode] for bound in bounds]
+        of_allowed = [
+            bound / repeat["iteration_s_median"] for bound, repeat in zip(shortest, repeats, strict=True)
+        ]
         runs[mode] = {
             "iteration_s_median": statistics.median(repeat["iteration_s_median"] for repeat in repeats),
-            "allowed_s": shortest,
-            "of_allowed": statistics.median(shortest / repeat["iteration_s_median"] for repeat in repeats),
+            "allowed_s": statistics.median(shortest),
+            "of_allowed": statistics.median(of_allowed),
+            "of_alloweds": of_allowed,
+            "share_used": statistics.median(repeat["share_used"] for repeat in repeats),
             "cpu_s": np.median([repeat["cpu_s"] for repeat in repeats], 0).tolist(),
             "iteration_s_medians": [repeat["iteration_s_median"] for repeat in repeats],
             "speedup": statistics.median(ratios),
@@ -201,7 +214,7 @@ def _settled(of_iterations: NDArray[Any]) -> float:
 
 
 def allowed(
-    config: TrainConfig, whole: Sequence[Sequence[float]], single: Sequence[Sequence[float]], size: int
+    config: TrainConfig, whole: Sequence[float], single: Sequence[float], size: int
 ) -> dict[str, float]:
     """Return the seconds of an iteration that shares and links allow, by what stock DDP costs a worker.
 
@@ -211,13 +224,13 @@ def allowed(
 
     Args:
         config: The trainings.
-        whole: CPU seconds of stock DDP for each worker's part of the batch; (repeats, workers).
+        whole: CPU seconds of stock DDP for each worker's part of the batch; (workers,).
         single: The same for batches of one sample.
         size: Bytes of the model.
     """
     ranks, total = len(config.shares), config.total_batch_size
     part = total / ranks
-    even, least = (statistics.median(map(statistics.fmean, seconds)) for seconds in (whole, single))
+    even, least = statistics.fmean(whole), statistics.fmean(single)
     per_sample = max(even - least, 0.0) / max(part - 1, 1)
     fixed = max(even - per_sample * part, 0.0)
     ends = (1, total)
@@ -248,6 +261,7 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
         "iteration ms",
         "allowed ms",
         "of it",
+        "shares used",
         "speed-up",
         target,
         "accuracy",
@@ -261,6 +275,7 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
             f"{of['iteration_s_median'] * 1e3:.0f}",
             f"{of['allowed_s'] * 1e3:.0f}",
             f"{of['of_allowed']:.2f}",
+            f"{of['share_used']:.0%}",
             f"{of['speedup']:.2f}",
             "-" if reached is None else f"{reached:.1f}",
             f"{of['accuracy']:.1%}",
@@ -269,6 +284,7 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
     console.print(table)
     console.print(
         "Allowed is what shares and links would by the best split, with stock DDP's CPU time for a batch, if "
-        "transfers and computing never waited for each other."
+        "transfers and computing never waited for each other; shares used is the workers' CPU time, of what "
+        "their shares allow. Times are of the second half of the iterations."
     )
     console.print(f"The final parameters differ by {figures['parameters_max_abs_diff']:.1e} at most.")

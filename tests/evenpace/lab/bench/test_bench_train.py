@@ -49,6 +49,7 @@ def test_the_trainings_differ_in_their_times_alone(tmp_path, images):
     stock = figures["runs"]["ddp"]
     assert stock["batch_sizes"] == [12, 12]
     assert stock["speedup"] == 1
+    assert 0.1 < stock["share_used"] < 0.5  # with equal parts, the fast one uses as much as the slow one
     for training in figures["runs"].values():
         assert sum(training["batch_sizes"]) == 24
         assert training["accuracy"] == pytest.approx(stock["accuracy"], abs=0.01)
@@ -101,7 +102,7 @@ def test_links_and_larger_models_take_their_time(tmp_path, images, needs_network
 def test_what_shares_and_links_allow():
     """At 20 ms of CPU and 1 ms a sample, shares of 0.8 and 0.2 have 100 samples done in 0.14 s."""
     config = TrainConfig(shares=(0.8, 0.2), total_batch_size=100)
-    costs, size = ([[0.08, 0.06]], [[0.021, 0.021]]), 100_000_000
+    costs, size = ([0.08, 0.06], [0.021, 0.021]), 100_000_000
     found = allowed(config, *costs, size)
     assert found["ddp"] == pytest.approx(0.35)
     assert found["all-reduce"] == found["ps"] == pytest.approx(0.14, rel=0.02)
@@ -114,7 +115,7 @@ def test_what_shares_and_links_allow():
 def test_with_equal_shares_nothing_is_better_than_equal_batches():
     """Stock DDP's batches are the best."""
     config = TrainConfig(shares=(0.5, 0.5), total_batch_size=100)
-    found = allowed(config, [[0.2, 0.2]], [[0.1, 0.1]], 1)
+    found = allowed(config, [0.2, 0.2], [0.1, 0.1], 1)
     assert list(found.values()) == pytest.approx([0.4] * 3)
 
 
