@@ -242,8 +242,6 @@ class Client:
     def _send(
         self, method: str, request: Any, bulk: memoryview | GrowingBulk | None, deadline: float
     ) -> None:
-        connection = self._socket
-        assert connection is not None
         self._sequence_id = (self._sequence_id + 1) & 0x7FFFFFFF
         self._method = method
         if self._silence < math.inf and hasattr(request, "wait"):
@@ -380,10 +378,10 @@ class Client:
         return str(self._socket.getsockname()[0])
 
     def close(self) -> None:
-        """Close the connection; the next call makes a new one."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """Close the connection; the next call makes a new one. Another thread's call fails, or is made again."""
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
 
     def twin(self) -> "Client":
         """Make another client of the same service, with a connection of its own."""
@@ -484,14 +482,12 @@ class Client:
                 into.arrived(number)
 
     def _write(self, data: bytes | memoryview, deadline: float) -> None:
-        assert self._socket is not None
         left = memoryview(data).cast("B")
         while left.nbytes:
-            left = left[self._wait(self._socket.send, left, min(_left(deadline), self._silence)) :]
+            left = left[self._wait(self._connection().send, left, min(_left(deadline), self._silence)) :]
 
     def _write_growing(self, bulk: GrowingBulk, deadline: float) -> None:
-        assert self._socket is not None
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        self._connection().setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         sent = 0
         while sent < bulk.nbytes:
             try:
@@ -505,10 +501,9 @@ class Client:
 
     def _read(self, buffer: memoryview, deadline: float, wait: float = 0.0) -> None:
         """Fill a buffer; the service may wait `wait` seconds before it sends the first byte."""
-        assert self._socket is not None
         while buffer.nbytes:
             seconds = min(_left(deadline), wait + self._silence)
-            count = self._wait(self._socket.recv_into, buffer, seconds)
+            count = self._wait(self._connection().recv_into, buffer, seconds)
             if not count:
                 raise ConnectionResetError("it closed the connection")
             buffer = buffer[count:]
@@ -520,13 +515,13 @@ class Client:
             ConnectionLostError: Meanwhile a file of places has other addresses.
             OSError: The connection broke; `TimeoutError` after `seconds`.
         """
-        assert self._socket is not None
+        connection = self._connection()
         if self._places.file is None:
-            self._socket.settimeout(None if seconds == math.inf else seconds)
+            connection.settimeout(None if seconds == math.inf else seconds)
             return step(data)
         until = time.monotonic() + seconds
         while True:
-            self._socket.settimeout(min(seconds, _LOOK_SECONDS))
+            connection.settimeout(min(seconds, _LOOK_SECONDS))
             try:
                 return step(data)
             except TimeoutError:
@@ -538,6 +533,17 @@ class Client:
                 raise ConnectionLostError(
                     f"{self._peer()} was silent in {self._method}, and is at {places} now"
                 )
+
+    def _connection(self) -> socket.socket:
+        """Return the connection of the call in progress.
+
+        Raises:
+            ConnectionResetError: Another thread has closed it.
+        """
+        connection = self._socket
+        if connection is None:
+            raise ConnectionResetError("it was closed meanwhile")
+        return connection
 
     def _new_places(self) -> str | None:
         """Return the addresses in the file of places, in words, unless one is that dialled last."""

@@ -472,12 +472,13 @@ class Membership:
             self._fence(attempt)
             self._fenced = attempt
         except EvenpaceError as error:
-            log.warning(
-                "attempt %d: the shards cannot be fenced from here: %s",
-                attempt,
-                error,
-                extra=self._log_fields(),
-            )
+            if not self._leaving:
+                log.warning(
+                    "attempt %d: the shards cannot be fenced from here: %s",
+                    attempt,
+                    error,
+                    extra=self._log_fields(),
+                )
 
     def _report_all(self) -> None:
         """Send one report after the other, in a thread, until this worker leaves or a report fails."""

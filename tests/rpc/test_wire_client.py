@@ -243,6 +243,22 @@ def test_abandoned_client_fails_at_once_and_for_good():
             client.call("history", HISTORY)
 
 
+def test_a_call_whose_connection_another_thread_closes_fails_or_is_made_again():
+    """Between two parts of a message the connection may be gone, or have been closed by the other thread."""
+
+    def silent(raw: Raw) -> None:
+        raw.read_frame()
+
+    with scripted(silent, answering("b")) as address:
+        client = history_client(address)
+        client.send("history", HISTORY, deadline=time.monotonic() + 120)
+        client.close()
+        with pytest.raises(ConnectionLostError, match="closed meanwhile"):
+            client.receive(deadline=time.monotonic() + 120)
+        assert client.call("history", HISTORY).run == "b"
+        client.close()
+
+
 def test_twin_has_a_connection_of_its_own():
     """A client's twin is answered while the client itself waits."""
 
