@@ -378,7 +378,10 @@ class Client:
         return str(self._socket.getsockname()[0])
 
     def close(self) -> None:
-        """Close the connection; the next call makes a new one. Another thread's call fails, or is made again."""
+        """Close the connection; the next call makes a new one.
+
+        A call of another thread that is in progress fails, or is made again.
+        """
         connection, self._socket = self._socket, None
         if connection is not None:
             connection.close()

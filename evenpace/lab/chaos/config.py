@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Annotated, get_args
 
 from batchsize_manager.sizers import MEASURING, SIZERS
-from evenpace.lab.chaos.fault_schedule import KINDS, ExchangeName, kinds_with
+from evenpace.lab.chaos.fault_schedule import KINDS, kinds_with
 from evenpace.lab.fields import parse_names
+from idl.exchange import ExchangeName
 from idl.settings import Setting, check_settings
 
 _TAKE_WORKERS_OUT = {"freeze-until-out"}

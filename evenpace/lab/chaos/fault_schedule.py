@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Literal
 
+from idl.exchange import ExchangeName
+
 MANAGER = "manager"  # name of the manager's process
 Site = Literal[
     "process", "guest", "link", "ranks", "disk", "writes", "clock", "operator"
 ]  # what a fault befalls
-ExchangeName = Literal["parameter-server", "all-reduce"]
-"""How the workers' gradients meet."""
 
 
 @dataclass(frozen=True)
