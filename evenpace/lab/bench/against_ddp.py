@@ -216,7 +216,7 @@ def _settled(of_iterations: NDArray[Any]) -> float:
 def allowed(
     config: TrainConfig, whole: Sequence[float], single: Sequence[float], size: int
 ) -> dict[str, float]:
-    """Return the seconds of an iteration that shares and links allow, by what stock DDP costs a worker.
+    """Return the seconds of an iteration that shares and links allow, by what stock DDP costs each worker.
 
     That is f + c b seconds of CPU for a batch of b samples. By a share of a core it takes so much longer, and
     the bound is the slowest worker's time in the best split; or, if that is longer, that of the model's
@@ -224,23 +224,22 @@ def allowed(
 
     Args:
         config: The trainings.
-        whole: CPU seconds of stock DDP for each worker's part of the batch; (workers,).
+        whole: CPU seconds of stock DDP for each worker's equal part of the batch; (workers,).
         single: The same for batches of one sample.
         size: Bytes of the model.
     """
     ranks, total = len(config.shares), config.total_batch_size
     part = total / ranks
-    even, least = statistics.fmean(whole), statistics.fmean(single)
-    per_sample = max(even - least, 0.0) / max(part - 1, 1)
-    fixed = max(even - per_sample * part, 0.0)
-    ends = (1, total)
-    seconds = [tuple((fixed + per_sample * samples) / share for samples in ends) for share in config.shares]
-    curves = StepTimeCurves([StepTimes(ends, of) for of in seconds])
+    even, least, shares = np.array([whole, single, config.shares])
+    per_sample = np.maximum(even - least, 0.0) / max(part - 1, 1)
+    fixed = np.maximum(even - per_sample * part, 0.0)
+    seconds = ((fixed + np.multiply.outer((1, total), per_sample)) / shares).T.tolist()  # (workers, 2)
+    curves = StepTimeCurves([StepTimes((1, total), tuple(of)) for of in seconds])
     counts = split_evenly_in_time(curves, total, [Bounds(1, total)] * ranks)
     computing = max(map(curves.time, range(ranks), counts))
     moving = size / (config.rate * 1e6) if config.rate else 0.0
     return {
-        "ddp": even / min(config.shares),
+        "ddp": float((even / shares).max()),
         "all-reduce": max(computing, moving * 2 * (ranks - 1) / ranks),
         "ps": max(computing, moving),
     }

@@ -102,14 +102,18 @@ def test_links_and_larger_models_take_their_time(tmp_path, images, needs_network
 def test_what_shares_and_links_allow():
     """At 20 ms of CPU and 1 ms a sample, shares of 0.8 and 0.2 have 100 samples done in 0.14 s."""
     config = TrainConfig(shares=(0.8, 0.2), total_batch_size=100)
-    costs, size = ([0.08, 0.06], [0.021, 0.021]), 100_000_000
+    costs, size = ([0.07, 0.07], [0.021, 0.021]), 100_000_000
     found = allowed(config, *costs, size)
     assert found["ddp"] == pytest.approx(0.35)
     assert found["all-reduce"] == found["ps"] == pytest.approx(0.14, rel=0.02)
     found = allowed(replace(config, rate=100.0), *costs, size)
     assert found["all-reduce"] == found["ps"] == pytest.approx(1.0)
     four = replace(config, shares=(0.8, 0.2, 0.8, 0.2), rate=100.0)
-    assert allowed(four, *costs, size)["all-reduce"] == pytest.approx(1.5)
+    costs_of_four = (cost * 2 for cost in costs)
+    assert allowed(four, *costs_of_four, size)["all-reduce"] == pytest.approx(1.5)
+    found = allowed(config, [0.027, 0.052], [0.0025, 0.003], size)  # 2 ms, and 0.5 or 1 ms a sample
+    assert found["ps"] == pytest.approx(0.106 / 1.8, rel=0.02)
+    assert found["ddp"] == pytest.approx(0.26)
 
 
 def test_with_equal_shares_nothing_is_better_than_equal_batches():
