@@ -46,7 +46,7 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
         EvenpaceError: A process failed; the message has the end of its log.
         ValueError: The data cannot be read, or do not fit the options.
     """
-    console = Console()
+    console = Console(width=110)
     data = config.data.partition(":")[0]
     evaluator = Evaluator(Training("digits", _workload(config)))
     if config.total_batch_size > evaluator.samples:
