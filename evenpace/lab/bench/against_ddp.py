@@ -60,7 +60,7 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
     turns = [mode for _ in range(config.repeats) for mode in (*MODES, None)]
     for mode in track(turns, description=f"{ranks} workers", console=console):
         if mode is None:
-            singles.append([_settled(rank["cpu"]) for rank in _measure(single, "ddp")])
+            singles.append([float(_settled(rank["cpu"]).mean()) for rank in _measure(single, "ddp")])
         else:
             taken[mode].append(_summary(config, evaluator, _measure(config, mode)))
     figures = _compare(config, data, taken, singles)
@@ -116,13 +116,10 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
 def _summary(
     config: TrainConfig, evaluator: Evaluator, ranks: Sequence[Mapping[str, NDArray[Any]]]
 ) -> dict[str, Any]:
-    """Return the figures of one run; of the iterations' ends, which all ranks share, rank 0's are taken.
-
-    Iterations of which a median or mean is taken are those of the second half, in which splits have settled.
-    """
+    """Return the figures of one run; of the iterations' ends, which all ranks share, rank 0's are taken."""
     ends = ranks[0]["ends"]
-    durations = np.diff(ends, prepend=0.0)
-    cpu = [_settled(rank["cpu"]) for rank in ranks]
+    settled = _settled(np.diff(ends, prepend=0.0))
+    cpu = [float(_settled(rank["cpu"]).mean()) for rank in ranks]
     per_epoch = len(ends) // config.epochs
     epochs = range(per_epoch, len(ends) + 1, per_epoch)
     snapshots = [
@@ -132,13 +129,13 @@ def _summary(
     accuracies = [point["accuracy"] for point in evaluator.curve(snapshots)]
     reached = [i for i, accuracy in enumerate(accuracies) if accuracy >= config.target_accuracy]
     return {
-        "iteration_s_median": float(np.median(durations[len(durations) // 2 :])),
+        "iteration_s_median": float(np.median(settled)),
         "time_to_accuracy_s": snapshots[reached[0]].seconds if reached else None,
         "time_s": float(ends[-1]),
         "accuracy": accuracies[-1],
         "batch_sizes": [int(rank["sizes"][-1]) for rank in ranks],
         "cpu_s": cpu,
-        "share_used": sum(cpu) / (sum(config.shares) * _settled(durations)),
+        "share_used": sum(cpu) / (sum(config.shares) * float(settled.mean())),
         "parameters": snapshots[-1].parameters,
         "iterations": len(ends),
     }
@@ -208,9 +205,9 @@ def _workload(config: TrainConfig) -> tuple[str, ...]:
     return "--data", config.data, "--hidden", hidden, "--seed", str(config.seed), *samples
 
 
-def _settled(of_iterations: NDArray[Any]) -> float:
-    """Return the mean over the second half of the iterations, when splits have settled."""
-    return float(of_iterations[len(of_iterations) // 2 :].mean())
+def _settled(of_iterations: NDArray[Any]) -> NDArray[Any]:
+    """Return the second half of the iterations, in which splits have settled."""
+    return of_iterations[len(of_iterations) // 2 :]
 
 
 def allowed(
