@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import click
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -595,15 +593,27 @@ def test_tokens(tmp_path, kind, own, of_service):
         assert all(of_service[1] in problem for problem in problems)
 
 
+@pytest.fixture
+def clock_offset(tmp_path):
+    """Return a file with a clock's offset, and the environment of processes that follow it."""
+    try:
+        library = clocks.find_library()
+    except NotPossibleHereError as error:
+        pytest.skip(str(error))
+    offset = tmp_path / "offset"
+    clocks.set_offset(offset, 0)
+    return offset, os.environ | clocks.environment(library, offset)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
-def test_a_manager_whose_clock_is_ahead(wait_until):
+def test_a_manager_whose_clock_is_ahead(wait_until, clock_offset):
     """The manager's clock is compared with this machine's by a job's first event."""
-    faked = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    offset, environment = clock_offset
+    clocks.set_offset(offset, 3600)
     with subprocess.Popen(
-        ["faketime", "-f", "+3600s", sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"],
+        [sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"],
         stdout=subprocess.PIPE,
-        env=os.environ | faked,
+        env=environment,
         text=True,
     ) as popen:
         try:
@@ -615,8 +625,6 @@ def test_a_manager_whose_clock_is_ahead(wait_until):
             findings = called("manager", address)
             worker.close()
         finally:
-            for child in psutil.Process(popen.pid).children(recursive=True):
-                child.terminate()
             end_process(popen)
     (apart,) = [one.found for one in findings if "clock" in one.found]
     ahead = float(apart.split()[3])
@@ -820,21 +828,15 @@ print(*[one.found for one in clock.steady(Subject())], sep="\\n")
 """
 
 
-def test_a_clock_that_jumps(tmp_path):
+def test_a_clock_that_jumps(clock_offset):
     """A clock that is set forward during the check is reported, with the seconds."""
-    try:
-        library = clocks.find_library()
-    except NotPossibleHereError as error:
-        pytest.skip(str(error))
-    offset = tmp_path / "offset"
-    clocks.set_offset(offset, 0)
-    faked = clocks.environment(library, offset) | {"FAKETIME_NO_CACHE": "1"}
+    offset, environment = clock_offset
     done = subprocess.run(
         [sys.executable, "-c", JUMPING, str(offset)],
         capture_output=True,
         text=True,
         check=True,
-        env=os.environ | faked,
+        env=environment | {"FAKETIME_NO_CACHE": "1"},
     )
     (jumped,) = [line for line in done.stdout.splitlines() if "jumped" in line]
     assert 29_000 < float(jumped.split()[3]) < 31_000

@@ -1,5 +1,6 @@
 """Wall clocks that jump, by libfaketime: each process's own; its monotonic clock stays as it is."""
 
+import os
 from pathlib import Path
 
 from evenpace.lab.chaos.errors import NotPossibleHereError
@@ -29,6 +30,16 @@ def environment(library: Path, file: Path) -> dict[str, str]:
         "FAKETIME_CACHE_DURATION": "1",  # seconds; without it, each look at the time reads the file
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
+
+
+def unlink_shared_memory() -> None:
+    """Remove the names of this process's shared memory in /dev/shm, which libfaketime has opened by now.
+
+    It removes them when the process ends, but not when that is killed; `faketime` then fails in a later
+    process with the same id. Children make their own.
+    """
+    for prefix, name in zip(("sem.", ""), os.environ.pop("FAKETIME_SHARED", "").split(), strict=False):
+        Path("/dev/shm", prefix + name.removeprefix("/")).unlink(missing_ok=True)
 
 
 def set_offset(file: Path, seconds: float) -> None:

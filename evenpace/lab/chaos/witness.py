@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import SupportsIndex
 
+from evenpace.lab.chaos import clocks
+
 _EVERY_SECONDS = 0.25
 
 
@@ -44,6 +46,7 @@ def sleep(seconds: float | SupportsIndex) -> None:
 
 if __name__ == "__main__":
     time.sleep = sleep
+    clocks.unlink_shared_memory()
     threading.Thread(target=watch, args=(Path(sys.argv[1]),), name="witness", daemon=True).start()
     sys.argv = ["evenpace", *sys.argv[2:]]
     runpy.run_module("evenpace", run_name="__main__", alter_sys=True)

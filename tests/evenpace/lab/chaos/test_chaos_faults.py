@@ -496,7 +496,8 @@ def test_a_clock_jumps_for_one_process(tmp_path, wait_until):
     command = [sys.executable, "-m", "evenpace.lab.chaos.witness", str(told), *service]
     environment = clocks.environment(library, offset)
     with Process("w0", command, tmp_path / "w0.log", "manager", environment) as process:
-        wait_until(lambda: witness.read(told), "its first words")
+        pid, _ = wait_until(lambda: witness.read(told), "its first words")
+        assert not list(Path("/dev/shm").glob(f"*faketime*_{pid}"))  # which a kill would leave behind
         jump = clock_jump(fault("clock", amount=-86400.0), process)
         assert wait_until(jump.fired, "the jump").startswith("its clock is -86")
         jump.lift()
