@@ -107,7 +107,8 @@ struct OpenReply {
   5: optional string instance       // drawn at random when the shard began to hold the job: another after a restart
   6: optional bool restored         // the shard was restarted within the attempt, with a checkpoint's parameters: later
                                     // steps are lost, and another attempt has to begin before it goes on
-  7: optional bool cuts             // the shard knows PullRequest.cuts; one of an earlier version would not look at them
+  7: optional bool ahead            // the shard knows PullRequest.ahead; one of an earlier version would not look at it,
+                                    // and one whose mode has no such steps holds the answer back
   8: optional list<string> dtypes   // that it knows in PushRequest.dtype, beside the job's; left out: none
 }
 
@@ -169,9 +170,11 @@ struct PullRequest {
                                     // where the gradient is shared, the step waits for such a pull of each worker that
                                     // has pushed
   8: optional Part part             // that is asked for
-  9: optional list<i64> cuts        // where the answer's elements are cut, ascending: the last of the blocks between the
-                                    // cuts comes first, since the next forward pass needs it first. Left out: there are
-                                    // none, and the elements come in their order
+  9: optional bool ahead            // the answer may begin before `version` is reached: each element is sent once it is
+                                    // stepped with all gradients. What has come belongs to no version until a call with
+                                    // `has` says that it does; if it never will, the connection is broken off
+  10: optional bool has             // the caller has the parameters of this version from a call with `ahead`: they are
+                                    // left out of the answer
 }
 
 struct PullReply {

@@ -71,6 +71,7 @@ class BackupShard(Shard):
         if whole:
             self._sum_up(whole, sum(contribution.count for contribution in whole))
             self._settle_options(whole)
+            self._note_differences(whole)
             self._measure(whole)
             self._apply()
             self._gradient.zero_()

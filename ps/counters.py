@@ -1,6 +1,7 @@
 """Counters of a job's shard, for metrics, and the sink that times the summing; see `rpc.counters`."""
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -37,15 +38,22 @@ class TimedSink(GradientSink):
         contribution: The gradient's place in the batch.
         dtype: Of the elements that arrive.
         tally: The counters that the time is added to.
+        added: Called after that.
 
     Attributes:
         began: When its first bytes had arrived, on the monotonic clock in nanoseconds.
     """
 
     def __init__(
-        self, shard: Parameters, contribution: Contribution, dtype: torch.dtype, tally: ShardTally
+        self,
+        shard: Parameters,
+        contribution: Contribution,
+        dtype: torch.dtype,
+        tally: ShardTally,
+        added: Callable[[], None],
     ) -> None:
         super().__init__(shard, contribution, dtype)
+        self._added = added
         self.began = time.monotonic_ns()
         self._tally = tally
 
@@ -54,3 +62,4 @@ class TimedSink(GradientSink):
         began = time.perf_counter()
         super().advance(count)
         self._tally.aggregation += time.perf_counter() - began
+        self._added()

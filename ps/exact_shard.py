@@ -24,6 +24,7 @@ class ExactShard(Shard):
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
         self.pushed_dtype = torch.int64
+        self.steps_ahead = False
         self._sums = torch.zeros(layout.elements, dtype=torch.int64)
 
     def drop(self) -> None:

@@ -19,6 +19,7 @@ from idl.plan import Assignment
 from ps import optimizer_state
 from ps.optimizer_state import ShardSnapshot, State
 from ps.optimizers import DTYPES, check_optimizer, make_optimizer, translate
+from ps.step_ahead import StepAhead
 
 
 @dataclass
@@ -71,6 +72,8 @@ class Parameters(ABC):
             there; None if it is not known.
         pushed_dtype: Of the elements that workers push, unless they say otherwise, and that are added up.
         norms: Norms of the last step's gradients; None where they could not be had.
+        steps_ahead: Whether `step_ahead` takes steps, once the optimiser has its state.
+        ahead: The next step, as far as it has been taken; None before the parameters are set.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -82,6 +85,8 @@ class Parameters(ABC):
         self.used: Sequence[Contribution] = ()
         self.place: tuple[int, int] | None = None
         self.norms: StepNorms | None = None
+        self.steps_ahead = False
+        self.ahead: StepAhead | None = None
         self._groups = layout.groups  # with the options that hold now
         self._dtype = DTYPES[layout.dtype]
         self._parameters = torch.empty(0, dtype=self._dtype)  # (elements,)
@@ -145,6 +150,19 @@ class Parameters(ABC):
     def parameters(self) -> memoryview:
         """Return the parameters' bytes; valid until the next step."""
         return self._parameters.numpy().data.cast("B")
+
+    @property
+    def is_ahead(self) -> bool:
+        """Return whether a part of the next step has been taken; see `step_ahead`."""
+        return self.ahead is not None and self.ahead.end > 0
+
+    def parameters_ahead(self) -> memoryview:
+        """Return the bytes of the next version's parameters, as far as `step_ahead` has taken the step.
+
+        They are valid for longer than `parameters`: until the second step from now begins.
+        """
+        assert self.ahead is not None
+        return self.ahead.parameters[: self.ahead.end].numpy().data.cast("B")
 
     def check_slot(self, slot: str) -> None:
         """Check that the optimiser has a slot of this name with the layout's options.
@@ -269,6 +287,16 @@ class Parameters(ABC):
         """Return the `place` after a step with the present batch; None if it is not known."""
         return None
 
+    def step_ahead(self) -> int:
+        """Take the next step for the elements for which all that it needs has arrived; see `ahead`.
+
+        The parameters, and all that a snapshot has, stay as they are until `step`.
+
+        Returns:
+            The element up to which it is taken.
+        """
+        return 0
+
     @abstractmethod
     def step(self) -> None:
         """Take a step of the optimiser."""
@@ -283,17 +311,22 @@ class Parameters(ABC):
         self._optimizer = make_optimizer(name, parts, options)
         slots = {slot: self._parts(flat) for slot, flat in state.slots.items()}
         optimizer_state.load_state(self._optimizer, name, options, state.steps, slots)
+        self.ahead = StepAhead(self.layout, self._optimizer) if self.steps_ahead else None
         self.steps = state.steps
 
     def _apply(self) -> None:
         """Step the optimiser with `_gradient`, and copy the statistics from there."""
-        begin = 0
-        for group in self.layout.groups:
-            end = begin + group.elements
-            if group.statistics:
-                self._parameters[begin:end] = self._gradient[begin:end]
-            begin = end
-        self._optimizer.step()
+        if self.ahead is not None and self.ahead.end:
+            self.ahead.advance(self._parameters, self._gradient, self.layout.elements)
+            self._parameters = self.ahead.commit(self._parameters)
+        else:
+            begin = 0
+            for group in self.layout.groups:
+                end = begin + group.elements
+                if group.statistics:
+                    self._parameters[begin:end] = self._gradient[begin:end]
+                begin = end
+            self._optimizer.step()
         self._slots.clear()
         self.steps += 1
 

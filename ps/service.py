@@ -5,10 +5,8 @@ The arithmetic is in `shard`; everything about bytes and deadlines is in `rpc`.
 
 import asyncio
 import contextlib
-import itertools
 import time
 import uuid
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -39,7 +37,6 @@ from rpc.service import Call, Connection, Discard, Sink
 _wire = idl.parameter_server
 
 _PULL_SECONDS = 600.0  # for which a pull is held back whose caller does not say for how long
-_MOST_CUTS = 1000  # of a pull's answer
 _PUSHED = {"bfloat16": torch.bfloat16}  # dtypes of gradients, beside their job's
 _SETTLE_SECONDS = 1.0  # that a fence waits at most for a checkpoint that is being written
 
@@ -114,6 +111,7 @@ class ParameterServerService:
             job.peers.discard(peer)
             job.readers.discard(peer)
             job.waiting = [entry for entry in job.waiting if entry[0].peer is not peer]
+            job.streams = {call: sent for call, sent in job.streams.items() if call.peer is not peer}
             job.fences = [entry for entry in job.fences if entry[0].peer is not peer]
             if not job.peers and job.left_at is None:
                 job.left_at = time.monotonic()
@@ -174,7 +172,7 @@ class ParameterServerService:
                 attempt=job.attempt,
                 instance=job.instance,
                 restored=job.is_restored or None,
-                cuts=True,
+                ahead=job.shard.steps_ahead,
                 dtypes=list(_PUSHED),
             )
         )
@@ -229,10 +227,13 @@ class ParameterServerService:
             check.text("slot", request.slot)
         if job.shard.initialised:  # else the call waits for the first parameters
             _check_reader(job, call)
-        if job.note_pull(request.identity.worker, version, settled=bool(request.settled)):
+        if request.ahead:  # by one that has yet to push its gradient
+            job.is_pulled_ahead = job.is_pulled_ahead or version == job.shard.version + 1
+        elif job.note_pull(request.identity.worker, version, settled=bool(request.settled)):
             self._step(job)
         job.waiting.append((call, version, until))
         self._release(job)
+        self._go_ahead_soon(job)
 
     def _fence(self, call: Call) -> None:
         job_name, _, _ = check.identity(_request_of(call).identity)
@@ -254,6 +255,9 @@ class ParameterServerService:
             waiting, job.waiting = job.waiting, []
             for other, _, _ in waiting:
                 other.fail(RewoundError(f"attempt {attempt} has begun", attempt))
+            for other in list(job.streams):
+                other.peer.abort()
+            job.streams.clear()
         job.fences.append((call, time.monotonic() + _SETTLE_SECONDS))
         self._answer_fences(job, time.monotonic())
 
@@ -319,7 +323,7 @@ class ParameterServerService:
             return Discard(length)
         groups = read_groups(request.groups) if request.groups else ()
         contribution = job.shard.begin(part, worker)
-        sink = TimedSink(job.shard, contribution, dtype, job.tally)
+        sink = TimedSink(job.shard, contribution, dtype, job.tally, lambda: self._go_ahead_soon(job))
         if groups:
             try:
                 job.shard.set_options(contribution, groups)
@@ -351,19 +355,40 @@ class ParameterServerService:
 
     def _take_steps(self, job: ShardJob) -> None:
         """Take the steps that are complete: one, or in the asynchronous modes one for each gradient."""
-        if any(peer.is_sending() for peer in job.readers):
-            # A slow reader may still be sent the parameters' memory: leave that memory as it is.
-            job.shard.detach_parameters()
-        job.readers.clear()
+        if not job.shard.is_ahead:
+            if job.is_read:
+                job.shard.detach_parameters()
+            job.readers.clear()
         while job.shard.complete:
             began, version = time.monotonic_ns(), job.shard.version
             job.shard.step()
-            job.tally.steps.add((time.monotonic_ns() - began) / 1e9)
+            job.tally.steps.add(job.ahead_seconds + (time.monotonic_ns() - began) / 1e9)
+            job.is_pulled_ahead, job.ahead_seconds = False, 0.0
             if self.observer is not None:
                 self.observer.stepped(job, version, began)
         self._release(job)
         job.record_step()  # before another call, but after the answers that workers wait for
         self._step_when_copied(job)
+
+    def _go_ahead_soon(self, job: ShardJob) -> None:
+        """Have `_go_ahead` called once for all that has arrived, if somebody pulls the next step ahead."""
+        if not job.goes_ahead and job.is_pulled_ahead:
+            job.goes_ahead = True
+            asyncio.get_running_loop().call_soon(self._go_ahead, job)
+
+    def _go_ahead(self, job: ShardJob) -> None:
+        """Take the next step as far as gradients have arrived, and send it to those who pull it ahead."""
+        job.goes_ahead = False
+        shard = job.shard
+        if job.fenced or not shard.initialised:
+            return
+        if shard.ahead is not None and not shard.is_ahead and job.is_read:
+            shard.ahead.leave_memory()
+        began = time.perf_counter()
+        shard.step_ahead()
+        job.ahead_seconds += time.perf_counter() - began
+        if shard.is_ahead:
+            self._release(job)
 
     def _step_when_copied(self, job: ShardJob) -> None:
         """Take the next step, if it is due then, once the checkpoint under way has copied its tensors."""
@@ -405,44 +430,48 @@ class ParameterServerService:
         still_waiting = []
         for entry in job.waiting:
             call, version, _ = entry
-            if shard.version < version:
+            slot = call.request.slot
+            is_ahead = bool(call.request.ahead) and slot is None and version == shard.version + 1
+            if shard.version < version and not (is_ahead and shard.is_ahead):
                 still_waiting.append(entry)
                 continue
-            slot = call.request.slot
             try:
                 _check_reader(job, call)
-                shard.check_options(call.request.identity.worker)
+                if not is_ahead:
+                    shard.check_options(call.request.identity.worker)
                 values = shard.parameters() if slot is None else shard.slot(slot)
-                blocks = _blocks(values, shard.layout.elements, call.request.cuts)
             except (InvalidRequestError, RewoundError) as error:
                 call.fail(error)
                 continue
             reply = _wire.PullReply(
                 identity=call.request.identity,
-                version=shard.version,
+                version=version if is_ahead or call.request.has else shard.version,
                 waited=time.monotonic() - call.since,
                 parameters=b"",
             )
-            call.reply(reply, *blocks)
+            if call.request.has:
+                call.reply(reply)
+                continue
             job.tally.pulls += 1
             job.tally.pulled += values.nbytes
             job.readers.add(call.peer)
+            if is_ahead:
+                call.begin_reply(reply, values.nbytes)
+                job.streams[call] = 0
+            else:
+                call.reply(reply, values)
         job.waiting = still_waiting
+        self._stream(job)
 
-
-def _blocks(values: memoryview, elements: int, cuts: Sequence[int] | None) -> list[memoryview]:
-    """Cut the bytes of a flat array at these elements, and return the blocks from the last to the first.
-
-    Raises:
-        InvalidRequestError: A cut is not allowed.
-    """
-    places = [0]
-    for cut in (cuts or ())[:_MOST_CUTS]:
-        places.append(check.integer("cuts", cut, places[-1], elements))
-    if len(cuts or ()) > _MOST_CUTS:
-        raise InvalidRequestError(f"{len(cuts or ())} cuts: at most {_MOST_CUTS} are allowed")
-    ends = [place * (values.nbytes // elements) for place in (*places, elements)]
-    return [values[begin:end] for begin, end in itertools.pairwise(ends)][::-1]
+    def _stream(self, job: ShardJob) -> None:
+        """Send those who pull the next step ahead what there is of it; the rest, once it is taken."""
+        values = job.shard.parameters_ahead() if job.shard.is_ahead else job.shard.parameters()
+        streams, job.streams = job.streams, {}
+        for call, sent in streams.items():
+            if len(values) > sent:
+                call.send(values[sent:])
+            if len(values) < job.shard.layout.nbytes:
+                job.streams[call] = len(values)
 
 
 def _request_of(call: Call) -> Any:

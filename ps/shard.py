@@ -19,9 +19,12 @@ from idl.gradient_norms import StepNorms
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from ps.gradient_norms import NormMeter
+from ps.optimizer_state import ShardSnapshot
 from ps.parameters import Contribution, Parameters
 
-_PIECE = 2**18  # bytes; a piece and its part of the sum stay in a core's cache
+_PIECE, _LEAST_PIECE = 2**18, 2**16  # bytes; a piece and its part of the sum stay in a core's cache
+_RANGE = 2**20  # bytes of a step ahead that are stepped at once,
+_RANGES = 32  # or, where that is less, one of so many parts of all
 # Relative: a schedule that is computed on another kind of device differs in its last digits.
 _OPTION_TOLERANCE = 1e-5
 
@@ -52,6 +55,8 @@ class Shard(Parameters):
         self._batch: tuple[int, int] | None = None  # epoch and first position of the batch, likewise
         self._missing = 0  # pairs of a sample and an element that have not arrived, once the total is known
         self._contributions: list[Contribution] = []
+        self.steps_ahead = not deterministic
+        self._options_before: tuple[Any, ...] = ()  # a step ahead: the groups, and the optimiser's options
         self._checked_groups: tuple[Any, ...] = ()  # the last arguments of `_merged`, and its result
         self._differences: dict[str, str] = {}  # by worker: how its options differed from a step's
 
@@ -154,6 +159,40 @@ class Shard(Parameters):
         self._next_batch([])
         if self.initialised:
             self._gradient.zero_()
+        if self.ahead is not None and self.ahead.end:
+            self.ahead.end = 0
+            self._restore_options()
+
+    def snapshot(self) -> ShardSnapshot:
+        """Return all that the next steps depend on except their gradients; valid until the next step."""
+        snapshot = super().snapshot()
+        if not self.is_ahead:
+            return snapshot
+        groups, _ = self._options_before
+        return replace(snapshot, layout=replace(self.layout, groups=groups))
+
+    def step_ahead(self) -> int:
+        """Take the next step for the elements for which the gradients of all samples have arrived.
+
+        A range of some length at a time; of an optimiser's first step, which makes its state, nothing.
+
+        Returns:
+            The element up to which it is taken.
+        """
+        if self.ahead is None:
+            return 0
+        end = self._arrived()
+        if end < self.layout.elements:
+            end -= end % max(1, min(_RANGE // self._dtype.itemsize, self.layout.elements // _RANGES))
+        if end > self.ahead.end:
+            if not self.ahead.end:
+                self._note_options()
+                self._settle_options(self._contributions)
+                if not self.ahead.is_possible:
+                    self._restore_options()
+                    return 0
+            self.ahead.advance(self._parameters, self._gradient, end)
+        return self.ahead.end
 
     @property
     def lack(self) -> str:
@@ -195,6 +234,7 @@ class Shard(Parameters):
         if self._deterministic:
             self._sum_up(self._contributions, self._total)
         self._settle_options(self._contributions)
+        self._note_differences(self._contributions)
         self._measure(self._contributions)
         self._apply()
         self.place = self.next_place
@@ -237,24 +277,46 @@ class Shard(Parameters):
         return result
 
     def _settle_options(self, used: Sequence[Contribution]) -> None:
-        """Take the step's options from the worker that sent the batch's first samples; note which differ.
+        """Take the step's options from the worker that sent the batch's first samples.
 
         Slices lie in the order in which their workers joined, at all shards alike: the first is that of the
         member that joined first. A newcomer whose schedule has started again does not affect the others.
         """
-        with_options = sorted((c for c in used if c.groups), key=lambda c: (c.start, c.first))
-        if not with_options:
+        first = next(iter(_with_options(used)), None)
+        if first is None or first.groups is None or first.groups == self._groups:
             return
-        first = with_options[0]
-        assert first.groups is not None
-        if first.groups != self._groups:
-            self._groups = first.groups
-            changes = self._translated(first.groups)
-            for group, change in zip(self._optimizer.param_groups, changes, strict=True):
-                group.update(change)
-        for other in with_options[1:]:
+        self._groups = first.groups
+        changes = self._translated(first.groups)
+        for group, change in zip(self._optimizer.param_groups, changes, strict=True):
+            group.update(change)
+
+    def _note_differences(self, used: Sequence[Contribution]) -> None:
+        """Note which workers' options differ from those of the step."""
+        for other in (with_options := _with_options(used))[1:]:
+            first = with_options[0]
             if other.groups != first.groups and (difference := _difference(first, other)):
                 self._differences[other.worker] = f"iteration {self.version}: {difference}"
+
+    def _note_options(self) -> None:
+        """Note the options that hold before a step ahead."""
+        options = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        self._options_before = self._groups, options
+
+    def _restore_options(self) -> None:
+        """Go back to the options that held before a step ahead."""
+        self._groups, options = self._options_before
+        for group, before in zip(self._optimizer.param_groups, options, strict=True):
+            group.update(before)
+
+    def _arrived(self) -> int:
+        """Return an element up to which the gradients of all samples have arrived."""
+        ours = self._contributions
+        if any(one.first for one in ours) or sum(one.count for one in ours) != self._total:
+            return 0
+        return min(one.done for one in ours)
 
     def _check_batch(self, part: Assignment) -> None:
         """Check that a slice lies in the batch that others have pushed for, which follows the last step's.
@@ -348,7 +410,9 @@ class GradientSink:
         self._contribution = contribution
         self._itemsize = dtype.itemsize
         self._total_bytes = shard.layout.elements * dtype.itemsize
-        buffer = bytearray(min(_PIECE, max(self._itemsize, self._total_bytes)))
+        quarter = self._total_bytes // 4 // self._itemsize * self._itemsize  # that may be stepped ahead
+        piece = max(self._itemsize, min(self._total_bytes, max(_LEAST_PIECE, quarter)))
+        buffer = bytearray(min(_PIECE, piece))
         self._bytes = memoryview(buffer)
         self._piece = torch.frombuffer(buffer, dtype=dtype)
         self._filled = 0  # bytes of the piece
@@ -384,6 +448,11 @@ class GradientSink:
     def abort(self) -> None:
         """Interrupt the contribution, since its connection broke."""
         self._shard.interrupt(self._contribution)
+
+
+def _with_options(used: Sequence[Contribution]) -> list[Contribution]:
+    """Return the contributions that say what options their step is to be taken with, in their order."""
+    return sorted((one for one in used if one.groups), key=lambda one: (one.start, one.first))
 
 
 def _difference(first: Contribution, other: Contribution) -> str | None:

@@ -73,6 +73,9 @@ class ShardJob:
         store: Its checkpoints and ledger; None without them.
         attempt: How often the job has been rewound.
         instance: A random id, drawn each time that a process begins to hold the job.
+        is_pulled_ahead: Whether somebody has asked for the next version's parameters as they are stepped.
+        goes_ahead: Whether a look at what of the next step can be taken ahead is due.
+        ahead_seconds: Seconds that what was taken of the next step has taken.
         fenced: Whether the attempt has begun, but no worker has said yet from which version it goes on.
         rewound_to: The version that the attempt began with; None in the first, and while it is fenced.
         peers: The job's connections.
@@ -82,6 +85,7 @@ class ShardJob:
         places: By version of a checkpoint, `Parameters.place`, as far as known.
         pushed_to_all: The workers that have pushed their gradients for the next version to every shard.
         waiting: Pulls, each with its version and the time, in seconds, after which its caller asks again.
+        streams: Pulls whose answers have begun, each with the bytes that were sent.
         fences: Fences, each with the time, in seconds, at which it is answered although a checkpoint is still
             being written.
         copying: The last checkpoint's copy; done once its tensors have been copied.
@@ -99,6 +103,9 @@ class ShardJob:
     store: JobStore | None = None
     attempt: int = 0
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_pulled_ahead: bool = False
+    goes_ahead: bool = False
+    ahead_seconds: float = 0.0
     fenced: bool = False
     rewound_to: int | None = None
     peers: set[Connection] = field(default_factory=set)
@@ -108,6 +115,7 @@ class ShardJob:
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
     pushed_to_all: set[str] = field(default_factory=set)
     waiting: list[tuple[Call, int, float]] = field(default_factory=list)
+    streams: dict[Call, int] = field(default_factory=dict)
     fences: list[tuple[Call, float]] = field(default_factory=list)
     copying: "Future[None] | None" = None
     left_at: float | None = None
@@ -131,6 +139,11 @@ class ShardJob:
     def is_restored(self) -> bool:
         """Return whether the attempt began before this process, which lost the steps after the checkpoint."""
         return self.shard.initialised and not self.fenced and self.rewound_to is None
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether parameters are still being sent to somebody."""
+        return any(peer.is_sending() for peer in self.readers)
 
     @property
     def is_copying(self) -> bool:
@@ -247,7 +260,7 @@ class ShardJob:
         if not self.fenced:
             self._pushed_in = self.attempt
         self.attempt, self.fenced, self.rewound_to = attempt, True, None
-        self.settled = -1
+        self.settled, self.is_pulled_ahead = -1, False
         self.pushed_to_all.clear()
         self._awaited = None  # an attempt that is over began it; a later one may need another version
         if not self.shard.complete:

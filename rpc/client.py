@@ -11,7 +11,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from thriftpy2.thrift import TApplicationException, TMessageType
@@ -68,19 +68,6 @@ class GrowingBulk(Protocol):
 
     def whole(self) -> memoryview:
         """Wait for all bytes, and return them; raise as `after` does."""
-        ...
-
-
-class BulkParts(Protocol):
-    """Memory that an answer's bulk field is written to, part after part."""
-
-    @property
-    def views(self) -> Sequence[memoryview]:
-        """The parts."""
-        ...
-
-    def arrived(self, number: int) -> None:
-        """Note that a part, by its number, has arrived; in order, and from the first on in a repetition."""
         ...
 
 
@@ -149,7 +136,7 @@ class Client:
         request: Any,
         *,
         bulk: memoryview | None = None,
-        into: memoryview | BulkParts | None = None,
+        into: memoryview | None = None,
         timeout: float | None = None,
         unavailable_timeout: float = math.inf,
         wanted: Callable[[], bool] = lambda: True,
@@ -163,7 +150,7 @@ class Client:
             method: The method's name.
             request: Its first argument.
             bulk: Its second argument, if it has one.
-            into: The memory that the answer's bulk field is written to; must have its length, together.
+            into: The memory that the answer's bulk field is written to; must have its length.
             timeout: Seconds until the answer must have arrived.
             unavailable_timeout: Seconds for which the service may answer that it is unavailable.
             wanted: Returns whether the answer is still wanted; called before each attempt. See `interrupt`.
@@ -231,6 +218,24 @@ class Client:
                 log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
         return self.call(method, request, bulk=whole, unavailable_timeout=unavailable_timeout, wanted=wanted)
 
+    def call_once(
+        self, method: str, request: Any, into: memoryview, wanted: Callable[[], bool] = lambda: True
+    ) -> Any:
+        """Call a method whose answer's bulk field comes as it is made; the call is not repeated if it fails.
+
+        The arguments, the result and errors are those of `call`; there is no deadline but for connecting.
+        """
+        while True:
+            self._close_if_readable()
+            self.connect(time.monotonic() + _ATTEMPT_SECONDS)
+            if not wanted():  # from now on, there is a connection that `interrupt` shuts down
+                raise ConnectionLostError(f"{method} of {self._peer()} was given up")
+            try:
+                self._send(method, request, None, math.inf)
+                return self.receive(into=into, deadline=math.inf)
+            except NotYetError:
+                continue
+
     def send(
         self, method: str, request: Any, *, bulk: memoryview | GrowingBulk | None = None, deadline: float
     ) -> None:
@@ -272,7 +277,7 @@ class Client:
                 reason = ConnectionLostError(f"{self._peer()} broke off {method}: {reason}")
             raise reason from error
 
-    def receive(self, *, into: memoryview | BulkParts | None = None, deadline: float) -> Any:
+    def receive(self, *, into: memoryview | None = None, deadline: float) -> Any:
         """Receive the result of the call that was sent last."""
         try:
             return self._receive(into, deadline)
@@ -436,7 +441,7 @@ class Client:
             if poll.poll(0) and not is_only_tls(self._socket):
                 self.close()
 
-    def _receive(self, into: memoryview | BulkParts | None, deadline: float) -> Any:
+    def _receive(self, into: memoryview | None, deadline: float) -> Any:
         word = bytearray(4)
         self._read(memoryview(word), deadline, _WAIT_SECONDS)
         (length,) = codec.LENGTH.unpack(word)
@@ -471,18 +476,13 @@ class Client:
             self._fill(into, payload.nbytes, payload, deadline)
         return result.success
 
-    def _fill(self, into: memoryview | BulkParts, length: int, at_hand: memoryview, deadline: float) -> None:
+    def _fill(self, into: memoryview, length: int, at_hand: memoryview, deadline: float) -> None:
         """Fill memory with a bulk field of this length, whose first bytes are at hand."""
-        views = [into] if isinstance(into, memoryview) else into.views
-        wanted = sum(view.nbytes for view in views)
-        if length != wanted:
-            raise ProtocolError(f"{self._peer()} sent {length} bytes of {self._method}, not {wanted}")
-        for number, view in enumerate(views):
-            taken = min(view.nbytes, at_hand.nbytes)
-            view[:taken], at_hand = at_hand[:taken], at_hand[taken:]
-            self._read(view[taken:], deadline)
-            if not isinstance(into, memoryview):
-                into.arrived(number)
+        if length != into.nbytes:
+            raise ProtocolError(f"{self._peer()} sent {length} bytes of {self._method}, not {into.nbytes}")
+        taken = min(length, at_hand.nbytes)
+        into[:taken] = at_hand[:taken]
+        self._read(into[taken:], deadline)
 
     def _write(self, data: bytes | memoryview, deadline: float) -> None:
         left = memoryview(data).cast("B")

@@ -410,9 +410,9 @@ class Peer(asyncio.BufferedProtocol):
 
     # -- writing
 
-    def answer(self, parts: list[bytes | memoryview]) -> None:
-        """Send one answer, unless the connection has ended."""
-        self._in_flight -= 1
+    def answer(self, parts: list[bytes | memoryview], *, is_whole: bool = True) -> None:
+        """Send one answer, or a part of one, unless the connection has ended."""
+        self._in_flight -= is_whole
         self.active_at = time.monotonic()
         if not self.transport.is_closing():
             if len(parts) == 1:
@@ -421,6 +421,10 @@ class Peer(asyncio.BufferedProtocol):
             else:
                 self._tally.sent += sum(map(len, parts))
                 self.transport.writelines(parts)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self.transport.abort()
 
     def is_sending(self) -> bool:
         """Return whether bytes of an answer have not left this process yet."""

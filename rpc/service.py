@@ -20,8 +20,11 @@ class Connection(Protocol):
 
     active_at: float
 
-    def answer(self, parts: list[bytes | memoryview]) -> None:
-        """Send one answer, unless the connection has ended."""
+    def answer(self, parts: list[bytes | memoryview], *, is_whole: bool = True) -> None:
+        """Send one answer, or a part of one, unless the connection has ended."""
+
+    def abort(self) -> None:
+        """End the connection at once, as where the rest of an answer will not come."""
 
     def is_sending(self) -> bool:
         """Return whether bytes of an answer have not left this process yet."""
@@ -69,7 +72,18 @@ class Call:
         since: When it had arrived, in the monotonic clock's seconds.
     """
 
-    __slots__ = ("_header", "_result_type", "_tally", "peer", "request", "since", "sink")
+    __slots__ = (
+        "_head",
+        "_header",
+        "_result_type",
+        "_tail",
+        "_tally",
+        "_unsent",
+        "peer",
+        "request",
+        "since",
+        "sink",
+    )
 
     def __init__(
         self, header: codec.Header, request: Any, result_type: type, peer: Connection, tally: MethodTally
@@ -81,6 +95,8 @@ class Call:
         self._tally = tally
         self.since = peer.active_at
         self.sink: Sink | None = None
+        self._unsent = 0  # bytes of the bulk field of an answer that was begun,
+        self._head = self._tail = b""  # and what is sent before and after them
 
     @property
     def method(self) -> str:
@@ -94,15 +110,35 @@ class Call:
         named = {name: getattr(identity, name, None) for name in ("job", "worker")}
         return {"method": self.method} | {k: value for k, value in named.items() if type(value) is str}
 
-    def reply(self, value: Any, *bulk: memoryview) -> None:
-        """Answer with a struct; the parts of `bulk` replace its last field, an empty binary."""
-        message = self._encode(self._result_type(success=value))
-        if bulk:
-            head, tail = codec.frame_around_bulk(message, 2, sum(part.nbytes for part in bulk))
-            self.peer.answer([head, *bulk, tail])
+    def reply(self, value: Any, bulk: memoryview | None = None) -> None:
+        """Answer with a struct; `bulk` replaces its last field, an empty binary."""
+        if bulk is not None:
+            self.begin_reply(value, bulk.nbytes)
+            self.send(bulk)
         else:
-            self.peer.answer([codec.frame(message)])
-        self._count("ok")
+            self.peer.answer([codec.frame(self._encode(self._result_type(success=value)))])
+            self._count("ok")
+
+    def begin_reply(self, value: Any, length: int) -> None:
+        """Begin to answer with a struct, whose last field, an empty binary, is replaced by what `send` sends.
+
+        Args:
+            value: The struct.
+            length: The bytes to be sent.
+        """
+        message = self._encode(self._result_type(success=value))
+        self._head, self._tail = codec.frame_around_bulk(message, 2, length)
+        self._unsent = length
+
+    def send(self, part: memoryview) -> None:
+        """Send the next bytes of an answer that was begun; with the last of them it has been given."""
+        self._unsent -= part.nbytes
+        is_whole = not self._unsent
+        head, self._head = self._head, b""
+        parts: list[bytes | memoryview] = [head, part, self._tail if is_whole else b""]
+        self.peer.answer([one for one in parts if len(one)], is_whole=is_whole)
+        if is_whole:
+            self._count("ok")
 
     def fail(self, error: EvenpaceError) -> None:
         """Answer with a declared exception."""

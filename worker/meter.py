@@ -128,13 +128,6 @@ class Meter:
         self.leave_out(waited)
         self.stopwatch.stop()
 
-    @contextlib.contextmanager
-    def arriving(self, assignment: Assignment) -> Iterator[None]:
-        """Count a `with` block, amid the computing, as a wait for parameters that are on their way."""
-        self.tally.end_compute(assignment)
-        with self._transferring("pull", assignment):
-            yield
-
     def leave_out(self, waited: float) -> None:
         """Count seconds of transfers as a wait for other workers, which is no processing time."""
         self.stopwatch.exclude(waited)

@@ -38,7 +38,6 @@ from idl.translation import (
     wire_tensors,
 )
 from rpc.client import Client
-from worker.arriving_array import ArrivingArray
 from worker.bfloat16 import round_to_bfloat16
 from worker.daemon_thread import in_daemon
 from worker.growing_array import GrowingArray
@@ -52,6 +51,8 @@ _wire = idl.parameter_server
 # For a slice that other connections are sending; longer than a server waits for a peer that is silent in the
 # middle of a message.
 _PARTIAL_SLICE_SECONDS = 30.0
+LEAST_AHEAD = 2**20
+"""Bytes of a shard's part from which on parameters are pulled ahead; below, a call more costs more time."""
 
 
 class ShardClients:
@@ -66,7 +67,7 @@ class ShardClients:
 
     Attributes:
         plans_ahead: Whether this worker gets assignments before the iterations before them are complete.
-        pulls_in_blocks: Whether all shards know `begin_pull`.
+        pulls_ahead: Whether it is worth while to `begin_pull`, which all shards know.
         pushed_finite: Whether no shard has found a NaN or an infinity in the last gradient that was pushed.
         versions: Of each shard's parameters, as last pulled. Where the others have gone on without this
             worker, they are later than it has asked for, and may differ.
@@ -80,7 +81,7 @@ class ShardClients:
         push_dtype: str | None = None,
     ) -> None:
         self.plans_ahead = False
-        self.pulls_in_blocks = False
+        self.pulls_ahead = False
         self.pushed_finite = True
         self.versions: list[int] = []
         self._clients = clients
@@ -92,6 +93,7 @@ class ShardClients:
         # For calls of other threads while this worker waits for its parameters.
         self._side_clients = [client.twin() for client in clients]
         self._side_lock = threading.Lock()
+        self._ahead_clients = [client.twin() for client in clients]
         self._identity: Any = None
         self._bounds: list[tuple[int, int]] = []  # each shard's elements, (begin, end)
         self._parts: list[Any] = [None] * len(clients)  # the same, as `Part`s; None until the job is opened
@@ -170,7 +172,8 @@ class ShardClients:
             ],
         )
         self._instances = [reply.instance for reply in replies]
-        self.pulls_in_blocks = all(reply.cuts for reply in replies)
+        part_bytes = min(end - begin for begin, end in self._bounds) * initial.itemsize
+        self.pulls_ahead = all(reply.ahead for reply in replies) and part_bytes >= LEAST_AHEAD
         for client, reply in zip(self._clients, replies, strict=True):
             if self._push_dtype not in (None, *(reply.dtypes or ())):
                 raise InvalidRequestError(
@@ -247,13 +250,15 @@ class ShardClients:
             self._check_echo(reply)
             return reply
 
-        return GrowingPush(growing, self._in_daemons(call), self._pushed)
+        return GrowingPush(growing, self._in_daemons(call, self._clients), self._pushed)
 
-    def _in_daemons(self, call: Callable[[int, Callable[[], bool]], Any]) -> "_Calls":
+    def _in_daemons(
+        self, call: Callable[[int, Callable[[], bool]], Any], clients: Sequence[Client]
+    ) -> "Calls":
         """Call all shards, each in a thread that does not keep the process from ending."""
         over = threading.Event()
-        started = [in_daemon(call, shard, lambda: not over.is_set()) for shard in range(len(self._clients))]
-        return _Calls(over, dict(zip(started, self._clients, strict=True)))
+        started = [in_daemon(call, shard, lambda: not over.is_set()) for shard in range(len(clients))]
+        return Calls(over, dict(zip(started, clients, strict=True)))
 
     def _push_requests(self, assignment: Assignment, groups: Sequence[Group] | None) -> list[Any]:
         kept, checkpointed = common_checkpoint(self._checkpoints)
@@ -298,31 +303,42 @@ class ShardClients:
         replies = self._pull(version, into, slot)
         return self._note_pulled(replies, time.perf_counter() - began)
 
-    def begin_pull(self, version: int, into: NDArray[Any], ends: Sequence[Sequence[int]]) -> "ArrivingPull":
-        """Begin to pull the parameters once a version is reached, the last block of each shard's range first.
+    def begin_pull(self, version: int, into: NDArray[Any]) -> "Calls":
+        """Begin to pull the parameters of a version that shards step to as they get the gradients for it.
 
-        Until the pull has been finished or given up, no other call than those from any thread may be made.
+        Other calls may be made meanwhile.
 
         Args:
-            version: The version to wait for.
-            into: (elements,) to be filled.
-            ends: Of each block, the element of each shard's range up to which it goes; (blocks, shards).
+            version: The version.
+            into: (elements,) to be filled; in use until the pull has been finished or given up.
         """
-        arriving = ArrivingArray(into, self._bounds, ends)
-        requests = self._pull_requests(version)
+        requests, intos = self._pull_requests(version), self._divided(into)
 
         def call(shard: int, wanted: Callable[[], bool]) -> Any:
-            client, request = self._clients[shard], requests[shard]
-            client.held, request.cuts = 0.0, arriving.cuts(shard)
-            try:
-                reply = client.call("pull", request, into=arriving.part(shard), wanted=wanted)
-                self._check_echo(reply)
-            except BaseException as error:
-                arriving.give_up(error)
-                raise
+            requests[shard].ahead, requests[shard].settled = True, None
+            reply = self._ahead_clients[shard].call_once("pull", requests[shard], intos[shard], wanted)
+            self._check_echo(reply)
             return reply
 
-        return ArrivingPull(arriving, self._in_daemons(call), self._note_pulled)
+        return self._in_daemons(call, self._ahead_clients)
+
+    def take_ahead(self, begun: "Calls") -> None:
+        """Wait for all of a pull that was begun, and raise its error if it has one.
+
+        Who is passed over may get later versions than it has asked for, which `versions` are then.
+        """
+        self.versions = [int(reply.version) for reply in begun.results()]
+
+    def confirm(self, version: int) -> float:
+        """Wait until all shards have reached a version whose parameters were pulled ahead.
+
+        Returns and raises as `pull` does.
+        """
+        began, requests = time.perf_counter(), self._pull_requests(version)
+        for request in requests:
+            request.has = True
+        replies = self._on_all("pull", requests)
+        return self._note_pulled(replies, time.perf_counter() - began)
 
     def _note_pulled(self, replies: Sequence[Any], took: float) -> float:
         """Note the answers to a pull; return the seconds of the call's for which shards held them back."""
@@ -422,14 +438,14 @@ class ShardClients:
 
     def abandon(self, error: EvenpaceError) -> None:
         """Make calls in progress and all later ones fail with `error`; may be called from any thread."""
-        for client in (*self._clients, *self._side_clients):
+        for client in (*self._clients, *self._side_clients, *self._ahead_clients):
             client.abandon(error)
 
     def close(self) -> None:
         """Close the connections; calls of other threads fail."""
         self.abandon(ConnectionLostError("this worker has left"))
         self._threads.shutdown(wait=False)
-        for client in (*self._clients, *self._side_clients):
+        for client in (*self._clients, *self._side_clients, *self._ahead_clients):
             client.close()
 
     def _pull(self, version: int, into: NDArray[Any], slot: str | None) -> list[Any]:
@@ -506,7 +522,7 @@ class ShardClients:
         over = threading.Event()
         calls = [self._threads.submit(call, shard, lambda: not over.is_set()) for shard in shards]
         clients = (self._clients[shard] for shard in shards)
-        return _Calls(over, dict(zip(calls, clients, strict=True))).results()
+        return Calls(over, dict(zip(calls, clients, strict=True))).results()
 
     def _check_rounding(self, layout: Layout, synchronisation: Synchronisation) -> None:
         """Check that gradients may be rounded before they are sent."""
@@ -539,7 +555,7 @@ class GrowingPush:
     def __init__(
         self,
         growing: GrowingArray,
-        calls: "_Calls",
+        calls: "Calls",
         pushed: Callable[[Sequence[Any]], StepNorms | None],
     ) -> None:
         self._growing = growing
@@ -566,39 +582,7 @@ class GrowingPush:
         self._calls.end()
 
 
-class ArrivingPull:
-    """A pull of parameters whose first blocks are used while others are on their way.
-
-    Args:
-        arriving: The parameters.
-        calls: The calls that pull them.
-        pulled: Called with the shards' answers and the seconds that the calls took; returns those for which
-            the shards held their answers back.
-    """
-
-    def __init__(
-        self, arriving: ArrivingArray, calls: "_Calls", pulled: Callable[[Sequence[Any], float], float]
-    ) -> None:
-        self._arriving = arriving
-        self._calls = calls
-        self._pulled = pulled
-        self._began = time.perf_counter()
-
-    def wait(self, block: int) -> None:
-        """Wait for a block, by its number from 0, and those after it; raise as `ShardClients.pull` does."""
-        self._arriving.wait(block)
-
-    def finish(self) -> float:
-        """Wait for the rest; return and raise as `ShardClients.pull` does."""
-        replies = self._calls.results()
-        return self._pulled(replies, time.perf_counter() - self._began)
-
-    def give_up(self) -> None:
-        """Break the pull off."""
-        self._calls.end()
-
-
-class _Calls:
+class Calls:
     """Calls to several shards, each in a thread of its own.
 
     Args:

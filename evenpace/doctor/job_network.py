@@ -52,11 +52,6 @@ def advice(summary: Any, *, overlaps: bool) -> Iterator[str]:
     """
     name, in_bsp = summary.job, summary.mode == "bsp"
     if summary.exchange == PARAMETER_SERVER:
-        if in_bsp:
-            yield (
-                "with PyTorch, parameters that arrive during the next forward pass, by "
-                "`evenpace.torch.distribute(optimizer, loader, model, pull_ahead=True)`"
-            )
         if in_bsp and not overlaps:
             yield (
                 "with PyTorch on CPUs, gradients that are pushed during the backward pass, as they are "

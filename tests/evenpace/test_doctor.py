@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import http.server
-import inspect
 import itertools
 import json
 import os
@@ -44,7 +43,6 @@ from evenpace.doctor.findings import LEVELS, Finding, Subject, ok, size
 from evenpace.doctor.show import as_json
 from evenpace.lab.chaos import clocks
 from evenpace.lab.chaos.errors import NotPossibleHereError
-from evenpace.torch import distribute
 from rpc import certificates, tokens
 from rpc.address import Address
 from rpc.credentials import Credentials
@@ -237,16 +235,15 @@ TRANSFERS = {
 TOLD = {
     "pushed by the step": (
         "80% of an iteration",
-        {"pull_ahead", "clipping", "rounded", "ps", "larger"},
+        {"clipping", "rounded", "ps", "larger"},
     ),
     "pushed in buckets": (
         "60% of an iteration, 14% of all transfers are hidden",
-        {"pull_ahead", "rounded", "ps", "overlap", "larger"},
+        {"rounded", "ps", "overlap", "larger"},
     ),
     "all-reduce": ("50% of an iteration, 17% of all transfers are hidden", {"buckets", "overlap", "larger"}),
 }
 ADVICE = {
-    "pull_ahead": "pull_ahead=True",
     "clipping": "as by clipping",
     "rounded": "`evenpace worker --push-dtype bfloat16`",
     "ps": "another `evenpace ps`",
@@ -281,7 +278,7 @@ def test_a_job_whose_network_is_its_bottleneck(name):
 @pytest.mark.parametrize(
     ("changes", "without"),
     [
-        ({"mode": "asp"}, ["pull_ahead", "clipping"]),
+        ({"mode": "asp"}, ["clipping"]),
         ({"spec": SimpleNamespace(micro_batch=8)}, ["rounded"]),
         ({"policy": "overlap"}, ["overlap"]),
         ({"sizer": "goodput"}, ["larger"]),
@@ -329,7 +326,6 @@ def test_options_that_are_advised_exist():
             assert here is not None
         options = {option for parameter in here.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options
-    assert "pull_ahead" in inspect.signature(distribute).parameters
 
 
 def test_a_name_that_does_not_resolve():

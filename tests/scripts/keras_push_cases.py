@@ -19,12 +19,14 @@ from evenpace.lab.proxy import Proxy
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from tests.services import OpenServices, in_threads
+from worker import shard_clients
 from worker.keras.loader import DataLoader
 from worker.keras.micro_batches import micro_batches
 from worker.keras.model_hooks import distribute
 
 tf.config.threading.set_inter_op_parallelism_threads(4)  # one of them is held up
 keras.config.set_floatx("float64")
+shard_clients.LEAST_AHEAD = 0  # so that these few parameters are pulled ahead, too
 
 SAMPLES, BATCH, SEED, EPOCHS = 48, 12, 3, 2
 SPEC = JobSpec(SAMPLES, BATCH, SEED)

@@ -83,8 +83,8 @@ def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_ti
         for _ in range(15):
             next(parts)
         send_back(session, manager, 10)
-        take = ParameterServer._take
-        monkeypatch.setattr(ParameterServer, "_take", lambda *given: take(*given) or waits.clear())
+        take = ParameterServer.take
+        monkeypatch.setattr(ParameterServer, "take", lambda *given: take(*given) or waits.clear())
         waits.append(3600.0)
         assert [part.assignment.iteration for part in parts] == [15, *range(10, 20)]
         assert not waits

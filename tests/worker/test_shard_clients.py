@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import idl
-from idl.errors import InvalidRequestError, RewoundError
+from idl.errors import ConnectionLostError, InvalidRequestError, RewoundError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
 from rpc.client import Client
 from tests.services import serving, shard_service
+from worker import shard_clients
 from worker.shard_clients import ShardClients
 
 
@@ -101,8 +102,44 @@ def test_a_growing_push_goes_on_over_another_connection(wait_until):
     assert (parameters == -1.0).all()
 
 
-@pytest.mark.parametrize("in_blocks", [False, True])
-def test_a_worker_that_was_passed_over_knows_that_its_parameters_are_later_ones(in_blocks):
+def test_parameters_are_pulled_ahead(monkeypatch):
+    """They are there once the version is confirmed; a pull that breaks off raises its error."""
+    monkeypatch.setattr(shard_clients, "LEAST_AHEAD", 0)
+    layout = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),))
+    gradient, parameters = np.ones(20, np.float32), np.zeros(20, np.float32)
+    with contextlib.ExitStack() as stack:
+        shards = opened([stack.enter_context(serving(shard_service())) for _ in range(2)], stack, layout)
+        assert shards.pulls_ahead
+        for version in (1, 2):
+            begun = shards.begin_pull(version, parameters)
+            shards.push(Assignment(version - 1, 0, 0, 8, 8), gradient, None)
+            assert shards.confirm(version) >= 0
+            shards.take_ahead(begun)
+            assert (parameters == -version).all()
+            assert shards.versions == [version, version]
+        begun = shards.begin_pull(3, parameters)
+        begun.end()
+        with pytest.raises(ConnectionLostError):
+            shards.take_ahead(begun)
+        shards.push(Assignment(2, 0, 0, 8, 8), gradient, None)
+        shards.pull(3, parameters)
+    assert (parameters == -3).all()
+
+
+@pytest.mark.parametrize(
+    ("elements", "deterministic", "pulls_ahead"),
+    [(2**19, False, True), (2**19 - 2, False, False), (2**19, True, False)],
+)
+def test_pulls_ahead_that_save_no_time_are_not_made(elements, deterministic, pulls_ahead):
+    """Nor are those at shards that step at once; a part of a MiB is worth a call more."""
+    layout = Layout("float32", "sgd", (Group(elements, {"lr": 1.0}),))
+    with contextlib.ExitStack() as stack:
+        services = [shard_service(deterministic=deterministic) for _ in range(2)]
+        shards = opened([stack.enter_context(serving(one)) for one in services], stack, layout)
+        assert shards.pulls_ahead == pulls_ahead
+
+
+def test_a_worker_that_was_passed_over_knows_that_its_parameters_are_later_ones():
     """The shards have gone on from the version that it asks for."""
     layout = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),))
     gradient, parameters = np.ones(20, np.float32), np.empty(20, np.float32)
@@ -113,9 +150,12 @@ def test_a_worker_that_was_passed_over_knows_that_its_parameters_are_later_ones(
         shards.push(Assignment(0, 0, 0, 8, 8), gradient, None)
         shards.pull(1, np.empty_like(parameters))
         shards.versions = []
-        if in_blocks:
-            shards.begin_pull(0, parameters, [[5, 15], [10, 20]]).finish()
-        else:
-            shards.pull(0, parameters)
+        shards.pull(0, parameters)
+        assert shards.versions == [1, 1]
+        assert (parameters == -1).all()
+        parameters[:] = 0
+        begun = shards.begin_pull(0, parameters)
+        shards.confirm(0)
+        shards.take_ahead(begun)
         assert shards.versions == [1, 1]
         assert (parameters == -1).all()

@@ -5,10 +5,9 @@ framework.
 """
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +27,10 @@ from worker.learning_rates import scaled
 from worker.messages import Joined
 from worker.meter import Meter
 from worker.optimizer_state import OptimizerState
-from worker.shard_clients import ArrivingPull, GrowingPush, ShardClients
+from worker.shard_clients import Calls, GrowingPush, ShardClients
 from worker.step_options import StepOptions
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,30 +53,13 @@ class _Begun:
     ready: NoteReady
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Ahead:
-    """A pull of the parameters of an assignment, which the loop has been given before they have arrived."""
+    """A pull of the parameters of an attempt's iteration, before the shards have all gradients for them."""
 
-    part: Assignment
-    pull: ArrivingPull
-    waited: float = 0.0  # seconds for blocks, while it was measured how long the batch takes
-
-
-class Blocks(Protocol):
-    """An adapter that uses the first blocks of the parameters while others are on their way."""
-
-    @property
-    def ends(self) -> Sequence[Sequence[int]]:
-        """Of each block, the element of each shard's range up to which it goes; (blocks, shards)."""
-        ...
-
-    def begin(self) -> bool:
-        """Return whether the parameters may arrive while the next batch is computed, and prepare for it."""
-        ...
-
-    def complete(self) -> None:
-        """Let the model have the blocks that it has not got yet, which have arrived."""
-        ...
+    attempt: int
+    iteration: int
+    calls: Calls
 
 
 class ParameterServer:
@@ -88,8 +72,6 @@ class ParameterServer:
         timeout: Seconds for a recovery.
         log_fields: Returns the structured fields of log lines.
 
-    Attributes:
-        blocks: Takes parameters block by block, within an epoch; None: they are pulled as a whole.
     """
 
     kind = PARAMETER_SERVER
@@ -116,8 +98,7 @@ class ParameterServer:
         self._parameters: NDArray[Any] = np.empty(0)
         self._taken: tuple[int, int] | None = None  # attempt and iteration that `parameters` are for
         self._refused = -1  # the last iteration whose gradient a shard refused
-        self.blocks: Blocks | None = None
-        self._epoch = -1  # of the last contribution
+        self._spare: NDArray[Any] = np.empty(0)  # (elements,) that the next ones are pulled to ahead
         self._ahead: _Ahead | None = None
         self._begun: _Begun | None = None
         self._given_up: RewoundError | None = None  # why a transfer was, until the iteration is repeated
@@ -151,15 +132,12 @@ class ParameterServer:
 
     @property
     def parameters(self) -> NDArray[Any]:
-        """The parameters as last pulled, (elements,)."""
+        """The parameters as last pulled, (elements,): one of two arrays, which take turns."""
         return self._parameters
 
-    def await_versions(self) -> Sequence[int]:
-        """Wait for all of them, and return the version of each shard's part; see `ShardClients.versions`.
-
-        Where they will not come, since the job was rewound, those are of the parameters before.
-        """
-        self._finish_pull()
+    @property
+    def versions(self) -> Sequence[int]:
+        """The version of each shard's part of the parameters; see `ShardClients.versions`."""
         return self._shards.versions
 
     @property
@@ -263,11 +241,11 @@ class ParameterServer:
             ready: Called for what each `advance_push` adds, and for the rest; the bucket is told when it was
                 written to the shards, or the rest answered by them.
         """
-        self._finish_pull()
         self.give_up_push("its gradient is computed again")
         if self._given_up is not None:
             return
         options = scaled(self._options.ahead(groups), lr_scale)
+        self._begin_pull(part)
         push = self._shards.begin_push(part, self.gradient.values, options)
         self._begun = _Begun(part, options, push, ready)
 
@@ -294,8 +272,6 @@ class ParameterServer:
             RewoundError: A shard is in another attempt, or has refused the gradient for the first time; or a
                 push that was begun was given up, or has other options.
         """
-        self._finish_pull()
-        self._epoch = done.epoch
         self.gradient.check(done)
         options = scaled(self._options.at(done.iteration, groups), lr_scale)
         if self._begun is not None and (self._begun.part is not done or self._begun.options != options):
@@ -306,6 +282,7 @@ class ParameterServer:
             return
         values = self.gradient.values
         begun, self._begun = self._begun, None
+        self._begin_pull(done)
         try:
             with self._meter.pushing(done):
                 last = begun.ready(is_last=True) if begun else None
@@ -329,83 +306,48 @@ class ParameterServer:
     def take(self, assignment: Assignment) -> None:
         """Pull the parameters of an assignment, unless they are at hand, and deliver them.
 
-        Where `blocks` take them, the pull is only begun.
-
         Raises:
             RewoundError: A shard is in another attempt, or was restarted.
         """
-        if self.blocks and self._may_pull_ahead(assignment) and self.blocks.begin():
-            pull = self._shards.begin_pull(assignment.iteration, self._parameters, self.blocks.ends)
-            self._ahead = _Ahead(assignment, pull)
-        else:
-            self._take(assignment)
+        assert self._prepared is not None
+        taken = assignment.attempt, assignment.iteration
+        if taken != self._taken:
+            with self._meter.pulling(assignment) as waited:
+                waited(self._pull(assignment))
+            self._taken = taken
+        self._prepared.deliver()  # also before a further slice: the first has moved the model's statistics
 
-    def await_block(self, block: int) -> bool:
-        """Wait until a block of the parameters, by its number from 0, and all after it have arrived.
-
-        Returns:
-            Whether they have; not if the job was rewound, of which `contribute` tells.
-
-        Raises:
-            EvenpaceError: They will not.
-        """
-        if self._ahead is not None:
-            with self._waiting(self._ahead):
-                self._ahead.pull.wait(block)
-        return self._given_up is None
-
-    def _may_pull_ahead(self, assignment: Assignment) -> bool:
-        """Return whether new parameters may arrive while an assignment is computed.
-
-        Between epochs scripts evaluate and save. Where the manager plans ahead, the pull waits for others.
-        """
-        is_new = (assignment.attempt, assignment.iteration) != self._taken
-        within_epoch = assignment.epoch == self._epoch
-        shards = self._shards
-        at_once = self._synchronisation.mode == "bsp" and not shards.plans_ahead
-        return is_new and within_epoch and at_once and shards.pulls_in_blocks
-
-    def _finish_pull(self) -> None:
-        """Wait for all that is pulled ahead, and deliver it; raise as `await_block` does."""
+    def _begin_pull(self, done: Assignment) -> None:
+        """Begin to pull what a gradient leads to, where the shards step to it range by range."""
         ahead = self._ahead
-        if ahead is None:
+        if ahead is not None and (ahead.attempt, ahead.iteration) == (done.attempt, done.iteration + 1):
             return
-        held = 0.0
-        with self._waiting(ahead):
-            held = ahead.pull.finish()
-        if self._given_up is None:
-            assert self.blocks is not None
-            self._meter.leave_out(min(held, ahead.waited))
-            self._ahead, self._taken = None, (ahead.part.attempt, ahead.part.iteration)
-            self.blocks.complete()
+        self._give_up_pull()
+        if self._shards.pulls_ahead and self._synchronisation.mode == "bsp":
+            if not len(self._spare):
+                self._spare = np.empty_like(self._parameters)
+            calls = self._shards.begin_pull(done.iteration + 1, self._spare)
+            self._ahead = _Ahead(done.attempt, done.iteration + 1, calls)
 
-    @contextlib.contextmanager
-    def _waiting(self, ahead: _Ahead) -> Iterator[None]:
-        """Count a `with` block as a wait for blocks, and note where the job was rewound meanwhile."""
-        computing, began = self._meter.stopwatch.is_running, time.perf_counter()
-        try:
-            with self._meter.arriving(ahead.part):
-                yield
-        except RewoundError as error:
-            self._given_up = error
-            self._give_up_pull()
-        if computing:
-            ahead.waited += time.perf_counter() - began
+    def _pull(self, assignment: Assignment) -> float:
+        """Pull an assignment's parameters, or the rest if that was begun; return as `ShardClients.pull`."""
+        if self._synchronisation.asynchronous:
+            return self._shards.pull(-1, self._parameters)
+        ahead = self._ahead
+        if ahead and (ahead.attempt, ahead.iteration) == (assignment.attempt, assignment.iteration):
+            waited = self._shards.confirm(assignment.iteration)
+            self._ahead = None
+            with contextlib.suppress(EvenpaceError):  # then all of it is pulled
+                self._shards.take_ahead(ahead.calls)
+                self._parameters, self._spare = self._spare, self._parameters
+                return waited
+        self._give_up_pull()
+        return self._shards.pull(assignment.iteration, self._parameters)
 
     def _give_up_pull(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            ahead.pull.give_up()
-
-    def _take(self, assignment: Assignment) -> None:
-        assert self._prepared is not None
-        taken = assignment.attempt, assignment.iteration
-        if taken != self._taken:
-            version = -1 if self._synchronisation.asynchronous else assignment.iteration
-            with self._meter.pulling(assignment) as waited:
-                waited(self._shards.pull(version, self._parameters))
-            self._taken = taken
-        self._prepared.deliver()  # also before a further slice: the first has moved the model's statistics
+            ahead.calls.end()
 
     def settle(self, done: Assignment) -> None:
         """Tell the shards, before this worker leaves, that it has pushed to each of them."""
@@ -431,7 +373,7 @@ class ParameterServer:
         self.give_up_push("the job is recovered")
         self._give_up_pull()
         self._given_up = None
-        pull = self._take if first is None else lambda assignment: None
+        pull = self.take if first is None else lambda assignment: None
         return recover(manager, self._shards, error, first, pull, self._timeout, self._log_fields)
 
     def abandon(self, error: EvenpaceError) -> None:
@@ -460,12 +402,31 @@ class ParameterServer:
             raise InvalidRequestError("there is nothing to save: this worker is not in a running job")
         version = assignment.iteration if self._synchronisation.mode == "bsp" else -1
         try:
-            self._finish_pull()
-            if self._given_up is not None:
-                raise self._given_up
             return self._shards.state(version, self._parameters)
         except RewoundError as error:
             # The parameters that the caller may have saved already are not those of any other state.
             raise InvalidRequestError(
                 f"the optimiser's state of iteration {version} is gone ({error}); save it after the next"
             ) from error
+
+
+class ParameterViews(Generic[T]):
+    """What an adapter makes of a parameter server's `parameters`, once for each of the arrays.
+
+    Args:
+        server: The exchange.
+        make: Makes it of an array, (elements,).
+    """
+
+    def __init__(self, server: ParameterServer, make: Callable[[NDArray[Any]], T]) -> None:
+        self._server = server
+        self._make = make
+        self._made: dict[int, T] = {}
+
+    @property
+    def now(self) -> T:
+        """That of the parameters as last pulled."""
+        flat = self._server.parameters
+        if id(flat) not in self._made:
+            self._made[id(flat)] = self._make(flat)
+        return self._made[id(flat)]

@@ -1,6 +1,5 @@
 """JAX: an optimiser whose step takes place at the parameter server."""
 
-import functools
 import operator
 import re
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
 from worker.early_push import EarlyPush
-from worker.exchanges.parameter_server import ParameterServer
+from worker.exchanges.parameter_server import ParameterServer, ParameterViews
 from worker.flat_order import BUCKET_MB, FlatArrays, backward_order, bucket_elements
 from worker.jax.gradient import ValueAndGrad, squared_norm
 from worker.jax.gradient_push import GradientPush
@@ -115,6 +114,7 @@ class Optimizer:
         self._loader = loader
         self._session = loader.session
         self._server = ParameterServer.of(self._session.exchange)
+        self._views = ParameterViews(self._server, self._in)
         self._server.check_unprepared()
         self.params = params
         self.statistics = statistics
@@ -212,7 +212,7 @@ class Optimizer:
 
     def _take_parameters(self) -> None:
         # Copies: JAX may go on using the memory, and the next pull overwrites this.
-        arrays = [self._values[n].astype(leaf.dtype, copy=False) for n, leaf in enumerate(self._like)]
+        arrays = [self._views.now[n].astype(leaf.dtype, copy=False) for n, leaf in enumerate(self._like)]
         self._pulled = list(map(jax.device_put, arrays, [leaf.sharding for leaf in self._like]))
         self.params, self.statistics = self._tree.unflatten(self._pulled)
 
@@ -229,11 +229,6 @@ class Optimizer:
         for bucket in self._order.buckets[push.finish(leaves) if push is not None else 0 :]:
             for number in bucket:
                 values[number] = leaves[number]
-
-    @functools.cached_property
-    def _values(self) -> FlatArrays:
-        """The leaves' values as last pulled."""
-        return self._in(self._server.parameters)
 
     def _in(self, flat: NDArray[Any]) -> FlatArrays:
         """Return the leaves' values in a flat array."""

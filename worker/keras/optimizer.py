@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
-from worker.exchanges.parameter_server import ParameterServer
+from worker.exchanges.parameter_server import ParameterServer, ParameterViews
 from worker.flat_order import FlatArrays, backward_order
 from worker.keras.loader import DataLoader
 from worker.keras.optimizer_options import describe_keras, slots
@@ -96,8 +96,8 @@ class VariableLink:
         layout = Layout(self._dtype, name, self._groups(self._options), tuple(tensors), self._order.name)
         self._server.prepare(layout, self._flat(self._variables), state)
         self._session.start_training()
-        self._pulled = FlatArrays(self._server.parameters, self._order, self._shapes)
-        self._copy(self._pulled, self._variables)  # later ones are assigned by `_step`
+        self._pulled = ParameterViews(self._server, lambda flat: FlatArrays(flat, self._order, self._shapes))
+        self._copy(self._pulled.now, self._variables)  # later ones are assigned by `_step`
         self._flat_gradient = loader.accumulation.make_array()
         self._gradient = FlatArrays(self._flat_gradient, self._order, self._shapes)
         self._next_options = self._options  # of the step whose gradient is being computed
@@ -167,7 +167,7 @@ class VariableLink:
             )
         # Rounded to each variable's own type, as what was pulled was.
         for number, variable in enumerate(self._trained):
-            pulled = tf.cast(self._pulled[number], _dtype(variable))
+            pulled = tf.cast(self._pulled.now[number], _dtype(variable))
             if not np.array_equal(keras.ops.convert_to_numpy(variable), pulled.numpy()):
                 log.warning(
                     "%s was changed outside of training, as by model.load_weights: such changes are lost "
@@ -219,7 +219,7 @@ class VariableLink:
 
     def _last_statistics(self) -> list[NDArray[Any]]:
         """Return the statistics as last pulled."""
-        return [self._pulled[number] for number in range(len(self._trained), len(self._variables))]
+        return [self._pulled.now[number] for number in range(len(self._trained), len(self._variables))]
 
     def _exchange(self) -> list[Any]:
         """Push the rest of the gradients and statistics; return the new parameters, and the iteration."""
@@ -227,7 +227,10 @@ class VariableLink:
             self._session.finish_iteration(self._changed_groups())
         self._options = self._next_options  # not before: a step that is refused sends none
         # Copies: TensorFlow may keep the memory that it is given, and the next pull writes where these lay.
-        return [*(self._pulled[number] for number in range(len(self._variables))), np.int64(self._iterations)]
+        return [
+            *(self._pulled.now[number] for number in range(len(self._variables))),
+            np.int64(self._iterations),
+        ]
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:

@@ -1,6 +1,5 @@
 """PyTorch: an optimiser whose step takes place at the parameter server."""
 
-import functools
 import logging
 import types
 from collections.abc import Callable, Sequence
@@ -12,13 +11,12 @@ from torch import nn
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout, Tensor
-from worker.exchanges.parameter_server import ParameterServer
+from worker.exchanges.parameter_server import ParameterServer, ParameterViews
 from worker.flat_order import BUCKET_MB, FlatOrder, backward_order, bucket_elements
 from worker.learning_rates import Rule, factor_by
 from worker.tensor_types import check_floating, flat_dtype
 from worker.torch.backward_push import BackwardPush
 from worker.torch.flat_tensors import FlatTensors
-from worker.torch.forward_pull import ForwardPull
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
 from worker.torch.micro_batches import Accumulation
@@ -43,7 +41,6 @@ def distribute(
     *,
     scale_lr: Rule = "none",
     bucket_cap_mb: float | None = BUCKET_MB,
-    pull_ahead: bool = False,
 ) -> Optim:
     """Let `optimizer.step()` push the gradient, weighted by the batch size, and pull new parameters.
 
@@ -64,25 +61,18 @@ def distribute(
         bucket_cap_mb: MiB of gradients that are pushed at a time, while the backward pass computes the next
             ones, the same for every worker; None: all are pushed by the step, and workers of other frameworks
             can train the same job, as they can where a model is no larger than that.
-        pull_ahead: Whether `step` may return before the new parameters have arrived, within an epoch: each
-            module of `model` waits for its own before its forward pass. Until then, a script may read them
-            by `state_dict()` only, which waits, too; others are those of the iteration before.
 
     Returns:
         The same optimiser.
 
     Raises:
         InvalidRequestError: The parameter server lacks this kind of optimiser or one of its options, the
-            optimiser has no parameters to train, another worker's differ, `bucket_cap_mb` is not above 0,
-            `pull_ahead` lacks the model, a service refuses, or it is not the session's first call.
+            optimiser has no parameters to train, another worker's differ, `bucket_cap_mb` is not above 0, a
+            service refuses, or it is not the session's first call.
     """
     factor = factor_by(scale_lr, type(optimizer).__name__)
     bucket = bucket_elements(bucket_cap_mb)
-    if pull_ahead and model is None:
-        raise InvalidRequestError("pull_ahead: give the model, whose modules wait for their parameters")
     link = _Link(optimizer, loader, model, bucket)
-    if pull_ahead and model is not None:
-        link.pull_ahead(model)
     loader.session.training.scale_lr_by(factor)
     own_state_dict = optimizer.state_dict
 
@@ -149,11 +139,13 @@ class _Link:
         self._trained = set(map(id, self._parameters))
         self._versions: list[int] = []  # of the parameters, as last pulled
         self._has_warned = False
-        self._forward: ForwardPull | None = None
         self._schedules = Schedules(optimizer)
         session.before_batch.append(self._schedules.restore)
         note_device(session, self._tensors[0].device)
         state = take_state(optimizer, self._tensors, self._order, initial)
+        self._pulled = ParameterViews(
+            self._server, lambda flat: FlatTensors(flat, self._order, self._tensors)
+        )
         self._server.prepare(layout, initial, state, self._take_parameters)
         session.start_training()
         watch_memory(session, self._tensors[0].device)
@@ -169,13 +161,6 @@ class _Link:
             lambda: self._changed_groups(describe(optimizer)[1]),
             model,
         )
-
-    def pull_ahead(self, model: nn.Module) -> None:
-        """Pull parameters while the forward pass of a model computes."""
-        tensors = {tensor: number for number, tensor in enumerate(self._tensors)}
-        fields = self._session.log_fields
-        self._forward = ForwardPull(self._server, model, tensors, self._order, self._take, fields)
-        self._server.blocks = self._forward
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
@@ -219,7 +204,7 @@ class _Link:
         for number, (parameter, own, now) in enumerate(
             zip(self._parameters, self._versions, versions, strict=True)
         ):
-            if own != now and not torch.equal(parameter, self._pulled[number].to(parameter)):
+            if own != now and not torch.equal(parameter, self._pulled.now[number].to(parameter)):
                 self._has_warned = True
                 log.warning(
                     "%s was changed outside of optimizer.step(), as by model.load_state_dict: such changes "
@@ -260,23 +245,16 @@ class _Link:
         self._versions = [0] * len(self._parameters)
         for number in range(len(self._tensors)):
             self._take(number)
-        if self._forward is not None:
-            self._forward.skip()
 
     def _take(self, number: int) -> None:
         """Give a tensor the value that was pulled."""
         tensor = self._tensors[number]
         if tensor.is_floating_point():
-            self._pulled.copy_to(number, tensor)
+            self._pulled.now.copy_to(number, tensor)
         else:
-            tensor.copy_(self._pulled[number].round())  # of a count, a mean
+            tensor.copy_(self._pulled.now[number].round())  # of a count, a mean
         if number < len(self._parameters):
             self._versions[number] = tensor._version
-
-    @functools.cached_property
-    def _pulled(self) -> FlatTensors:
-        """The tensors' values as last pulled."""
-        return FlatTensors(self._server.parameters, self._order, self._tensors)
 
     def _changed_groups(self, options: list[dict[str, float]]) -> tuple[Group, ...] | None:
         return self._order.groups(options) if options != self._options else None

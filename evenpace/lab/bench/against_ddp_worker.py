@@ -94,7 +94,7 @@ def main() -> None:
         if isinstance(model, DistributedDataParallel):
             balance(model, loader)
         else:
-            distribute(optimizer, loader, module, pull_ahead=True)
+            distribute(optimizer, loader, module)
 
     ends, sizes, cpu, snapshots = _train(model, loader, optimizer, workload.loss, options)
     seconds = np.array(ends) - began

@@ -259,8 +259,8 @@ class OverlapConfig:
 
     Attributes:
         rate: Of each link; 0: without a limit.
-        compute: Seconds that a worker computes in an iteration; 0 for as long as a push by the step and the
-            pull after it take.
+        compute: Seconds that a worker computes in an iteration; 0 for as long as transfers take where
+            the step makes them all.
 
     Raises:
         InvalidRequestError: A value is not allowed.
@@ -275,7 +275,7 @@ class OverlapConfig:
     compute: Annotated[
         float,
         Setting(
-            "Seconds of computing in an iteration; 0: as a push by the step and the pull after it take.",
+            "Seconds of computing in an iteration; 0: as transfers take where the step makes them all.",
             least=0,
             below=inf,
         ),

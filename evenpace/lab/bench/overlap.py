@@ -27,8 +27,7 @@ from idl.errors import EvenpaceError
 _WAYS = {
     "pushed by the step": ["--bucket-mb", "0"],
     "while computing": ["--bucket-mb", "1"],
-    "and pulled ahead": ["--bucket-mb", "1", "--pull-ahead"],
-    "and pushed in bfloat16": ["--bucket-mb", "1", "--pull-ahead", "--bfloat16"],
+    "and in bfloat16": ["--bucket-mb", "1", "--bfloat16"],
 }
 _STOCK = "stock DDP on gloo"
 
@@ -36,8 +35,8 @@ _STOCK = "stock DDP on gloo"
 def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
     """Measure, print the figures, and write them.
 
-    Each way's transfers are timed without computing, and then with as much computing as a push by the step
-    and a pull take; the ways take turns.
+    Each way's transfers are timed without computing, and then with as much computing as they take where the
+    step makes them all; the ways take turns.
 
     Raises:
         NetworkError: Links of limited bandwidth cannot be made here.

@@ -63,7 +63,6 @@ def main() -> None:
     parser.add_argument("--manager")
     parser.add_argument("--ps", nargs="+")
     parser.add_argument("--bucket-mb", type=float, help="0: pushed by the step")
-    parser.add_argument("--pull-ahead", action="store_true")
     parser.add_argument("--bfloat16", action="store_true", help="round gradients to it")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -83,9 +82,7 @@ def main() -> None:
         push_dtype = "bfloat16" if options.bfloat16 else None
         evenpace.connect(options.manager, options.ps, worker=f"w{options.rank}", push_dtype=push_dtype)
         loader = evenpace.torch.DataLoader(data, batch_size=options.workers)
-        evenpace.torch.distribute(
-            optimizer, loader, model, bucket_cap_mb=options.bucket_mb or None, pull_ahead=options.pull_ahead
-        )
+        evenpace.torch.distribute(optimizer, loader, model, bucket_cap_mb=options.bucket_mb or None)
     left, times = 0, []
     began = time.perf_counter()
     for (inputs,) in loader:

@@ -30,6 +30,7 @@ from evenpace.lab.chaos.reference_training import (
 )
 from idl.layout import Group, Layout, shard_bounds
 from idl.plan import Assignment
+from worker import shard_clients
 from worker.data.slices import Slices
 from worker.exchanges.parameter_server import ParameterServer
 from worker.session import Session
@@ -121,12 +122,11 @@ def train(
         micro_batch=micro_batch,
     )
     initial = first_parameters()
+    shard_clients.LEAST_AHEAD = 0  # so that these few parameters are pulled ahead, too
     server = ParameterServer.of(session.exchange)
     server.prepare(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
     session.start_training()
-    halves = _Halves(shard_bounds(len(initial), server.shards))
-    if micro_batch is None:
-        server.blocks = halves
+    halves = [(begin + end) // 2 for begin, end in shard_bounds(len(initial), server.shards)]
 
     def reached() -> int:
         """Write down the version of the parameters that this worker is to have now, and return it.
@@ -134,7 +134,7 @@ def train(
         Who was passed over may have later ones; what it computes with them does not count.
         """
         now = session.join()
-        is_due = now.iteration % PRINT_EVERY == 0 and set(server.await_versions()) == {now.iteration}
+        is_due = now.iteration % PRINT_EVERY == 0 and set(server.versions) == {now.iteration}
         prints = fingerprint(server.parameters).tolist() if is_due else None
         journal.write("reached", now.attempt, now.iteration, prints)
         return now.iteration
@@ -148,7 +148,7 @@ def train(
             journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc, *told)
             if micro_batch is None:
                 server.gradient.values[:] = mean_gradient(server.parameters, inputs[indices], labels[indices])
-                _push_early(session, server, done, halves.ends[0])
+                _push_early(session, server, done, halves)
             for one in part.micro_batches:
                 gradient = mean_gradient(server.parameters, inputs[one.indices], labels[one.indices])
                 server.gradient.accumulate(done, gradient, one.count)
@@ -156,30 +156,10 @@ def train(
             session.finish_iteration()
             if session.released is not None:
                 return
-            if not server.await_block(0):
-                continue  # its parameters will not come: the job was rewound
             version = reached()
             if stop.exists() and version >= int(stop.read_text()):
                 np.savez(out, version=version, parameters=server.parameters)
                 return
-
-
-class _Halves:
-    """Each shard's range in two halves, as the `Blocks` of a worker that waits for both before it computes.
-
-    Args:
-        bounds: The shards' ranges, (begin, end) in elements.
-    """
-
-    def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
-        self.ends = [[(begin + end) // 2 for begin, end in bounds], [end for _, end in bounds]]
-
-    def begin(self) -> bool:
-        """Return that parameters may arrive after a step."""
-        return True
-
-    def complete(self) -> None:
-        """Do nothing: it computes with the flat array itself."""
 
 
 def _push_early(session: Session, server: ParameterServer, part: Assignment, ends: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from tests.services import OpenServices, in_threads
+from worker import shard_clients
 from worker.jax.gradient import value_and_grad
 from worker.jax.loader import DataLoader
 from worker.jax.optimizer import distribute
@@ -26,6 +27,12 @@ BUCKET_MB = 100 / 2**18  # of float32: a hundred elements
 WIDTHS = (7, *[20] * 9, 400, 400)
 TRIALS = 3  # batches that show whether the script changes gradients
 HELD = 9  # the last layer but one: those before it have one digit, the last one has two
+
+
+@pytest.fixture(autouse=True)
+def _few_are_pulled_ahead(monkeypatch):
+    """Have these few parameters pulled ahead, too."""
+    monkeypatch.setattr(shard_clients, "LEAST_AHEAD", 0)
 
 
 def make_data():

@@ -79,10 +79,9 @@ def median(found, name, field):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pull_ahead", [False, True])
-def test_a_slow_link_is_busy_while_the_backward_pass_computes(pull_ahead):
+def test_a_slow_link_is_busy_while_the_backward_pass_computes():
     """What the pass does not hide of the four times is communication time; a fast link takes less of all."""
-    found = records(pull_ahead=pull_ahead)
+    found = records()
     assert len(found) == ITERATIONS
     for record in found[:TRIALS]:
         assert all(np.isnan(part[FIRST:]).all() for part in record.parts.values()), "pushed by the step"
@@ -97,9 +96,9 @@ def test_a_slow_link_is_busy_while_the_backward_pass_computes(pull_ahead):
         assert hidden > 0.8 * (part.backward_time - part.first_bucket_time), "it always has some to send"
     for field in ("other_buckets_time", "last_bucket_time"):
         assert median(found, "slow", field) > 4 * median(found, "fast", field)
-    # The last bucket is one layer's of all; then all are pulled.
+    # The last bucket is one layer's of all, and its parameters are what is left to be pulled after that.
     others, last = (median(found, "slow", name) for name in ("other_buckets_time", "last_bucket_time"))
-    assert 1 < last / others < 2 * (1 + LAYERS) / (LAYERS - 1)
+    assert 1 / (LAYERS - 1) < last / others < 1
     computing = {
         name: median(found, name, "batch_processing_time") - median(found, name, "communication_time")
         for name in NAMES

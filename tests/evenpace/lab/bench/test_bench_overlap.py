@@ -19,9 +19,9 @@ def test_all_ways_of_transferring_gradients_are_timed(tmp_path, needs_network):
     figures = json.loads(path.read_text())
     transfer, iteration = figures["transfer_s"], figures["iteration_s"]
     by_step, *_, rounded, stock = iteration
-    megabytes = 2 * 2 * 4.15  # of both workers, pushed and pulled
+    megabytes = 2 * 4.15  # of both workers, pushed and at the same time pulled
     assert figures["compute_s"] == transfer[by_step] > 0.8 * megabytes / 60
-    assert transfer[rounded] > 0.8 * 0.75 * megabytes / 60
+    assert transfer[rounded] > 0.8 * megabytes / 60  # which are pulled as they are
     assert transfer[stock] > 0.8 * 4.15 / 60
     for way, seconds in iteration.items():
         assert seconds > 0.9 * figures["compute_s"], way

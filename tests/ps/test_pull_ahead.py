@@ -1,0 +1,169 @@
+"""Pulls whose answers begin before their version is reached, at a live shard."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import idl
+from idl.errors import NotYetError, RewoundError
+from tests.ps.attempts import AttemptWorker
+from tests.services import Raw
+from tests.wire import LARGE, framed
+
+_ps = idl.parameter_server
+HALF = LARGE * 4 // 2  # bytes of a gradient
+
+
+@pytest.fixture
+def pair(shard):
+    """Return two workers of one job."""
+    first = AttemptWorker(shard, LARGE)
+    second = AttemptWorker(shard, LARGE, first.identity.job, worker="second")
+    yield first, second
+    for worker in (first, second):
+        worker.close()
+
+
+def ahead(worker):
+    """Make a call for the parameters that the next step leads to."""
+    named = (worker.identity, worker.version + 1, None, worker.attempt, worker.instance)
+    return _ps.PullRequest(*named, ahead=True)
+
+
+class Reader(Raw):
+    """A connection that pulls the next version of a worker's parameters ahead."""
+
+    def __init__(self, worker, receive_buffer=None):
+        super().__init__(worker.address, receive_buffer)
+        self._head_of = worker.elements
+        self.send(framed("pull", ahead(worker)))
+
+    def values(self, elements):
+        """Return the next elements, or fewer where the connection ends."""
+        if self._head_of:
+            length = int.from_bytes(self.read(4), "big")
+            self.read(length - 4 * self._head_of - 2)  # two bytes at the end are those of two structs
+            self._head_of = 0
+        data = self.read(4 * elements)
+        return np.frombuffer(data[: len(data) // 4 * 4], np.float32)
+
+
+class HalfPush(Raw):
+    """A connection on which a worker has pushed half of its gradient."""
+
+    def __init__(self, worker, **part):
+        super().__init__(worker.address)
+        data = framed("push", worker.push_request(**part), worker.gradient().data.cast("B"))
+        self.rest = data[-HALF - 1 :]  # and the byte that ends the arguments
+        self.send(data[: -HALF - 1])
+
+    def complete(self):
+        """Push the rest, and wait for the answer."""
+        self.send(self.rest)
+        assert self.read_frame()
+
+
+def test_elements_come_once_all_have_pushed_them(pair):
+    """Until the step, the version before is what others pull; the rest comes with the step."""
+    first, second = pair
+    with Reader(first) as reader, HalfPush(first, start=0, count=4) as push:
+        second.push(start=4, count=4)
+        early = reader.values(LARGE // 4)  # of half the elements; pieces of them may wait for more
+        first.check()
+        push.complete()
+        rest = reader.values(LARGE - len(early))
+        first.stepped()
+        np.testing.assert_array_equal(np.concatenate([early, rest]), first.expected)
+        first.check()
+
+
+def test_a_call_that_has_them_waits_for_the_step_alone(pair):
+    """It is answered without parameters, and notes that its caller has pushed."""
+    first, second = pair
+    has = {"has": True, "settled": True, "wait": 0.1}
+    with Reader(first) as reader:
+        first.push(start=0, count=4)
+        request = _ps.PullRequest(first.identity, 1, None, first.attempt, first.instance, **has)
+        deadline = time.monotonic() + 240
+        first.client.send("pull", request, deadline=deadline)
+        with pytest.raises(NotYetError, match="4 of the 8 samples"):
+            first.client.receive(deadline=deadline)
+        second.push(start=4, count=4)
+        reply = first.client.call("pull", request)
+        assert (reply.version, reply.parameters) == (1, b"")
+        first.stepped()
+        np.testing.assert_array_equal(reader.values(LARGE), first.expected)
+    for worker in (first, second):
+        worker.version = 1
+    second.push(start=4, count=4)
+    first.push(start=0, count=4)
+    first.stepped()
+    first.check()
+    reply = first.client.call("pull", request)
+    assert reply.version == 1, "that which the caller has, not the present one"
+
+
+def test_a_fence_breaks_off_what_may_turn_out_otherwise(pair):
+    """The new attempt begins with the parameters of before, and its step has what is pushed in it."""
+    first, second = pair
+    with Reader(first) as reader, HalfPush(first, start=0, count=4) as push:
+        second.push(start=4, count=4)
+        assert reader.values(LARGE // 4).any()
+        first.fence(1)
+        assert len(reader.values(LARGE)) < LARGE - LARGE // 4, "the connection ends"
+        push.send(push.rest)
+        first.rewind(1, 0)
+        first.check()
+    with pytest.raises(RewoundError):
+        second.client.call("pull", ahead(second), into=memoryview(bytearray(4 * LARGE)))
+    with Reader(first) as reader:
+        first.iterate()
+        np.testing.assert_array_equal(reader.values(LARGE), first.expected)
+
+
+def test_a_step_that_is_complete_outlives_a_fence(pair):
+    """Where all has arrived, the attempt may go on from the next version, as the shards do that stepped."""
+    first, second = pair
+    first.shared = second.shared = True
+    with Reader(first) as reader, Reader(second) as other:
+        for worker, start in ((first, 0), (second, 4)):
+            worker.push(start=start, count=4)
+        early = reader.values(LARGE)  # though the step is not taken, as other shards may lack the gradient
+        np.testing.assert_array_equal(other.values(LARGE), early)
+        fenced = first.fence(1)
+        assert (fenced.version, fenced.complete) == (0, True)
+        first.rewind(1, 1)
+        first.version = 0
+        first.stepped()
+        first.check()
+        np.testing.assert_array_equal(early, first.expected)
+
+
+def test_who_reads_slowly_gets_one_version(shard):
+    """Its memory is left alone, while others go on and pull ahead."""
+    worker = AttemptWorker(shard, 4_000_000)
+    with Reader(worker, receive_buffer=4096) as slow:
+        for version in range(4):
+            with Reader(worker) as reader, ThreadPoolExecutor() as thread:
+                read = thread.submit(reader.values, worker.elements)
+                worker.iterate()
+                np.testing.assert_array_equal(read.result(120), worker.expected)
+            if not version:
+                expected = worker.expected.copy()
+        np.testing.assert_array_equal(slow.values(worker.elements), expected)
+    worker.close()
+
+
+def test_a_reader_that_goes_leaves_the_others(pair):
+    """Its connection ends in the middle; the step and another reader go on."""
+    first, second = pair
+    with Reader(second) as other, HalfPush(first, start=0, count=4) as push:
+        with Reader(first) as gone:
+            second.push(start=4, count=4)
+            gone.values(10)
+        push.complete()
+        first.stepped()
+        np.testing.assert_array_equal(other.values(LARGE), first.expected)
+    first.check()
