@@ -216,6 +216,8 @@ class ParameterServer:
         begins = self._synchronisation.mode != "bsp" or assignment.iteration == first
         state = self._prepared.state
         self._shards.open(layout, self._synchronisation, initial, assignment, state, begins=begins)
+        if self._shards.pulls_ahead and not len(self._spare):
+            self._spare = np.empty_like(initial)
         self._shards.forfeit(self._lost)
 
     def may_begin(self, part: Assignment) -> bool:
@@ -324,8 +326,6 @@ class ParameterServer:
             return
         self._give_up_pull()
         if self._shards.pulls_ahead and self._synchronisation.mode == "bsp":
-            if not len(self._spare):
-                self._spare = np.empty_like(self._parameters)
             calls = self._shards.begin_pull(done.iteration + 1, self._spare)
             self._ahead = _Ahead(done.attempt, done.iteration + 1, calls)
 
