@@ -69,6 +69,7 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Train as the command line says."""
     options = parse_options()
+    shard_clients.LEAST_AHEAD = 0  # so that these few parameters are pulled ahead, too
     session = own_session()
     journal, out = options.journal, options.out
     if journal.is_dir():
@@ -122,7 +123,6 @@ def train(
         micro_batch=micro_batch,
     )
     initial = first_parameters()
-    shard_clients.LEAST_AHEAD = 0  # so that these few parameters are pulled ahead, too
     server = ParameterServer.of(session.exchange)
     server.prepare(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
     session.start_training()
