@@ -59,7 +59,7 @@ class ShardSnapshot:
 def slot_names(name: str, options: Mapping[str, float]) -> set[str]:
     """Return the names of the slots that an optimiser has once it has stepped with these options."""
     one = state_template(name, frozenset(options.items()))
-    return {key for key, value in one.items() if _is_slot(key, value, torch.Size([1]))}
+    return {key for key, value in one.items() if is_slot(key, value, torch.Size([1]))}
 
 
 def present_slots(optimizer: torch.optim.Optimizer) -> list[str]:
@@ -69,7 +69,7 @@ def present_slots(optimizer: torch.optim.Optimizer) -> list[str]:
             key
             for part, own in optimizer.state.items()
             for key, value in own.items()
-            if _is_slot(key, value, part.shape)
+            if is_slot(key, value, part.shape)
         }
     )
 
@@ -106,7 +106,7 @@ def load_state(
             if key == "step":
                 counted = torch.full_like(value, steps) if isinstance(value, torch.Tensor) else steps
                 optimizer.state[part][key] = counted
-            elif _is_slot(key, value, torch.Size([1])):
+            elif is_slot(key, value, torch.Size([1])):
                 given = slots.get(key)
                 optimizer.state[part][key] = torch.zeros_like(part) if given is None else given[number]
 
@@ -137,5 +137,6 @@ def state_template(name: str, options: frozenset[tuple[str, float]]) -> Mapping[
     return dict(optimizer.state[part])
 
 
-def _is_slot(key: str, value: Any, shape: torch.Size) -> bool:
+def is_slot(key: str, value: Any, shape: torch.Size) -> bool:
+    """Return whether an entry of the state of a parameter of this shape is a slot."""
     return key != "step" and isinstance(value, torch.Tensor) and value.shape == shape

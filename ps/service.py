@@ -355,8 +355,9 @@ class ParameterServerService:
 
     def _take_steps(self, job: ShardJob) -> None:
         """Take the steps that are complete: one, or in the asynchronous modes one for each gradient."""
-        if not job.shard.is_ahead:
+        if not job.shard.is_ahead:  # else the step is in other memory than the parameters already
             if job.is_read:
+                # A slow reader may still be sent the parameters' memory: leave that memory as it is.
                 job.shard.detach_parameters()
             job.readers.clear()
         while job.shard.complete:

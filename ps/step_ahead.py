@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from idl.layout import Layout
+from ps.optimizer_state import is_slot
 
 
 class StepAhead:
@@ -106,17 +107,14 @@ class StepAhead:
         part, after = self._parts[number], self._states[number]
         own, whole = self._optimizer.state.get(part, {}), part.data
         before, inner = dict(own), slice(elements.start - first, elements.stop - first)
-        slots = {
-            key: value
-            for key, value in before.items()
-            if isinstance(value, torch.Tensor) and value.shape == whole.shape
-        }
+        slots = {key for key, value in before.items() if is_slot(key, value, whole.shape)}
         part.data = self.parameters[elements].copy_(parameters[elements])
         part.grad = gradient[elements]
         for key, value in before.items():
             if key in slots:
-                slot = after.setdefault(key, torch.empty_like(value))
-                own[key] = slot[inner].copy_(value[inner])
+                if key not in after:
+                    after[key] = torch.empty_like(value)
+                own[key] = after[key][inner].copy_(value[inner])
             else:
                 own[key] = copy.deepcopy(value)  # of the number of steps, which each range counts
         self._optimizer.step()

@@ -71,7 +71,6 @@ class ParameterServer:
         meter: Is told the times of transfers, and of waiting for the other workers.
         timeout: Seconds for a recovery.
         log_fields: Returns the structured fields of log lines.
-
     """
 
     kind = PARAMETER_SERVER
@@ -325,7 +324,7 @@ class ParameterServer:
         if ahead is not None and (ahead.attempt, ahead.iteration) == (done.attempt, done.iteration + 1):
             return
         self._give_up_pull()
-        if self._shards.pulls_ahead and self._synchronisation.mode == "bsp":
+        if self._shards.pulls_ahead:
             calls = self._shards.begin_pull(done.iteration + 1, self._spare)
             self._ahead = _Ahead(done.attempt, done.iteration + 1, calls)
 
