@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +31,8 @@ log = logging.getLogger(__name__)
 _LATEST = 3  # newest checkpoints of a job that are always kept
 _SUFFIX = ".checkpoint"
 _PART = ".part"  # suffix of a file that is being written
+_JOB_FOLDER = re.compile(r"[A-Za-z0-9_-]{0,60}-[0-9a-f]{16}")  # see `_folder_name`
+_JOB_FILE = re.compile(rf"\d{{12,}}({re.escape(_SUFFIX)}|{re.escape(_PART)})")  # see `JobStore._path`
 
 
 class CheckpointStore:
@@ -56,7 +57,7 @@ class CheckpointStore:
             raise UnavailableError(
                 f"{folder} is the folder of a manager: give each shard a folder of its own"
             )
-        self._lock = (folder / SHARD_LOCK).open("w")
+        self._lock = (folder / SHARD_LOCK).open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -119,13 +120,19 @@ class CheckpointStore:
     def _remove_old(self, seconds: float, spared: Collection[str]) -> None:
         with self._removing:
             for path in self._folder.iterdir():
+                if path.name in spared or not _JOB_FOLDER.fullmatch(path.name) or path.is_symlink():
+                    continue
                 with contextlib.suppress(OSError):
-                    if path.is_dir() and path.name not in spared:
-                        written = max(file.stat().st_mtime for file in (path, *path.iterdir()))
-                        if time.time() - written > seconds:
-                            log.info("%s: removed, the job has had no worker for long", path)
-                            shutil.rmtree(path)
-                            self._names.discard(path.name)
+                    checkpoints = list(path.iterdir())
+                    if not all(_JOB_FILE.fullmatch(file.name) for file in checkpoints):
+                        continue  # others' files are among them
+                    written = max(file.stat().st_mtime for file in (path, *checkpoints))
+                    if time.time() - written > seconds:
+                        log.info("%s: removed, the job has had no worker for long", path)
+                        for file in checkpoints:
+                            file.unlink()
+                        path.rmdir()
+                        self._names.discard(path.name)
 
 
 class JobStore:
@@ -349,10 +356,12 @@ class JobStore:
             raise UnavailableError(f"{self._folder} cannot be read at present: {error}") from error
         versions = []
         for path in map(self._folder.joinpath, names):
+            if not _JOB_FILE.fullmatch(path.name):
+                continue
             if path.suffix == _PART:
                 with contextlib.suppress(OSError):
                     path.unlink()
-            elif path.suffix == _SUFFIX and path.stem.isdigit():
+            else:
                 versions.append(int(path.stem))
         return tuple(sorted(versions))
 

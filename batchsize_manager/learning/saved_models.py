@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from predictors import Array, DeviceKind, ModelKey, Models
 
 _SUFFIX = ".npz"
+_OWN_SUFFIX = f".models{_SUFFIX}"  # of the files that managers name; files of other names are never removed
 _KIND = "kind\t"
 _MOST_FILES = 1000  # in a folder, those of the last jobs
 _MOST_ARRAYS = 400_000  # read from a file at most; 10,000 workers with models of all predictors have fewer
@@ -30,13 +31,14 @@ _MOST_ARRAYS = 400_000  # read from a file at most; 10,000 workers with models o
 
 def models_file(folder: Path, job: str) -> Path:
     """Return the path of a job's models."""
-    return folder / f"{quote(job, safe='')}{_SUFFIX}"
+    return folder / f"{quote(job, safe='')}{_OWN_SUFFIX}"
 
 
 def save_models(path: Path, models: Models) -> None:
     """Write models to a file, which others see whole or not at all, even after a loss of power.
 
-    Of too many files of models in its folder, those that were written longest ago are removed.
+    Of too many such files of jobs in its folder (see `models_file`), those that were written longest ago are
+    removed.
 
     Raises:
         OSError: The file cannot be written.
@@ -51,7 +53,7 @@ def save_models(path: Path, models: Models) -> None:
         except BaseException:
             os.unlink(stream.name)
             raise
-    files = list(path.parent.glob(f"*{_SUFFIX}"))
+    files = list(path.parent.glob(f"*{_OWN_SUFFIX}"))
     for old in sorted(files, key=_written)[: max(0, len(files) - _MOST_FILES)]:
         old.unlink(missing_ok=True)
 

@@ -314,6 +314,35 @@ def test_old_jobs_are_removed(store, tmp_path):
     assert (tmp_path / "state" / "lock").exists()
 
 
+@pytest.mark.parametrize("name", ["photos", "project-0123456789abcdef"])
+def test_folders_of_others_are_not_removed(store, tmp_path, name):
+    """Nor are files of others in a job's folder, nor the folder then; a lock file keeps its content."""
+    saved(store, (10,))
+    store.close()
+    state = tmp_path / "state"
+    (job,) = (path for path in state.iterdir() if path.is_dir())
+    others = [
+        state / name / "2019" / "a.part",
+        state / name / "notes.part",
+        job / "notes.part",
+        state / "lock",
+    ]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("kept")
+    link = state / f"link-{'0' * 16}"
+    link.symlink_to(state / name)
+    for path in state.rglob("*"):
+        os.utime(path, (0, 0))
+    store = CheckpointStore(state)
+    assert store.job("job/run").versions == (10,)
+    store.remove_old(3600, ())
+    store.close()
+    assert [path.read_text() for path in others] == ["kept"] * 4
+    assert len(list(job.iterdir())) == 2
+    assert link.exists()
+
+
 def test_a_shard_that_was_away_for_long_keeps_its_jobs(store, tmp_path):
     """Workers have the full time to return, however long the shard was away and if its clock jumped."""
     saved(store, (10,))

@@ -85,21 +85,16 @@ def test_a_folder_gives_all_files_and_the_newest_worker(tmp_path):
 
 
 def test_a_folder_keeps_the_files_of_the_last_jobs(tmp_path):
-    """Other files stay, whatever their age."""
+    """Other files stay, whatever their age: notes, and somebody's arrays in the same format."""
     models = {"arx": {"w": {"x": np.array([1.0])}}}
-    others = tmp_path / "notes.txt"
-    for number in range(1005):
-        path = tmp_path / f"{number}.npz"
+    others = [tmp_path / name for name in ("notes.txt", "embeddings.npz", "0.npz")]
+    jobs = [models_file(tmp_path, str(number)) for number in range(1005)]
+    for path, written in (*((path, 0) for path in others), *((path, n) for n, path in enumerate(jobs))):
         path.write_bytes(b"")
-        os.utime(path, (number, number))
-    others.write_text("kept")
-    os.utime(others, (0, 0))
-    save_models(tmp_path / "new.npz", models)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "new.npz",
-        "notes.txt",
-        *(f"{number}.npz" for number in range(6, 1005)),
-    }
+        os.utime(path, (written, written))
+    new = models_file(tmp_path, "new")
+    save_models(new, models)
+    assert set(tmp_path.iterdir()) == {new, *others, *jobs[6:]}
 
 
 def test_a_jobs_name_may_hold_anything(tmp_path):
