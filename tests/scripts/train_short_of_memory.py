@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import json
+import mmap
 import resource
 from pathlib import Path
 
@@ -34,10 +35,30 @@ def make_optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
 
 
+def address_space(name):
+    """Return VmSize or VmPeak of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def memory_of(call):
+    """Return by how many bytes the process grows while it makes a call, at its largest."""
+    call()  # what is loaded at the first call stays
+    hidden = max(1, address_space("VmPeak") - address_space("VmSize"))  # growth below an earlier peak
+    with mmap.mmap(-1, hidden, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0):
+        before = address_space("VmSize")
+        call()
+        return address_space("VmPeak") - before
+
+
 def main():
     """Train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--memory-mib", type=int, help="That may be allocated beyond what is at the start.")
+    parser.add_argument(
+        "--fitting",
+        type=int,
+        help="Limits memory after an iteration, so that so many samples fit, but not twice as many.",
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -55,13 +76,15 @@ def main():
         return loss
 
     step = evenpace.torch.within_memory(forward_backward, model, loader)
-    step(*(part[:2] for part in make_data()))  # so that what is loaded at the first pass is loaded by now
-    pieces.clear()
-    if options.memory_mib is not None:
+    if options.fitting is not None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # what is freed goes back at once
-        in_use = psutil.Process().memory_info().data
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (in_use + options.memory_mib * 2**20, hard))
+
+        def run(samples):
+            optimizer.zero_grad()
+            forward_backward(*(part[:samples] for part in make_data()))
+
+        few, many = (memory_of(lambda n=n: run(n)) for n in (options.fitting, 2 * options.fitting))
+        optimizer.zero_grad()
     sizes, limits = [], []
     for _ in range(EPOCHS):
         for inputs, targets in loader:
@@ -70,6 +93,11 @@ def main():
             optimizer.step()
             limits.append(step.limit)
             sizes.append(len(inputs))
+            if options.fitting is not None and len(sizes) == 1:  # the loop has what it needs by now
+                pieces.clear()
+                in_use = psutil.Process().memory_info().data
+                _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+                resource.setrlimit(resource.RLIMIT_DATA, (in_use + (few + many) // 2, hard))
     parameters = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
     np.save(options.out, parameters)
     saved = {"sizes": sizes, "pieces": pieces, "limits": limits}

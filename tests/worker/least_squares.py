@@ -22,7 +22,6 @@ class Worker(threading.Thread):
         name: The worker's.
         iterations: After how many it leaves.
         at: Called with the session before each iteration is finished.
-        connect_timeout: Seconds.
         barrier_timeout: Seconds.
         silence: Seconds.
         credentials: Where the services ask for them.
@@ -36,7 +35,6 @@ class Worker(threading.Thread):
         iterations,
         at=lambda session: None,
         *,
-        connect_timeout=1.0,
         barrier_timeout=240.0,
         silence=10.0,
         credentials=None,
@@ -46,7 +44,6 @@ class Worker(threading.Thread):
             manager,
             tuple(shards),
             worker=name,
-            connect_timeout=connect_timeout,
             barrier_timeout=barrier_timeout,
             silence=silence,
             credentials=credentials,

@@ -385,7 +385,6 @@ def test_a_manager_that_has_lost_a_change_of_the_batch_size(tmp_path, shards_too
                 name,
                 40,
                 lambda session, acts=acts: [act(session) for act in acts],
-                connect_timeout=60.0,
             )
             for name, acts in (("w0", points), ("w1", []))
         ]
