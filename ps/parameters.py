@@ -197,8 +197,9 @@ class Parameters(ABC):
         if name not in present:
             raise InvalidRequestError(f"slot {name!r}: by now there are {', '.join(present) or 'none'}")
         if name not in self._slots:
-            flat = self._slots[name] = torch.zeros_like(self._parameters)
+            flat = torch.zeros_like(self._parameters)
             optimizer_state.read_slot(self._optimizer, name, self._parts(flat))
+            self._slots[name] = flat
         return self._slots[name].numpy().data.cast("B")
 
     def detach_parameters(self) -> None:

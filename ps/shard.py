@@ -112,12 +112,12 @@ class Shard(Parameters):
             raise InvalidRequestError(
                 f"slice of {part.count} samples: more than are left of a batch of {part.total}"
             )
+        held = self._buffer() if self._deterministic else None
         if self._total is None:
             self._total = part.total
             self._missing = part.total * self.layout.elements
         if part.batch_start is not None:
             self._batch = part.epoch, part.batch_start
-        held = self._buffer() if self._deterministic else None
         contribution = Contribution(part.start, part.count, worker, first, first, held=held)
         self._contributions.append(contribution)
         return contribution
@@ -127,12 +127,14 @@ class Shard(Parameters):
         if not contribution.open:
             return  # the step has been taken without the rest of it, or it was dropped
         begin = contribution.done
-        contribution.done += len(piece)
-        self._accumulate(contribution, begin, piece)
         squares = self._squares(contribution, begin, piece)
+        is_finite = contribution.is_finite
+        if not math.isfinite(squares) and is_finite:  # else it costs nothing to know
+            is_finite = self._meter.is_finite(begin, piece)
+        self._accumulate(contribution, begin, piece)  # the last that may fail; then the piece does not count
+        contribution.done += len(piece)
         contribution.squares += squares
-        if not math.isfinite(squares) and contribution.is_finite:  # else it costs nothing to know
-            contribution.is_finite = self._meter.is_finite(begin, piece)
+        contribution.is_finite = is_finite
         self._missing -= contribution.count * len(piece)
 
     def interrupt(self, contribution: Contribution) -> None:
@@ -400,13 +402,16 @@ class GradientSink:
         shard: The shard.
         contribution: The gradient's place in the batch.
         dtype: Of the elements that arrive; they are added up in the shard's own, which None stands for.
+
+    Attributes:
+        shard: The shard.
     """
 
     def __init__(
         self, shard: Parameters, contribution: Contribution, dtype: torch.dtype | None = None
     ) -> None:
         dtype = dtype or shard.pushed_dtype
-        self._shard = shard
+        self.shard = shard
         self._contribution = contribution
         self._itemsize = dtype.itemsize
         self._total_bytes = shard.layout.elements * dtype.itemsize
@@ -433,7 +438,7 @@ class GradientSink:
             fresh = max(0, self._skip - first) // self._itemsize
             piece = self._piece[fresh : self._filled // self._itemsize]
             if len(piece):
-                self._shard.add(self._contribution, piece.to(self._shard.pushed_dtype))
+                self.shard.add(self._contribution, piece.to(self.shard.pushed_dtype))
             self._filled = 0
 
     @property
@@ -447,7 +452,7 @@ class GradientSink:
 
     def abort(self) -> None:
         """Interrupt the contribution, since its connection broke."""
-        self._shard.interrupt(self._contribution)
+        self.shard.interrupt(self._contribution)
 
 
 def _with_options(used: Sequence[Contribution]) -> list[Contribution]:

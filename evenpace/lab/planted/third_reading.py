@@ -2,8 +2,42 @@
 
 from collections.abc import Mapping
 
-from evenpace.lab.planted.finding import Planted
+from evenpace.lab.planted.finding import Change, Planted
 
-PLANTED: tuple[Planted, ...] = ()
+PLANTED: tuple[Planted, ...] = (
+    Planted(
+        "After an allocation has failed at a shard,",
+        (
+            Change(
+                "ps/service.py",
+                "            lost = self._jobs.lose(job, error)\n",
+                "            raise\n            lost = self._jobs.lose(job, error)\n",
+            ),
+        ),
+        "tests/ps/test_failures.py -k 'step_fails or fails_again or under_way'",
+    ),
+    Planted(
+        "What a shard had half done when its memory ran out",
+        (
+            Change(
+                "ps/shard.py",
+                "        squares = self._squares(contribution, begin, piece)\n        is_finite",
+                "        contribution.done += len(piece)\n"
+                "        squares = self._squares(contribution, begin, piece)\n        is_finite",
+            ),
+            Change(
+                "ps/shard.py",
+                "        contribution.done += len(piece)\n        contribution.squares",
+                "        contribution.squares",
+            ),
+        ),
+        "tests/ps/test_failures.py -k 'piece or slot or refused'",
+    ),
+    Planted(
+        "A shard that ends writes no checkpoints of its other jobs,",
+        (Change("ps/jobs.py", "                self.lose(job, error)\n", "                raise\n"),),
+        "tests/ps/test_failures.py -k other_job",
+    ),
+)
 
 UNPLANTED: Mapping[str, str] = {}
