@@ -95,7 +95,7 @@ class Jobs:
                 cannot be deterministic.
         """
         shard = self._make_shard(layout, synchronisation)
-        self.make_room(layout.nbytes, jobs=1)
+        self.make_room(shard.nbytes, jobs=1)
         job = ShardJob(name, shard, synchronisation, model, self._config.checkpoint_every)
         if self._store is not None and synchronisation.mode == "bsp":
             job.store = self._store.job(name)
@@ -123,7 +123,7 @@ class Jobs:
         """Drop jobs without connections, longest without first, until there is room for more.
 
         Args:
-            nbytes: Bytes of parameters that are to fit into the memory.
+            nbytes: Bytes that are to fit into the memory.
             jobs: Jobs that are to be added.
 
         Raises:
@@ -144,8 +144,9 @@ class Jobs:
             )
         if not fits():
             raise InvalidRequestError(
-                f"parameters of {nbytes} bytes: this shard may hold {self._config.memory_bytes}, "
-                f"of which {self._used()} are in use; use more shards, or allow it more"
+                f"{nbytes} bytes for parameters, gradients and the optimiser's state: this shard may hold "
+                f"{self._config.memory_bytes}, of which {self._used()} are in use; use more shards, or start "
+                f"it with a larger --memory-mib, or with --whole-steps, with which a job takes less"
             )
 
     def lose(self, job: ShardJob, error: Exception) -> EvenpaceError:
@@ -215,8 +216,8 @@ class Jobs:
         """Hold a job again, as its newest checkpoint has it."""
         with contextlib.ExitStack() as stack:
             stack.callback(store.close, wait=False)
-            self.make_room(checkpoint.snapshot.layout.nbytes, jobs=1)
             shard = self._make_shard(checkpoint.snapshot.layout, checkpoint.synchronisation)
+            self.make_room(shard.nbytes, jobs=1)
             shard.restore(checkpoint.snapshot)
             stack.pop_all()
         job = ShardJob(
@@ -255,7 +256,7 @@ class Jobs:
             return AsynchronousShard(layout)
         if synchronisation.replicas_to_aggregate is not None:
             return BackupShard(layout, synchronisation.replicas_to_aggregate)
-        return Shard(layout, self._config.deterministic)
+        return Shard(layout, self._config.deterministic, not self._config.whole_steps)
 
     def _used(self) -> int:
         return sum(job.nbytes for job in self._jobs.values())

@@ -147,6 +147,20 @@ class Parameters(ABC):
         """What the next step waits for, in words."""
         return "gradients are awaited" if self.initialised else "no worker has set the first parameters"
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all that the job has here once it trains, apart from gradients that are held.
+
+        They are of the parameters, the sum of the gradients and the optimiser's state; with steps ahead, of
+        the next parameters and the next state as well.
+        """
+        name, groups = self.layout.optimizer, self.layout.groups
+        slots = sum(
+            len(optimizer_state.slot_names(name, g.options)) * g.elements for g in groups if not g.statistics
+        )
+        version = self.layout.elements + slots
+        return self._dtype.itemsize * (self.layout.elements + version * (1 + self.steps_ahead))
+
     def parameters(self) -> memoryview:
         """Return the parameters' bytes; valid until the next step."""
         return self._parameters.numpy().data.cast("B")
@@ -203,7 +217,12 @@ class Parameters(ABC):
         return self._slots[name].numpy().data.cast("B")
 
     def detach_parameters(self) -> None:
-        """Continue with a copy, since the memory that `parameters` returned is still being read."""
+        """Continue in other memory, since that which `parameters` have returned is still being read.
+
+        So is, perhaps, that of `parameters_ahead`, which was the parameters' before.
+        """
+        if self.ahead is not None:
+            self.ahead.leave_memory()
         self._parameters = self._parameters.clone()
         for group, part in zip(self._optimizer.param_groups, self._parts(self._parameters), strict=True):
             group["params"][0].data = part

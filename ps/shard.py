@@ -45,9 +45,11 @@ class Shard(Parameters):
         deterministic: Whether gradients are held until all have arrived and summed in the order of their
             slices, so that two runs are the same to the last bit, at the cost of a copy for each worker. One
             whose connection broke is dropped then.
+        steps_ahead: Whether steps may be taken range by range as gradients arrive, which holds the parameters
+            and the optimiser's state once more; see `step_ahead`.
     """
 
-    def __init__(self, layout: Layout, deterministic: bool = False) -> None:
+    def __init__(self, layout: Layout, deterministic: bool = False, steps_ahead: bool = True) -> None:
         super().__init__(layout)  # `_gradient` is the sum of (x_i / total) * g_i
         self._deterministic = deterministic
         self._meter = NormMeter(layout)
@@ -55,7 +57,7 @@ class Shard(Parameters):
         self._batch: tuple[int, int] | None = None  # epoch and first position of the batch, likewise
         self._missing = 0  # pairs of a sample and an element that have not arrived, once the total is known
         self._contributions: list[Contribution] = []
-        self.steps_ahead = not deterministic
+        self.steps_ahead = steps_ahead and not deterministic
         self._options_before: tuple[Any, ...] = ()  # a step ahead: the groups, and the optimiser's options
         self._checked_groups: tuple[Any, ...] = ()  # the last arguments of `_merged`, and its result
         self._differences: dict[str, str] = {}  # by worker: how its options differed from a step's

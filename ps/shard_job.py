@@ -132,8 +132,9 @@ class ShardJob:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the parameters, and of the state that waits for the first parameters."""
-        return self.shard.layout.nbytes * (1 + sum(len(staged.slots) for staged in self._staged.values()))
+        """Return the bytes of the job, and of the state that waits for the first parameters."""
+        staged = sum(len(staged.slots) for staged in self._staged.values())
+        return self.shard.nbytes + self.shard.layout.nbytes * staged
 
     @property
     def is_restored(self) -> bool:

@@ -38,6 +38,23 @@ PLANTED: tuple[Planted, ...] = (
         (Change("ps/jobs.py", "                self.lose(job, error)\n", "                raise\n"),),
         "tests/ps/test_failures.py -k other_job",
     ),
+    Planted(
+        "A worker that reads its parameters slowly gets",
+        (Change("ps/parameters.py", "            self.ahead.leave_memory()\n", "            pass\n"),),
+        "tests/ps/test_pull_ahead.py -k slowly",
+    ),
+    Planted(
+        "With Adam a shard takes 7 times the memory of",
+        (
+            Change("ps/parameters.py", "version * (1 + self.steps_ahead))", "version)"),
+            Change(
+                "ps/jobs.py",
+                "self._config.deterministic, not self._config.whole_steps)",
+                "self._config.deterministic)",
+            ),
+        ),
+        "tests/ps/test_step_ahead.py tests/ps/test_pull_ahead.py -k 'memory_it_takes or whole_steps'",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
