@@ -69,7 +69,7 @@ class AsynchronousShard(Parameters):
         """Return whether the worker's gradient was applied already, so that only the answer was lost."""
         return part.iteration <= self._applied.get(worker, -1)
 
-    def begin(self, part: Assignment, worker: str = "") -> Contribution:
+    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
         """Begin a worker's push; it replaces an earlier one that is incomplete or not applied yet.
 
         Raises:

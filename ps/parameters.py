@@ -33,6 +33,8 @@ class Contribution:
         first: The first element that is used; for those before it, the samples were counted already.
         done: The element up to which it has arrived.
         open: Whether a connection is sending it at present; if not, further elements are dropped.
+        early: The incarnation that alone may go on with it if it breaks off, since it has sent elements which
+            may have changed; empty if anyone may.
         groups: The groups with the options that the worker wants the step to be taken with; None if it says
             nothing of them.
         held: The gradient itself, where it is not added to a sum at once.
@@ -46,6 +48,7 @@ class Contribution:
     first: int = 0
     done: int = 0
     open: bool = True
+    early: str = ""
     groups: tuple[Group, ...] | None = None
     held: torch.Tensor | None = field(default=None, repr=False)
     squares: float = 0.0
@@ -256,16 +259,18 @@ class Parameters(ABC):
         """Return whether a slice's gradient is not needed any more, so that a push of it is dropped."""
 
     @abstractmethod
-    def begin(self, part: Assignment, worker: str = "") -> Contribution:
+    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
         """Begin a push of a slice's gradient, or begin it again after its connection broke.
 
         Args:
             part: The slice.
             worker: The worker that sends it.
+            early: The worker's incarnation, if the gradient may still change while it is sent.
 
         Raises:
             InvalidRequestError: The slice does not belong to the step that is being prepared.
             NotMemberError: The slice's worker was removed from the job.
+            RewoundError: Another has broken off a gradient of these samples that may have changed since.
             UnavailableError: Another connection is sending the slice, or parts of it.
         """
 

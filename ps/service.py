@@ -322,7 +322,7 @@ class ParameterServerService:
         if job.shard.has_used(part, worker):
             return Discard(length)
         groups = read_groups(request.groups) if request.groups else ()
-        contribution = job.shard.begin(part, worker)
+        contribution = job.shard.begin(part, worker, request.identity.incarnation if request.early else "")
         sink = TimedSink(job.shard, contribution, dtype, job.tally, lambda: self._go_ahead_soon(job))
         if groups:
             try:

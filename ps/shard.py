@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from idl.errors import InvalidRequestError, UnavailableError
+from idl.errors import InvalidRequestError, RewoundError, UnavailableError
 from idl.gradient_norms import StepNorms
 from idl.layout import Group, Layout
 from idl.plan import Assignment
@@ -90,11 +90,12 @@ class Shard(Parameters):
         )
         return counted == part.count
 
-    def begin(self, part: Assignment, worker: str = "") -> Contribution:
+    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
         """Begin a push of a slice's gradient, or continue where a push of the same samples broke off.
 
         Raises:
             InvalidRequestError: The shard is at another iteration, or the slice does not fit into the batch.
+            RewoundError: Another has broken off a gradient of these samples that may have changed since.
             UnavailableError: Others have pushed a part of its samples.
         """
         if not self.initialised:
@@ -106,7 +107,7 @@ class Shard(Parameters):
         self._check_batch(part)
         self._meter.prepare(self._optimizer, self.steps)
         first = max(
-            (self._first_missing_element(other, part) for other in self._overlapping(part)), default=0
+            (self._first_missing_element(other, part, early) for other in self._overlapping(part)), default=0
         )
         # Contributions that begin at the first element share no samples: their counts are the samples so far.
         placed = sum(other.count for other in self._contributions if not other.first)
@@ -120,7 +121,7 @@ class Shard(Parameters):
             self._missing = part.total * self.layout.elements
         if part.batch_start is not None:
             self._batch = part.epoch, part.batch_start
-        contribution = Contribution(part.start, part.count, worker, first, first, held=held)
+        contribution = Contribution(part.start, part.count, worker, first, first, early=early, held=held)
         self._contributions.append(contribution)
         return contribution
 
@@ -350,19 +351,27 @@ class Shard(Parameters):
                 f"slice {part.start} to {part.end} is not within the batch, {begin} to {begin + part.total}"
             )
 
-    def _first_missing_element(self, other: Contribution, part: Assignment) -> int:
+    def _first_missing_element(self, other: Contribution, part: Assignment, early: str) -> int:
         """Return the first element that is missing of the samples that a slice shares with a contribution.
 
         A contribution that is still being sent is interrupted: its connection is dead, or its worker was
         taken for dead, and may be silent for long in the middle of a push.
 
         Raises:
+            RewoundError: The contribution broke off, and its elements were not certain to stay as they were.
             UnavailableError: Slices within this one have been pushed.
             InvalidRequestError: The two overlap, and neither contains the other.
         """
         start, end = part.start, part.end
         if other.start <= start and end <= other.end:
             self.interrupt(other)
+            if other.early not in ("", early) and other.first < other.done < self.layout.elements:
+                # It may have been given up since it changed: that cannot be taken out of the sum.
+                raise RewoundError(
+                    f"slice {start} to {end}: {other.worker!r} broke off a gradient that it was still "
+                    f"computing; the iteration is to be done again",
+                    part.attempt or 0,
+                )
             return other.done
         if start <= other.start and other.end <= end:
             raise UnavailableError(

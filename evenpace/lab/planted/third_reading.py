@@ -55,6 +55,11 @@ PLANTED: tuple[Planted, ...] = (
         ),
         "tests/ps/test_step_ahead.py tests/ps/test_pull_ahead.py -k 'memory_it_takes or whole_steps'",
     ),
+    Planted(
+        "A worker that clips gradients dies in its first",
+        (Change("worker/shard_clients.py", "request.early = True", "request.early = None"),),
+        "tests/worker/test_shard_clients.py -k early",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
