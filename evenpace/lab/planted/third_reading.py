@@ -60,6 +60,11 @@ PLANTED: tuple[Planted, ...] = (
         (Change("worker/shard_clients.py", "request.early = True", "request.early = None"),),
         "tests/worker/test_shard_clients.py -k early",
     ),
+    Planted(
+        "A worker that was held up while its job recovered",
+        (Change("worker/job_recovery.py", "differed > _TRIES:", "time.monotonic() - begun > 10.0:"),),
+        "tests/worker/test_recovery_decisions.py -k held_up",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
