@@ -65,6 +65,11 @@ PLANTED: tuple[Planted, ...] = (
         (Change("worker/job_recovery.py", "differed > _TRIES:", "time.monotonic() - begun > 10.0:"),),
         "tests/worker/test_recovery_decisions.py -k held_up",
     ),
+    Planted(
+        "A stock client that connects early, and calls",
+        (Change("idl/common.thrift", "within 10 seconds of connecting is", "for long is"),),
+        "tests/rpc/test_wire_peers.py -k contract",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
