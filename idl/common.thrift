@@ -5,6 +5,11 @@
  * bytes. Protocol: TBinaryProtocol, strict. One call at a time on a connection is enough; calls that are
  * pipelined are answered under their own sequence ids, not always in order.
  *
+ * Connect when there is a call to make: a connection on which no whole call has come within 10 seconds of connecting is
+ * refused and closed. A refusal of a connection is an application exception (a message of type 3) that answers no call,
+ * so its method's name is empty and its sequence id 0; of type 10 it says that a deadline has passed, and the call may
+ * be made again on another connection.
+ *
  * Units: times are seconds, batch sizes are samples, memory and CPU usage are fractions from 0 to 1.
  */
 namespace py evenpace_idl.common

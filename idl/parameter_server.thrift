@@ -146,6 +146,9 @@ struct PushRequest {
   9: optional string dtype          // of this gradient's elements, which are summed in the job's; "bfloat16", the first
                                     // 16 bits of a float32: statistics among them lose what they gain in an iteration.
                                     // Left out: the job's. Refused where sums are exact
+  10: optional bool early           // the gradient may still change after a part of it was sent. Where such a push breaks
+                                    // off, its sender alone may go on with it, by the same incarnation: others that push
+                                    // these samples are refused with Rewound, and begin another attempt
 }
 
 struct PushReply {

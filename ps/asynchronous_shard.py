@@ -46,30 +46,30 @@ class AsynchronousShard(Parameters):
         Raises:
             InvalidRequestError: It uses amsgrad and the job does not, or the other way round.
         """
-        self._options[worker] = [{} for _ in self.layout.options]
-        self._set_options(worker, groups)
+        self._options[worker] = self._changes(groups)
 
     def set_options(self, contribution: Contribution, groups: Sequence[Group]) -> None:
         """Change the options for a worker's own gradients; see `Parameters.set_options`."""
-        self._set_options(contribution.worker, groups)
+        changes = self._changes(groups)
+        for own, change in zip(self._options.setdefault(contribution.worker, changes), changes, strict=True):
+            own.update(change)
 
     def check_options(self, worker: str) -> None:
         """Accept any options: each worker's own hold for its gradients."""
 
-    def _set_options(self, worker: str, groups: Sequence[Group]) -> None:
+    def _changes(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
         changes = self._checked(groups)
         for change, first in zip(changes, self._translated(self.layout.groups), strict=True):
             if change.get("amsgrad", False) != first.get("amsgrad", False):
                 # The optimiser's state, which all share, depends on it.
                 raise InvalidRequestError("amsgrad must be the same for all workers, and may not change")
-        for options, change in zip(self._options.setdefault(worker, changes), changes, strict=True):
-            options.update(change)
+        return changes
 
     def has_used(self, part: Assignment, worker: str = "") -> bool:
         """Return whether the worker's gradient was applied already, so that only the answer was lost."""
         return part.iteration <= self._applied.get(worker, -1)
 
-    def begin(self, part: Assignment, worker: str = "") -> Contribution:
+    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
         """Begin a worker's push; it replaces an earlier one that is incomplete or not applied yet.
 
         Raises:
@@ -84,9 +84,9 @@ class AsynchronousShard(Parameters):
     def add(self, contribution: Contribution, piece: torch.Tensor) -> None:
         """Store the gradient's next elements, (n,)."""
         assert contribution.held is not None
-        begin = contribution.done
-        contribution.done += len(piece)
-        contribution.held[begin : contribution.done] = piece
+        end = contribution.done + len(piece)
+        contribution.held[contribution.done : end] = piece
+        contribution.done = end
 
     def interrupt(self, contribution: Contribution) -> None:
         """Drop the gradient; a worker that pushes it again starts from its first element."""

@@ -27,7 +27,7 @@ class BackupShard(Shard):
         self._replicas_to_aggregate = replicas_to_aggregate
         self._lost: dict[int, int] = {}  # start to count, of slices that will not arrive
 
-    def begin(self, part: Assignment, worker: str = "") -> Contribution:
+    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
         """Begin a push of a slice's gradient, or begin it again after its connection broke.
 
         Raises:
@@ -37,7 +37,7 @@ class BackupShard(Shard):
         """
         if part.iteration == self.version and part.start in self._lost:
             raise NotMemberError(f"the slice at {part.start} was given up: its worker was taken out")
-        return super().begin(part, worker)
+        return super().begin(part, worker, early)
 
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
         """Stop waiting for a slice whose worker has left the job; may be called again for the same slice.

@@ -22,10 +22,14 @@ class ExactShard(Shard):
     """
 
     def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+        super().__init__(layout, steps_ahead=False)
         self.pushed_dtype = torch.int64
-        self.steps_ahead = False
         self._sums = torch.zeros(layout.elements, dtype=torch.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all that the job has here, with the sums of fixed-point numbers."""
+        return super().nbytes + self._sums.nbytes
 
     def drop(self) -> None:
         """Drop all sums that have arrived since the last step."""

@@ -3,12 +3,13 @@
 This module knows neither calls nor bytes on the wire: those are for `service`.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from idl.errors import InvalidRequestError, UnavailableError
+from idl.errors import EvenpaceError, InvalidRequestError, RewoundError, UnavailableError
 from idl.layout import Layout
 from idl.synchronisation import Synchronisation
 from ps.asynchronous_shard import AsynchronousShard
@@ -51,6 +52,7 @@ class Jobs:
             str, Future[tuple[JobStore, ShardCheckpoint] | None]
         ] = {}  # reading from the folder
         self._closing: dict[str, JobStore] = {}  # their last checkpoints may not be written yet
+        self._failed: dict[str, int] = {}  # by job: the version at which its state was lost last
         self._log = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
 
     def __iter__(self) -> Iterator[ShardJob]:
@@ -93,7 +95,7 @@ class Jobs:
                 cannot be deterministic.
         """
         shard = self._make_shard(layout, synchronisation)
-        self.make_room(layout.nbytes, jobs=1)
+        self.make_room(shard.nbytes, jobs=1)
         job = ShardJob(name, shard, synchronisation, model, self._config.checkpoint_every)
         if self._store is not None and synchronisation.mode == "bsp":
             job.store = self._store.job(name)
@@ -121,7 +123,7 @@ class Jobs:
         """Drop jobs without connections, longest without first, until there is room for more.
 
         Args:
-            nbytes: Bytes of parameters that are to fit into the memory.
+            nbytes: Bytes that are to fit into the memory.
             jobs: Jobs that are to be added.
 
         Raises:
@@ -142,9 +144,39 @@ class Jobs:
             )
         if not fits():
             raise InvalidRequestError(
-                f"parameters of {nbytes} bytes: this shard may hold {self._config.memory_bytes}, "
-                f"of which {self._used()} are in use; use more shards, or allow it more"
+                f"{nbytes} bytes for parameters, gradients and the optimiser's state: this shard may hold "
+                f"{self._config.memory_bytes}, of which {self._used()} are in use; use more shards, or start "
+                f"it with a larger --memory-mib, or with --whole-steps, with which a job takes less"
             )
+
+    def lose(self, job: ShardJob, error: Exception) -> EvenpaceError:
+        """Drop a job whose state a failure has left half changed; its newest checkpoint is read when needed.
+
+        Args:
+            job: The job.
+            error: The failure.
+
+        Returns:
+            The error for its workers: by which they recover, or at the second failure at a version, and
+            without checkpoints, end.
+        """
+        version, name = job.shard.version, job.name
+        failed = f"the shard failed at version {version} ({type(error).__name__}: {error})"
+        lost: EvenpaceError = RewoundError(f"{failed}: the shard goes back to its checkpoint", job.attempt)
+        if job.store is None:
+            lost = InvalidRequestError(
+                f"{failed}, and this shard keeps no checkpoints of the job: its log has the details. With "
+                f"`evenpace ps --state DIR`, a job in mode bsp goes back to its checkpoint"
+            )
+        elif self._failed.get(name) == version:
+            lost = InvalidRequestError(
+                f"{failed} again, after the job had gone back: the shard's log has why"
+            )
+        log.error("job %s: %s", name, lost, extra=log_fields(name), exc_info=error)
+        self._failed[name] = version
+        if self._jobs.get(name) is job:
+            self._remove(name)
+        return lost
 
     def forget(self, now: float) -> None:
         """Drop jobs that have had no connection for long, from memory and from the folder.
@@ -167,8 +199,11 @@ class Jobs:
     def close(self) -> None:
         """Write checkpoints of each job, and close the folder."""
         stores = [*self._closing.values()]
-        for job in self._jobs.values():
-            job.save_last()
+        for job in self.all:
+            try:
+                job.save_last()
+            except Exception as error:  # noqa: BLE001 - it must not keep others from theirs
+                self.lose(job, error)
             if job.store is not None:
                 stores.append(job.store)
             job.store = None  # calls may still come
@@ -179,9 +214,12 @@ class Jobs:
 
     def _restore(self, name: str, store: JobStore, checkpoint: ShardCheckpoint) -> ShardJob:
         """Hold a job again, as its newest checkpoint has it."""
-        self.make_room(checkpoint.snapshot.layout.nbytes, jobs=1)
-        shard = self._make_shard(checkpoint.snapshot.layout, checkpoint.synchronisation)
-        shard.restore(checkpoint.snapshot)
+        with contextlib.ExitStack() as stack:
+            stack.callback(store.close, wait=False)
+            shard = self._make_shard(checkpoint.snapshot.layout, checkpoint.synchronisation)
+            self.make_room(shard.nbytes, jobs=1)
+            shard.restore(checkpoint.snapshot)
+            stack.pop_all()
         job = ShardJob(
             name,
             shard,
@@ -218,15 +256,19 @@ class Jobs:
             return AsynchronousShard(layout)
         if synchronisation.replicas_to_aggregate is not None:
             return BackupShard(layout, synchronisation.replicas_to_aggregate)
-        return Shard(layout, self._config.deterministic)
+        return Shard(layout, self._config.deterministic, not self._config.whole_steps)
 
     def _used(self) -> int:
         return sum(job.nbytes for job in self._jobs.values())
 
     def _drop(self, name: str) -> None:
         self._log(logging.INFO, "job %s: dropped, all workers have left", name, extra=log_fields(name))
+        self._jobs[name].save()
+        self._failed.pop(name, None)
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
         job = self._jobs.pop(name)
-        job.save()
         if job.store is not None:
             self._closing[name] = job.store  # it may be asked for again at once
             job.store.close(wait=False)

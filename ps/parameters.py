@@ -33,6 +33,8 @@ class Contribution:
         first: The first element that is used; for those before it, the samples were counted already.
         done: The element up to which it has arrived.
         open: Whether a connection is sending it at present; if not, further elements are dropped.
+        early: The incarnation that alone may go on with it if it breaks off, since it has sent elements which
+            may have changed; empty if anyone may.
         groups: The groups with the options that the worker wants the step to be taken with; None if it says
             nothing of them.
         held: The gradient itself, where it is not added to a sum at once.
@@ -46,6 +48,7 @@ class Contribution:
     first: int = 0
     done: int = 0
     open: bool = True
+    early: str = ""
     groups: tuple[Group, ...] | None = None
     held: torch.Tensor | None = field(default=None, repr=False)
     squares: float = 0.0
@@ -147,6 +150,20 @@ class Parameters(ABC):
         """What the next step waits for, in words."""
         return "gradients are awaited" if self.initialised else "no worker has set the first parameters"
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all that the job has here once it trains, apart from gradients that are held.
+
+        They are of the parameters, the sum of the gradients and the optimiser's state; with steps ahead, of
+        the next parameters and the next state as well.
+        """
+        name, groups = self.layout.optimizer, self.layout.groups
+        slots = sum(
+            len(optimizer_state.slot_names(name, g.options)) * g.elements for g in groups if not g.statistics
+        )
+        version = self.layout.elements + slots
+        return self._dtype.itemsize * (self.layout.elements + version * (1 + self.steps_ahead))
+
     def parameters(self) -> memoryview:
         """Return the parameters' bytes; valid until the next step."""
         return self._parameters.numpy().data.cast("B")
@@ -197,12 +214,18 @@ class Parameters(ABC):
         if name not in present:
             raise InvalidRequestError(f"slot {name!r}: by now there are {', '.join(present) or 'none'}")
         if name not in self._slots:
-            flat = self._slots[name] = torch.zeros_like(self._parameters)
+            flat = torch.zeros_like(self._parameters)
             optimizer_state.read_slot(self._optimizer, name, self._parts(flat))
+            self._slots[name] = flat
         return self._slots[name].numpy().data.cast("B")
 
     def detach_parameters(self) -> None:
-        """Continue with a copy, since the memory that `parameters` returned is still being read."""
+        """Continue in other memory, since that which `parameters` have returned is still being read.
+
+        So is, perhaps, that of `parameters_ahead`, which was the parameters' before.
+        """
+        if self.ahead is not None:
+            self.ahead.leave_memory()
         self._parameters = self._parameters.clone()
         for group, part in zip(self._optimizer.param_groups, self._parts(self._parameters), strict=True):
             group["params"][0].data = part
@@ -236,16 +259,18 @@ class Parameters(ABC):
         """Return whether a slice's gradient is not needed any more, so that a push of it is dropped."""
 
     @abstractmethod
-    def begin(self, part: Assignment, worker: str = "") -> Contribution:
+    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
         """Begin a push of a slice's gradient, or begin it again after its connection broke.
 
         Args:
             part: The slice.
             worker: The worker that sends it.
+            early: The worker's incarnation, if the gradient may still change while it is sent.
 
         Raises:
             InvalidRequestError: The slice does not belong to the step that is being prepared.
             NotMemberError: The slice's worker was removed from the job.
+            RewoundError: Another has broken off a gradient of these samples that may have changed since.
             UnavailableError: Another connection is sending the slice, or parts of it.
         """
 

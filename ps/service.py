@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ import torch
 
 import idl
 from idl import check
-from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
+from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.layout import Layout
 from idl.translation import (
     read_assignment,
@@ -184,7 +185,8 @@ class ParameterServerService:
         accepted = isinstance(call.sink, TensorSink) and not job.shard.initialised
         if isinstance(call.sink, TensorSink) and accepted and call.request.slot is None:
             _, worker, incarnation = check.identity(call.request.identity)
-            job.initialise(worker, incarnation, call.sink.tensor, version, attempt)
+            with self._changing(job):
+                job.initialise(worker, incarnation, call.sink.tensor, version, attempt)
             self._step_when_copied(job)
         call.reply(_wire.InitialiseReply(identity=call.request.identity, accepted=accepted))
         self._release(job)
@@ -195,6 +197,8 @@ class ParameterServerService:
         job.tally.pushed += job.shard.layout.elements * _pushed_dtype(job.shard, call).itemsize
         is_finite = True
         if isinstance(call.sink, TimedSink):
+            if call.sink.shard is not job.shard:
+                raise RewoundError("the shard has gone back since the push began", job.attempt)
             is_finite = call.sink.is_finite
             call.sink.close()
             job.tally.pushes += 1
@@ -216,7 +220,7 @@ class ParameterServerService:
             )
         )
         # Once the answer is out: the step must not count as the last worker's processing time.
-        asyncio.get_running_loop().call_soon(self._step, job)
+        self._soon(self._step, job)
 
     def _pull(self, call: Call) -> None:
         request = _request_of(call)
@@ -252,12 +256,7 @@ class ParameterServerService:
         job = self._job_of(call)
         self._step(job)
         if job.fence(attempt):
-            waiting, job.waiting = job.waiting, []
-            for other, _, _ in waiting:
-                other.fail(RewoundError(f"attempt {attempt} has begun", attempt))
-            for other in list(job.streams):
-                other.peer.abort()
-            job.streams.clear()
+            job.end_pulls(RewoundError(f"attempt {attempt} has begun", attempt))
         job.fences.append((call, time.monotonic() + _SETTLE_SECONDS))
         self._answer_fences(job, time.monotonic())
 
@@ -276,10 +275,11 @@ class ParameterServerService:
             if job.is_copying:
                 raise UnavailableError(f"version {job.shard.version} is being copied for its checkpoint")
             self._take_steps(job)
-        if request.reset:
-            job.reset(version)
-        else:
-            job.rewind(version)
+        with self._changing(job):
+            if request.reset:
+                job.reset(version)
+            else:
+                job.rewind(version)
         call.reply(_wire.RewindReply(identity=call.request.identity, instance=job.instance))
         self._release(job)
 
@@ -322,7 +322,7 @@ class ParameterServerService:
         if job.shard.has_used(part, worker):
             return Discard(length)
         groups = read_groups(request.groups) if request.groups else ()
-        contribution = job.shard.begin(part, worker)
+        contribution = job.shard.begin(part, worker, request.identity.incarnation if request.early else "")
         sink = TimedSink(job.shard, contribution, dtype, job.tally, lambda: self._go_ahead_soon(job))
         if groups:
             try:
@@ -348,6 +348,35 @@ class ParameterServerService:
         job.peers.add(peer)
         job.left_at = None
 
+    @contextlib.contextmanager
+    def _changing(self, job: ShardJob) -> Iterator[None]:
+        """Change a job's state; if that fails half-way, drop the job, which comes back with its checkpoint.
+
+        Raises:
+            EvenpaceError: It failed, or was refused before it began.
+        """
+        try:
+            yield
+        except EvenpaceError:
+            raise
+        except Exception as error:
+            lost = self._jobs.lose(job, error)
+            job.fenced = True  # whatever still comes for it changes nothing
+            job.end_pulls(lost)
+            for call, _ in job.fences:
+                call.fail(lost)
+            job.fences.clear()
+            raise lost from error
+
+    def _soon(self, act: Callable[[ShardJob], None], job: ShardJob) -> None:
+        """Have something done with a job once all that has arrived is handled."""
+
+        def then() -> None:
+            with contextlib.suppress(EvenpaceError):  # who waits for it has been told
+                act(job)
+
+        asyncio.get_running_loop().call_soon(then)
+
     def _step(self, job: ShardJob) -> None:
         """Take a step if one is due."""
         if job.is_due:
@@ -358,11 +387,13 @@ class ParameterServerService:
         if not job.shard.is_ahead:  # else the step is in other memory than the parameters already
             if job.is_read:
                 # A slow reader may still be sent the parameters' memory: leave that memory as it is.
-                job.shard.detach_parameters()
+                with self._changing(job):
+                    job.shard.detach_parameters()
             job.readers.clear()
         while job.shard.complete:
             began, version = time.monotonic_ns(), job.shard.version
-            job.shard.step()
+            with self._changing(job):
+                job.shard.step()
             job.tally.steps.add(job.ahead_seconds + (time.monotonic_ns() - began) / 1e9)
             job.is_pulled_ahead, job.ahead_seconds = False, 0.0
             if self.observer is not None:
@@ -375,7 +406,7 @@ class ParameterServerService:
         """Have `_go_ahead` called once for all that has arrived, if somebody pulls the next step ahead."""
         if not job.goes_ahead and job.is_pulled_ahead:
             job.goes_ahead = True
-            asyncio.get_running_loop().call_soon(self._go_ahead, job)
+            self._soon(self._go_ahead, job)
 
     def _go_ahead(self, job: ShardJob) -> None:
         """Take the next step as far as gradients have arrived, and send it to those who pull it ahead."""
@@ -386,7 +417,8 @@ class ParameterServerService:
         if shard.ahead is not None and not shard.is_ahead and job.is_read:
             shard.ahead.leave_memory()
         began = time.perf_counter()
-        shard.step_ahead()
+        with self._changing(job):
+            shard.step_ahead()
         job.ahead_seconds += time.perf_counter() - began
         if shard.is_ahead:
             self._release(job)
@@ -399,7 +431,7 @@ class ParameterServerService:
 
         def copied(_: "Future[None]") -> None:
             with contextlib.suppress(RuntimeError):  # the service has stopped
-                loop.call_soon_threadsafe(self._step, job)
+                loop.call_soon_threadsafe(self._soon, self._step, job)
 
         assert job.copying is not None
         job.copying.add_done_callback(copied)
@@ -443,6 +475,9 @@ class ParameterServerService:
                 values = shard.parameters() if slot is None else shard.slot(slot)
             except (InvalidRequestError, RewoundError) as error:
                 call.fail(error)
+                continue
+            except RuntimeError as error:  # torch's, where there is no memory for a copy
+                call.fail(UnavailableError(f"version {shard.version} cannot be sent at present: {error}"))
                 continue
             reply = _wire.PullReply(
                 identity=call.request.identity,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from idl.errors import InvalidRequestError, UnavailableError
+from idl.errors import InvalidRequestError, RewoundError, UnavailableError
 from idl.gradient_norms import StepNorms
 from idl.layout import Group, Layout
 from idl.plan import Assignment
@@ -45,9 +45,11 @@ class Shard(Parameters):
         deterministic: Whether gradients are held until all have arrived and summed in the order of their
             slices, so that two runs are the same to the last bit, at the cost of a copy for each worker. One
             whose connection broke is dropped then.
+        steps_ahead: Whether steps may be taken range by range as gradients arrive, which holds the parameters
+            and the optimiser's state once more; see `step_ahead`.
     """
 
-    def __init__(self, layout: Layout, deterministic: bool = False) -> None:
+    def __init__(self, layout: Layout, deterministic: bool = False, steps_ahead: bool = True) -> None:
         super().__init__(layout)  # `_gradient` is the sum of (x_i / total) * g_i
         self._deterministic = deterministic
         self._meter = NormMeter(layout)
@@ -55,7 +57,7 @@ class Shard(Parameters):
         self._batch: tuple[int, int] | None = None  # epoch and first position of the batch, likewise
         self._missing = 0  # pairs of a sample and an element that have not arrived, once the total is known
         self._contributions: list[Contribution] = []
-        self.steps_ahead = not deterministic
+        self.steps_ahead = steps_ahead and not deterministic
         self._options_before: tuple[Any, ...] = ()  # a step ahead: the groups, and the optimiser's options
         self._checked_groups: tuple[Any, ...] = ()  # the last arguments of `_merged`, and its result
         self._differences: dict[str, str] = {}  # by worker: how its options differed from a step's
@@ -88,11 +90,12 @@ class Shard(Parameters):
         )
         return counted == part.count
 
-    def begin(self, part: Assignment, worker: str = "") -> Contribution:
+    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
         """Begin a push of a slice's gradient, or continue where a push of the same samples broke off.
 
         Raises:
             InvalidRequestError: The shard is at another iteration, or the slice does not fit into the batch.
+            RewoundError: Another has broken off a gradient of these samples that may have changed since.
             UnavailableError: Others have pushed a part of its samples.
         """
         if not self.initialised:
@@ -104,7 +107,7 @@ class Shard(Parameters):
         self._check_batch(part)
         self._meter.prepare(self._optimizer, self.steps)
         first = max(
-            (self._first_missing_element(other, part) for other in self._overlapping(part)), default=0
+            (self._first_missing_element(other, part, early) for other in self._overlapping(part)), default=0
         )
         # Contributions that begin at the first element share no samples: their counts are the samples so far.
         placed = sum(other.count for other in self._contributions if not other.first)
@@ -112,13 +115,13 @@ class Shard(Parameters):
             raise InvalidRequestError(
                 f"slice of {part.count} samples: more than are left of a batch of {part.total}"
             )
+        held = self._buffer() if self._deterministic else None
         if self._total is None:
             self._total = part.total
             self._missing = part.total * self.layout.elements
         if part.batch_start is not None:
             self._batch = part.epoch, part.batch_start
-        held = self._buffer() if self._deterministic else None
-        contribution = Contribution(part.start, part.count, worker, first, first, held=held)
+        contribution = Contribution(part.start, part.count, worker, first, first, early=early, held=held)
         self._contributions.append(contribution)
         return contribution
 
@@ -127,12 +130,14 @@ class Shard(Parameters):
         if not contribution.open:
             return  # the step has been taken without the rest of it, or it was dropped
         begin = contribution.done
-        contribution.done += len(piece)
-        self._accumulate(contribution, begin, piece)
         squares = self._squares(contribution, begin, piece)
+        is_finite = contribution.is_finite
+        if not math.isfinite(squares) and is_finite:  # else it costs nothing to know
+            is_finite = self._meter.is_finite(begin, piece)
+        self._accumulate(contribution, begin, piece)  # the last that may fail; then the piece does not count
+        contribution.done += len(piece)
         contribution.squares += squares
-        if not math.isfinite(squares) and contribution.is_finite:  # else it costs nothing to know
-            contribution.is_finite = self._meter.is_finite(begin, piece)
+        contribution.is_finite = is_finite
         self._missing -= contribution.count * len(piece)
 
     def interrupt(self, contribution: Contribution) -> None:
@@ -346,19 +351,27 @@ class Shard(Parameters):
                 f"slice {part.start} to {part.end} is not within the batch, {begin} to {begin + part.total}"
             )
 
-    def _first_missing_element(self, other: Contribution, part: Assignment) -> int:
+    def _first_missing_element(self, other: Contribution, part: Assignment, early: str) -> int:
         """Return the first element that is missing of the samples that a slice shares with a contribution.
 
         A contribution that is still being sent is interrupted: its connection is dead, or its worker was
         taken for dead, and may be silent for long in the middle of a push.
 
         Raises:
+            RewoundError: The contribution broke off, and its elements were not certain to stay as they were.
             UnavailableError: Slices within this one have been pushed.
             InvalidRequestError: The two overlap, and neither contains the other.
         """
         start, end = part.start, part.end
         if other.start <= start and end <= other.end:
             self.interrupt(other)
+            if other.early not in ("", early) and other.first < other.done < self.layout.elements:
+                # It may have been given up since it changed: that cannot be taken out of the sum.
+                raise RewoundError(
+                    f"slice {start} to {end}: {other.worker!r} broke off a gradient that it was still "
+                    f"computing; the iteration is to be done again",
+                    part.attempt or 0,
+                )
             return other.done
         if start <= other.start and other.end <= end:
             raise UnavailableError(
@@ -400,13 +413,16 @@ class GradientSink:
         shard: The shard.
         contribution: The gradient's place in the batch.
         dtype: Of the elements that arrive; they are added up in the shard's own, which None stands for.
+
+    Attributes:
+        shard: The shard.
     """
 
     def __init__(
         self, shard: Parameters, contribution: Contribution, dtype: torch.dtype | None = None
     ) -> None:
         dtype = dtype or shard.pushed_dtype
-        self._shard = shard
+        self.shard = shard
         self._contribution = contribution
         self._itemsize = dtype.itemsize
         self._total_bytes = shard.layout.elements * dtype.itemsize
@@ -433,7 +449,7 @@ class GradientSink:
             fresh = max(0, self._skip - first) // self._itemsize
             piece = self._piece[fresh : self._filled // self._itemsize]
             if len(piece):
-                self._shard.add(self._contribution, piece.to(self._shard.pushed_dtype))
+                self.shard.add(self._contribution, piece.to(self.shard.pushed_dtype))
             self._filled = 0
 
     @property
@@ -447,7 +463,7 @@ class GradientSink:
 
     def abort(self) -> None:
         """Interrupt the contribution, since its connection broke."""
-        self._shard.interrupt(self._contribution)
+        self.shard.interrupt(self._contribution)
 
 
 def _with_options(used: Sequence[Contribution]) -> list[Contribution]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from idl.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
+from idl.errors import EvenpaceError, InvalidRequestError, NotYetError, RewoundError, UnavailableError
 from idl.layout import Layout, Part
 from idl.synchronisation import Synchronisation
 from ps.checkpoint import ShardCheckpoint, UnreadableError
@@ -132,8 +132,9 @@ class ShardJob:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the parameters, and of the state that waits for the first parameters."""
-        return self.shard.layout.nbytes * (1 + sum(len(staged.slots) for staged in self._staged.values()))
+        """Return the bytes of the job, and of the state that waits for the first parameters."""
+        staged = sum(len(staged.slots) for staged in self._staged.values())
+        return self.shard.nbytes + self.shard.layout.nbytes * staged
 
     @property
     def is_restored(self) -> bool:
@@ -230,6 +231,15 @@ class ShardJob:
         for call, version, _ in expired:
             lack = f"attempt {self.attempt} is to begin" if self.fenced else self.shard.lack
             call.fail(NotYetError(f"version {version} is not there yet: {lack}"))
+
+    def end_pulls(self, error: EvenpaceError) -> None:
+        """Fail the pulls that wait, and break off those whose answers have begun."""
+        waiting, self.waiting = self.waiting, []
+        for call, _, _ in waiting:
+            call.fail(error)
+        streams, self.streams = self.streams, {}
+        for call in streams:
+            call.peer.abort()
 
     def check_attempt(self, worker: str, attempt: int, instance: str | None = None) -> None:
         """Check that a worker is in the job's attempt and relies on this process.

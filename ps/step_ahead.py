@@ -5,6 +5,7 @@ knows neither gradients' sources nor a wire.
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class StepAhead:
         self.parameters = torch.empty(0)
         self._layout = layout
         self._optimizer = optimizer
+        self._make: Callable[..., torch.optim.Optimizer] = type(optimizer)
         self._parts = [group["params"][0] for group in optimizer.param_groups]
         # Of each part, its entries of the optimiser's state after the step.
         self._states: list[dict[str, Any]] = [{} for _ in self._parts]
@@ -56,9 +58,6 @@ class StepAhead:
             return
         if self.parameters.shape != parameters.shape:
             self.parameters = torch.empty_like(parameters)
-        gradients = [part.grad for part in self._parts]
-        for part in self._parts:
-            part.grad = None  # else the optimiser steps it, too
         number = first = 0
         for group in self._layout.groups:
             last = first + group.elements
@@ -72,8 +71,6 @@ class StepAhead:
                     self._step(number, parameters, gradient, first, slice(low, high))
                 number += 1
             first = last
-        for part, own in zip(self._parts, gradients, strict=True):
-            part.grad = own
         self.end = end
 
     def commit(self, parameters: torch.Tensor) -> torch.Tensor:
@@ -98,28 +95,27 @@ class StepAhead:
 
     def leave_memory(self) -> None:
         """Take the next step in other memory, since this is still being read."""
-        self.parameters = torch.empty_like(self.parameters)
+        self.parameters = torch.empty(0)
 
     def _step(
         self, number: int, parameters: torch.Tensor, gradient: torch.Tensor, first: int, elements: slice
     ) -> None:
-        """Step some elements of a part, by its number, whose first element is `first`."""
+        """Step some elements of a part, by its number, whose first element is `first`.
+
+        An optimiser of its own does it: whatever fails, the job's has seen nothing of it.
+        """
         part, after = self._parts[number], self._states[number]
-        own, whole = self._optimizer.state.get(part, {}), part.data
-        before, inner = dict(own), slice(elements.start - first, elements.stop - first)
-        slots = {key for key, value in before.items() if is_slot(key, value, whole.shape)}
-        part.data = self.parameters[elements].copy_(parameters[elements])
-        part.grad = gradient[elements]
-        for key, value in before.items():
-            if key in slots:
+        inner = slice(elements.start - first, elements.stop - first)
+        stepped = self.parameters[elements].copy_(parameters[elements])
+        stepped.grad = gradient[elements]
+        optimizer = self._make([{**self._optimizer.param_groups[number], "params": [stepped]}])
+        own = optimizer.state[stepped]
+        for key, value in self._optimizer.state.get(part, {}).items():
+            if is_slot(key, value, part.shape):
                 if key not in after:
                     after[key] = torch.empty_like(value)
                 own[key] = after[key][inner].copy_(value[inner])
             else:
                 own[key] = copy.deepcopy(value)  # of the number of steps, which each range counts
-        self._optimizer.step()
-        for key, value in before.items():
-            if key not in slots:
-                after[key] = own[key]
-            own[key] = value
-        part.grad, part.data = None, whole
+        optimizer.step()
+        after |= {key: value for key, value in own.items() if not is_slot(key, value, stepped.shape)}

@@ -17,7 +17,8 @@ from idl.plan import Assignment
 log = logging.getLogger(__name__)
 
 _PAUSE = 0.05  # seconds between tries
-_AGREE_SECONDS = 10.0  # shards that other workers have already rewound may differ for a moment
+_TRIES = 200  # shards that other workers have already rewound may differ for a moment, which is no time that
+# this worker was held up for: each try has to find them so, one after the other
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def recover(
         EvenpaceError: A service is unreachable, or refuses.
     """
     log.warning("this worker goes through a recovery: %s", error, extra=log_fields())
-    begun = time.monotonic()
+    begun, differed = time.monotonic(), 0
     while True:
         # The manager began the attempt that the shard is in: ask for that one, not for one more.
         known = max(manager.attempt, error.attempt - 1)
@@ -155,10 +156,11 @@ def recover(
                 )
                 return assignment
         except RewoundError as again:
-            error = again
+            error, differed = again, 0
         else:
+            differed += 1
             forgotten = first is None and not all(state.initialised for state in states)
-            if forgotten or time.monotonic() - begun > _AGREE_SECONDS:
+            if forgotten or differed > _TRIES:
                 raise _no_common_version(states)
         if time.monotonic() - begun > timeout:
             raise DeadlineExceededError(f"no recovery within {timeout:g} s: {error}") from error

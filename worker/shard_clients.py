@@ -230,6 +230,8 @@ class ShardClients:
         Until the push has been finished or given up, no other call than those from any thread may be made.
         """
         requests = self._push_requests(assignment, groups)
+        for request in requests:
+            request.early = True
         if (rounded := self._rounded) is None:
             growing = GrowingArray(gradient, self._bounds)
         else:

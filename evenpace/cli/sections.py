@@ -22,7 +22,7 @@ _OPTIONS: Mapping[str, Collection[str]] = {
         *("checkpoint_every", "keep", "ledger"),
     ),
     "Bytes on the wire": ("push_dtype",),
-    "CPUs and memory": ("cpu_share", "limit_kind", "cpu", "threads", "memory_mib"),
+    "CPUs and memory": ("cpu_share", "limit_kind", "cpu", "threads", "memory_mib", "whole_steps"),
     "What is kept of jobs": ("keep_runs", "keep_days", "keep_mib"),
     "Page, metrics and traces": ("http", "http_name", "metrics", "metrics_workers", "traces", "trace_every"),
     "Certificates and tokens": ("folder", "ca", "certificate", "key", "token_key", "token_file", "insecure"),

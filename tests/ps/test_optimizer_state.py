@@ -224,7 +224,7 @@ def peer(shard):
     """Yield a function that lets workers open one job at a shard; they are closed at the end."""
     peers, job = [], f"job-{uuid.uuid4().hex}/run"
 
-    def peer(worker, address=shard, **options):
+    def peer(worker, address=shard, job=job, **options):
         peers.append(Peer(address, job, worker, **options))
         return peers[-1]
 
@@ -302,12 +302,13 @@ def test_what_makes_no_sense_is_refused(peer):
 def test_slots_that_wait_take_memory(peer):
     """State that waits for its parameters counts against the memory limit, until it is dropped."""
     nbytes = 8 * Peer.ELEMENTS
-    with serving(shard_service(memory_bytes=3 * nbytes)) as address:
+    with serving(shard_service(memory_bytes=15 * nbytes)) as address:  # a job with Adam takes 7
         a, b = peer("a", address), peer("b", address)
         a.initialise(1, "exp_avg", steps=1)
         b.initialise(1, "exp_avg", steps=1)
-        with pytest.raises(stock.common.InvalidRequest, match=f"may hold {3 * nbytes}"):
-            b.initialise(1, "exp_avg_sq", steps=1)
+        with pytest.raises(stock.common.InvalidRequest, match=f"may hold {15 * nbytes}"):
+            peer("c", address, "another/run")
         assert a.initialise(0)
-        assert Peer(address, "another/run", "c").initialise(0)
-        assert Peer(address, "a third/run", "c").initialise(0)
+        assert peer("c", address, "another/run").initialise(0)
+        with pytest.raises(stock.common.InvalidRequest, match=f"of which {14 * nbytes} are in use"):
+            peer("c", address, "a third/run")

@@ -243,7 +243,7 @@ def test_other_modes_have_no_checkpoints(tmp_path, caplog):
 
 def test_a_job_that_had_to_make_room_comes_back(tmp_path, wait_until):
     """A job that was dropped from memory is restored when a worker asks for it."""
-    service = shard_service(state=tmp_path, memory_bytes=4000)
+    service = shard_service(state=tmp_path, memory_bytes=12000)
 
     def all_have_left():
         return all(job.left_at is not None for job in service.jobs)
@@ -255,7 +255,7 @@ def test_a_job_that_had_to_make_room_comes_back(tmp_path, wait_until):
         wait_until(all_have_left, "its leaving")
         other = AttemptWorker(address, 900)
         other.iterate()
-        with pytest.raises(EvenpaceError, match="may hold 4000"):
+        with pytest.raises(EvenpaceError, match="may hold 12000"):
             Resumed(address, worker)
         other.close()
         wait_until(all_have_left, "its leaving")

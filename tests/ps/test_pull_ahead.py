@@ -9,7 +9,7 @@ import pytest
 import idl
 from idl.errors import NotYetError, RewoundError
 from tests.ps.attempts import AttemptWorker
-from tests.services import Raw
+from tests.services import Raw, open_request, serving, shard_service
 from tests.wire import LARGE, framed
 
 _ps = idl.parameter_server
@@ -142,10 +142,13 @@ def test_a_step_that_is_complete_outlives_a_fence(pair):
 
 
 def test_who_reads_slowly_gets_one_version(shard):
-    """Its memory is left alone, while others go on and pull ahead."""
+    """Its memory is left alone, while others go on and pull ahead, also after a step that nobody did."""
     worker = AttemptWorker(shard, 4_000_000)
     with Reader(worker, receive_buffer=4096) as slow:
-        for version in range(4):
+        for version in range(6):
+            if version in (2, 3):
+                worker.iterate()
+                continue
             with Reader(worker) as reader, ThreadPoolExecutor() as thread:
                 read = thread.submit(reader.values, worker.elements)
                 worker.iterate()
@@ -167,3 +170,19 @@ def test_a_reader_that_goes_leaves_the_others(pair):
         first.stepped()
         np.testing.assert_array_equal(other.values(LARGE), first.expected)
     first.check()
+
+
+def test_a_shard_of_whole_steps_says_so_and_answers_who_asks_anyway():
+    """Workers do not begin to pull there; an answer comes as a whole, and the step takes no memory."""
+    service = shard_service(whole_steps=True)
+    with serving(service) as address:
+        worker = AttemptWorker(address, LARGE)
+        identity = idl.common.Identity(worker.identity.job, "other", "x")
+        assert worker.client.call("open", open_request(identity, LARGE)).ahead is False
+        with Reader(worker) as reader:
+            worker.iterate()
+            np.testing.assert_array_equal(reader.values(LARGE), worker.expected)
+        (job,) = service.jobs
+        assert job.nbytes == 2 * 4 * LARGE
+        assert job.shard.ahead is None
+        worker.close()

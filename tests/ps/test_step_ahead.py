@@ -170,3 +170,20 @@ def test_an_optimiser_without_its_state_takes_its_first_step_whole():
         assert bool(shard.step_ahead()) == goes_ahead
         shard.step()
     assert values(shard).tolist() == pytest.approx([-1 - 1 - 1.9] * 4)
+
+
+@pytest.mark.parametrize("steps_ahead", [False, True], ids=["whole", "ahead"])
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS + KERAS)
+def test_a_shard_knows_what_memory_it_takes(name, options, steps_ahead):
+    """All tensors of the parameters' length count, once the shard has stepped."""
+    shard = Shard(Layout("float32", name, (Group(64, options),)), steps_ahead=steps_ahead)
+    shard.initialise(torch.zeros(64), 0)
+    for _ in range(3):
+        shard.add(shard.begin(slice_of(shard.version, 0, 8)), torch.ones(64))
+        shard.step_ahead()
+        shard.step()
+    (state,) = shard.snapshot().state
+    held = [shard._parameters, shard._gradient, *state.values()]
+    if shard.ahead is not None:
+        held += [shard.ahead.parameters, *shard.ahead._states[0].values()]
+    assert shard.nbytes == sum(one.nbytes for one in held if one.shape == (64,))

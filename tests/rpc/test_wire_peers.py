@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from thriftpy2.thrift import TApplicationException
 
 import idl
 from idl.errors import InvalidRequestError, ProtocolError, UnavailableError
@@ -227,6 +229,17 @@ def test_silent_peer(impatient):
     address, worker = impatient
     assert refused_after_deadline(address) == "no call came within 0.3 s of connecting"
     worker.iterate()
+
+
+@pytest.mark.parametrize("impatient", [{"handshake_timeout": 0.3}], indirect=True)
+def test_a_connection_is_refused_as_the_contract_says(impatient):
+    """The refusal answers no call; after how long it comes by default is in the .thrift files."""
+    with Raw(impatient[0]) as raw:
+        header, _ = codec.scan(data := raw.read_frame(), len(data))
+        assert (header.method, header.sequence_id) == ("", 0)
+        assert codec.decode(data, TApplicationException).type == codec.TIMEOUT == 10
+    contract = (Path(idl.__file__).parent / "common.thrift").read_text()
+    assert f"within {ServerLimits().handshake_timeout:g} seconds of connecting" in contract
 
 
 @pytest.mark.parametrize("impatient", [{"request_timeout": 0.3, "handshake_timeout": 240.0}], indirect=True)

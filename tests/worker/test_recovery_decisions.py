@@ -129,3 +129,33 @@ def test_recovery_does_not_take_for_ever():
 
     with pytest.raises(DeadlineExceededError, match="no recovery within"):
         run(services, pull=pull, timeout=0.3)
+
+
+class HeldUp(Services):
+    """Shards that differ at first, and a worker that is held up for a minute at each look at them."""
+
+    def __init__(self, differing, monkeypatch):
+        self._kept = iter([()] * differing)
+        self._now = 0.0
+        monkeypatch.setattr("worker.job_recovery.time", self)
+        super().__init__()
+
+    def monotonic(self):
+        """Return seconds, as `time.monotonic`."""
+        return self._now
+
+    def sleep(self, seconds):
+        """Let time pass, as `time.sleep`."""
+        self._now += seconds
+
+    def fence(self, attempt):
+        """Return states without a common version, as long as they differ."""
+        self._now += 60.0
+        return [ShardState("a", True, 7, next(self._kept, (6,))), ShardState("b", True, 6, ())]
+
+
+def test_a_worker_that_is_held_up_does_not_take_shards_for_different(monkeypatch):
+    """What it finds again and again counts, not how long that takes; but not for ever."""
+    assert run(HeldUp(100, monkeypatch), timeout=1e6).iteration == 6
+    with pytest.raises(InvalidRequestError, match="no version in common"):
+        run(HeldUp(1000, monkeypatch), timeout=1e6)

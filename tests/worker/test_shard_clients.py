@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import uuid
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,22 +65,32 @@ def test_elements_in_another_order_are_refused():
                 opened(addresses, stack, Layout("float32", "sgd", groups, order=order))
 
 
-def test_a_push_that_is_given_up_leaves_the_step_undone_and_its_clients_usable(wait_until):
-    """What arrived of it is replaced by a whole push, after which the step is taken once."""
+@pytest.mark.parametrize("is_over", [True, False], ids=["given-up", "silent"])
+def test_what_was_pushed_early_is_not_completed_by_others(wait_until, is_over):
+    """It may have changed before its worker died, as by clipping: the iteration begins again without it."""
     layout = Layout("float32", "sgd", (Group(400_000, {"lr": 1.0}),))
     gradient, parameters = np.ones(400_000, np.float32), np.empty(400_000, np.float32)
     assignment = Assignment(0, 0, 0, 8, 8)
     services = [shard_service() for _ in range(2)]
     with contextlib.ExitStack() as stack:
-        shards = opened([stack.enter_context(serving(one)) for one in services], stack, layout)
-        begun = shards.begin_push(assignment, gradient, None)
+        addresses = [stack.enter_context(serving(one)) for one in services]
+        shards, other = (opened(addresses, stack, layout) for _ in range(2))
+        begun = shards.begin_push(assignment, 5 * gradient, None)
+        stack.callback(begun.give_up, RewoundError("another attempt", 0))
         begun.advance([150_000, 350_000])
         jobs = [job for one in services for job in one.jobs]
         wait_until(lambda: all(job.shard.contributors for job in jobs), "the first elements")
-        begun.give_up(RewoundError("another attempt", 0))
+        if is_over:
+            begun.give_up(RewoundError("another attempt", 0))
+            with pytest.raises(RewoundError, match="broke off a gradient"):
+                shards.push(assignment, gradient, None)
+        with pytest.raises(RewoundError, match="broke off a gradient"):
+            other.push(assignment, gradient, None)
         assert not any(job.shard.complete for job in jobs)
-        shards.push(assignment, gradient, None)
-        shards.pull(1, parameters)
+        other.fence(1)
+        other.rewind(1, 0)
+        other.push(replace(assignment, attempt=1), gradient, None)
+        other.pull(1, parameters)
         assert [job.shard.version for job in jobs] == [1, 1]
     assert (parameters == -1.0).all()
 

@@ -19,6 +19,69 @@ PLANTED: tuple[Planted, ...] = (
         ),
         "tests/ps/test_ps_checkpoints.py tests/batchsize_manager/learning/test_saved_models.py "
         "-k 'of_others or last_jobs'",
+        "After an allocation has failed at a shard,",
+        (
+            Change(
+                "ps/service.py",
+                "            lost = self._jobs.lose(job, error)\n",
+                "            raise\n            lost = self._jobs.lose(job, error)\n",
+            ),
+        ),
+        "tests/ps/test_failures.py -k 'step_fails or fails_again or under_way'",
+    ),
+    Planted(
+        "What a shard had half done when its memory ran out",
+        (
+            Change(
+                "ps/shard.py",
+                "        squares = self._squares(contribution, begin, piece)\n        is_finite",
+                "        contribution.done += len(piece)\n"
+                "        squares = self._squares(contribution, begin, piece)\n        is_finite",
+            ),
+            Change(
+                "ps/shard.py",
+                "        contribution.done += len(piece)\n        contribution.squares",
+                "        contribution.squares",
+            ),
+        ),
+        "tests/ps/test_failures.py -k 'piece or slot or refused'",
+    ),
+    Planted(
+        "A shard that ends writes no checkpoints of its other jobs,",
+        (Change("ps/jobs.py", "                self.lose(job, error)\n", "                raise\n"),),
+        "tests/ps/test_failures.py -k other_job",
+    ),
+    Planted(
+        "A worker that reads its parameters slowly gets",
+        (Change("ps/parameters.py", "            self.ahead.leave_memory()\n", "            pass\n"),),
+        "tests/ps/test_pull_ahead.py -k slowly",
+    ),
+    Planted(
+        "With Adam a shard takes 7 times the memory of",
+        (
+            Change("ps/parameters.py", "version * (1 + self.steps_ahead))", "version)"),
+            Change(
+                "ps/jobs.py",
+                "self._config.deterministic, not self._config.whole_steps)",
+                "self._config.deterministic)",
+            ),
+        ),
+        "tests/ps/test_step_ahead.py tests/ps/test_pull_ahead.py -k 'memory_it_takes or whole_steps'",
+    ),
+    Planted(
+        "A worker that clips gradients dies in its first",
+        (Change("worker/shard_clients.py", "request.early = True", "request.early = None"),),
+        "tests/worker/test_shard_clients.py -k early",
+    ),
+    Planted(
+        "A worker that was held up while its job recovered",
+        (Change("worker/job_recovery.py", "differed > _TRIES:", "time.monotonic() - begun > 10.0:"),),
+        "tests/worker/test_recovery_decisions.py -k held_up",
+    ),
+    Planted(
+        "A stock client that connects early, and calls",
+        (Change("idl/common.thrift", "within 10 seconds of connecting is", "for long is"),),
+        "tests/rpc/test_wire_peers.py -k contract",
     ),
 )
 
