@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from evenpace.lab.planted.finding import Change, Planted
 
-PLANTED: tuple[Planted, ...] = (
+PLANTED = (
     Planted(
         "`evenpace ps --state DIR` deletes folders of others",
         (
@@ -19,6 +19,8 @@ PLANTED: tuple[Planted, ...] = (
         ),
         "tests/ps/test_ps_checkpoints.py tests/batchsize_manager/learning/test_saved_models.py "
         "-k 'of_others or last_jobs'",
+    ),
+    Planted(
         "After an allocation has failed at a shard,",
         (
             Change(
