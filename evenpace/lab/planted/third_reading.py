@@ -2,8 +2,14 @@
 
 from collections.abc import Mapping
 
-from evenpace.lab.planted.finding import Planted
+from evenpace.lab.planted.finding import Change, Planted
 
-PLANTED: tuple[Planted, ...] = ()
+PLANTED: tuple[Planted, ...] = (
+    Planted(
+        "Ctrl-C is ignored for ten minutes, and a recovery",
+        (Change("rpc/client.py", "        if not wanted():", "        if False:"),),
+        "tests/worker/test_shard_clients.py -k 'is_away and refused'",
+    ),
+)
 
 UNPLANTED: Mapping[str, str] = {}
