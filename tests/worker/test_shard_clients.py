@@ -1,7 +1,6 @@
 """A worker's calls to several shards."""
 
 import contextlib
-import signal
 import socket
 import threading
 import time
@@ -85,14 +84,6 @@ def test_a_push_that_is_given_up_leaves_the_step_undone_and_its_clients_usable(w
         shards.pull(1, parameters)
         assert [job.shard.version for job in jobs] == [1, 1]
     assert (parameters == -1.0).all()
-
-
-@pytest.fixture
-def interrupt():
-    """A function that does to the main thread what Ctrl-C does."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["refused", "unanswered"])

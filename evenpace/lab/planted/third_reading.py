@@ -10,6 +10,28 @@ PLANTED: tuple[Planted, ...] = (
         (Change("rpc/client.py", "        if not wanted():", "        if False:"),),
         "tests/worker/test_shard_clients.py -k 'is_away and refused'",
     ),
+    Planted(
+        "Ctrl-C is ignored for up to half an hour while",
+        (
+            Change(
+                "worker/torch/formed_group.py",
+                'self._apart(attempt, _exchanged, "member", own, store, seat, _WAIT_SECONDS)',
+                '_exchanged("member", own, store, seat, _WAIT_SECONDS)',
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k can_be_interrupted",
+    ),
+    Planted(
+        "A script's connection to a database or a store",
+        (
+            Change(
+                "worker/torch/formed_group.py",
+                "for descriptor, both in new.items() if mark(*reversed(both)) in theirs}",
+                "for descriptor, both in new.items()}",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k left_alone",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
