@@ -153,7 +153,7 @@ class FormedGroup:
         # By its one name it is the groups' default backend, without which PyTorch warns at each one's end.
         self._backends = names.pop() if len(names) == 1 else backends
         self._by_gloo = backend_for(next(model.parameters()).device, backends) == "gloo"
-        self._server: TCPStore | None = None
+        self._servers: dict[str, TCPStore] = {}  # by the host at which each is reached
         self._address = ""  # at which others reach it
         self._members: dict[str, str] = {}  # addresses of the present attempt's members, by name
         self._lock = threading.Condition()  # of what follows; notified when an attempt is over
@@ -218,13 +218,21 @@ class FormedGroup:
         Args:
             host: This machine's address as others reach it.
         """
-        if self._server is None:
-            # It listens at all addresses, and is reached from here by this one.
-            self._server = TCPStore(
-                "127.0.0.1", 0, None, is_master=True, timeout=_FORM_SECONDS, wait_for_workers=False
+        if host not in self._servers:
+            own, listener = _listener(host)
+            # PyTorch would have it listen at all addresses.
+            self._servers[host] = TCPStore(
+                own,
+                listener.getsockname()[1],
+                None,
+                is_master=True,
+                timeout=_FORM_SECONDS,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
             )
             _use_interface_of(host)
-        self._address = f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
+        port = self._servers[host].port
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return self._address
 
     def form(self, attempt: int, seat: Seat, has_state: Callable[[], None]) -> GroupTimes:
@@ -392,6 +400,31 @@ class FormedGroup:
     def _check_not_over(self, attempt: int) -> None:
         if self._over > attempt:
             raise UnavailableError(f"attempt {attempt} is over")
+
+
+def _listener(host: str) -> tuple[str, socket.socket]:
+    """Return an address of this machine, and a listener there: at that by which others reach it.
+
+    Where that is none of this machine's, as behind a translation of addresses, it listens at all.
+    """
+    family, *_, at = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    own = str(at[0])
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if own != host != "localhost" and own.startswith("127."):  # what a machine calls itself
+            raise OSError(f"{host} is {own} here")
+        listener.bind(at)
+    except OSError as error:
+        log.warning(
+            "the store of process groups listens at all addresses, as this machine cannot at %s (%s); let no "
+            "strangers reach its port",
+            host,
+            error,
+        )
+        own = "::1" if family == socket.AF_INET6 else "127.0.0.1"
+        listener.bind(("", 0))
+    listener.listen(socket.SOMAXCONN)
+    return own, listener
 
 
 def _exchanged(

@@ -528,6 +528,21 @@ def test_connections_of_the_scripts_other_threads_are_left_alone(tmp_path, wait_
         assert [one["beside"] for one in ended] == [[True, True], [True]]
 
 
+def test_a_store_listens_at_the_address_that_members_use_alone(caplog):
+    """Where that is none of this machine's, it listens at all, and a line of log says so."""
+    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
+    group._servers = {}
+    host, port = group.serve("127.0.0.3").split(":")
+    assert group.serve("127.0.0.3") == f"{host}:{port}"
+    reach(host, int(port), 60.0, lambda: None)
+    with pytest.raises(ConnectionRefusedError):
+        reach("127.0.0.1", int(port), 60.0, lambda: None)
+    assert "all addresses" not in caplog.text
+    port = group.serve("192.0.2.1").split(":")[1]
+    reach("127.0.0.1", int(port), 60.0, lambda: None)
+    assert "listens at all addresses, as this machine cannot at 192.0.2.1" in caplog.text
+
+
 def test_a_group_whose_store_has_died_is_given_up_at_once():
     """Its port refuses connections, so that the process is gone that served it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
