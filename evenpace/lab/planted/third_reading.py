@@ -45,6 +45,14 @@ PLANTED: tuple[Planted, ...] = (
         "tests/worker/torch/test_training_state.py tests/worker/torch/test_formed_groups.py "
         "-k 'no_outline or members_use_alone'",
     ),
+    Planted(
+        "A pull ahead over a slow link is cut off after 20",
+        (
+            Change("rpc/peer.py", "self._given - unsent > self._taken:", "-unsent > self._taken:"),
+            Change("rpc/peer.py", "max(self._taken, self._given - unsent)", "-unsent"),
+        ),
+        "tests/rpc/test_wire_peers.py -k more_slowly",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}

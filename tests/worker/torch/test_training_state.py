@@ -20,7 +20,7 @@ class RunsCode:
     """What pickle would make by a call."""
 
     def __reduce__(self):
-        return os.abort, ()
+        return print, ("this is run",)
 
 
 class Keeps:
