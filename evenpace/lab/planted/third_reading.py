@@ -53,6 +53,17 @@ PLANTED: tuple[Planted, ...] = (
         ),
         "tests/rpc/test_wire_peers.py -k more_slowly",
     ),
+    Planted(
+        "A job on a Ray cluster waits for good after a",
+        (
+            Change(
+                "scheduler/ray/process_actor.py",
+                "except Exception as error:",
+                "except EvenpaceError as error:",
+            ),
+        ),
+        "tests/scheduler/ray/test_process_actor.py",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
