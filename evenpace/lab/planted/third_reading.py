@@ -64,6 +64,17 @@ PLANTED: tuple[Planted, ...] = (
         ),
         "tests/scheduler/ray/test_process_actor.py",
     ),
+    Planted(
+        "Where half of 100 workers by all-reduce are cut off",
+        (
+            Change(
+                "worker/torch/reaching.py",
+                "        tries[name] = in_daemon(",
+                "        wait(tries.values())\n        tries[name] = in_daemon(",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k all_at_once",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}

@@ -28,7 +28,7 @@ from tests.services import manager_process, restartable_manager
 from tests.worker.processes import processes
 from worker.daemon_thread import in_daemon
 from worker.torch.formed_group import FormedGroup
-from worker.torch.reaching import reach
+from worker.torch.reaching import _CONNECT_SECONDS, reach, unreached
 
 SCRIPT = Path(script.__file__)
 NAMES = string.ascii_letters + string.digits
@@ -610,6 +610,17 @@ def test_the_error_names_who_cannot_be_reached():
     assert "w1" not in said
     group._over = 4
     assert group._name_unreached(3) == ""
+
+
+def test_members_are_looked_for_all_at_once():
+    """However many do not answer, it takes as long as one does."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = "{}:{}".format(*full.getsockname())
+        with socket.create_connection(full.getsockname()):  # there is no room for another one
+            began = time.monotonic()
+            found = unreached({f"w{number}": address for number in range(8)})
+            assert time.monotonic() - began < 4 * _CONNECT_SECONDS
+    assert found == [f"w{number} at {address} (timed out)" for number in range(8)]
 
 
 def test_the_wait_for_a_host_that_does_not_answer_ends_with_the_attempt():
