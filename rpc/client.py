@@ -10,6 +10,7 @@ import random
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -127,6 +128,8 @@ class Client:
         self._sent_at = 0.0
         self._socket: socket.socket | None = None
         self._abandoned: EvenpaceError | None = None
+        self._dialling: socket.socket | None = None  # not connected yet
+        self._woken = threading.Event()  # whoever pauses between attempts
         self._sequence_id = 0
         self._method = ""
 
@@ -172,11 +175,9 @@ class Client:
         backoff = _FIRST_BACKOFF
         self.awaits = ""
         while True:
-            if not wanted():
-                raise ConnectionLostError(f"{method} of {self._peer()} was given up")
-            self.connect(deadline)
+            self.connect(deadline, wanted)
             try:
-                self.send(method, request, bulk=bulk, deadline=deadline)
+                self.send(method, request, bulk=bulk, deadline=deadline, wanted=wanted)
                 return self.receive(into=into, deadline=deadline)
             except NotYetError as error:
                 on_wait(str(error), time.monotonic() - begun)
@@ -184,14 +185,14 @@ class Client:
                     self.close()
                 continue
             except (ConnectionLostError, UnavailableError) as error:
-                self._raise_if_abandoned()
+                self._raise_unless(wanted)
                 until = deadline
                 if isinstance(error, UnavailableError):
                     until = min(deadline, begun + unavailable_timeout)
                 if time.monotonic() + backoff >= until:
                     raise
                 log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
-            time.sleep(backoff * _JITTER.uniform(0.5, 1.0))
+            self._pause(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
     def call_growing(
@@ -209,13 +210,12 @@ class Client:
         and errors are those of `call`; deadlines count from when the field is whole.
         """
         try:
-            self.send(method, request, bulk=bulk, deadline=math.inf)
+            self.send(method, request, bulk=bulk, deadline=math.inf, wanted=wanted)
             return self.receive(deadline=time.monotonic() + self._call_timeout)
         except (ConnectionLostError, UnavailableError) as error:
-            self._raise_if_abandoned()
+            self._raise_unless(wanted)
             whole = bulk.whole()
-            if wanted():
-                log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
+            log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
         return self.call(method, request, bulk=whole, unavailable_timeout=unavailable_timeout, wanted=wanted)
 
     def call_once(
@@ -227,9 +227,7 @@ class Client:
         """
         while True:
             self._close_if_readable()
-            self.connect(time.monotonic() + _ATTEMPT_SECONDS)
-            if not wanted():  # from now on, there is a connection that `interrupt` shuts down
-                raise ConnectionLostError(f"{method} of {self._peer()} was given up")
+            self.connect(time.monotonic() + _ATTEMPT_SECONDS, wanted)
             try:
                 self._send(method, request, None, math.inf)
                 return self.receive(into=into, deadline=math.inf)
@@ -237,11 +235,17 @@ class Client:
                 continue
 
     def send(
-        self, method: str, request: Any, *, bulk: memoryview | GrowingBulk | None = None, deadline: float
+        self,
+        method: str,
+        request: Any,
+        *,
+        bulk: memoryview | GrowingBulk | None = None,
+        deadline: float,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """Send a call, to be followed by `receive`; connect first if necessary."""
         self._close_if_readable()
-        self.connect(deadline)
+        self.connect(deadline, wanted)
         self._send(method, request, bulk, deadline)
 
     def _send(
@@ -296,9 +300,15 @@ class Client:
             self.close()
             raise connection_error(self._peer(), self._method, error) from error
 
-    def connect(self, deadline: float | None = None) -> socket.socket:
-        """Return the connection; make one if there is none, with exponential backoff between attempts."""
-        self._raise_if_abandoned()
+    def connect(
+        self, deadline: float | None = None, wanted: Callable[[], bool] = lambda: True
+    ) -> socket.socket:
+        """Return the connection; make one if there is none, with exponential backoff between attempts.
+
+        Raises:
+            ConnectionLostError: The service cannot be reached, or the connection is not wanted any more.
+        """
+        self._raise_unless(wanted)
         if self._socket is not None:
             return self._socket
         began = time.monotonic()
@@ -310,13 +320,13 @@ class Client:
         while True:
             try:
                 self._socket = self._dial(until)
-                self._raise_if_abandoned()
+                self._raise_unless(wanted)
                 self._authenticate(until)
                 self.connections += 1
                 return self._socket
             except (OSError, UnavailableError, ConnectionLostError) as error:
                 self.close()
-                self._raise_if_abandoned()
+                self._raise_unless(wanted)
                 self._turn += 1
                 if isinstance(error, ssl.SSLError):
                     failure = connection_error(self._peer(), "the TLS handshake", error)
@@ -337,8 +347,8 @@ class Client:
                         until - now,
                         extra=self._log_fields(),
                     )
-                time.sleep(backoff * _JITTER.uniform(0.5, 1.0))
-                self._raise_if_abandoned()
+                self._pause(backoff)
+                self._raise_unless(wanted)
                 backoff = min(2 * backoff, _LONGEST_BACKOFF)
             except EvenpaceError:
                 self.close()
@@ -350,7 +360,11 @@ class Client:
         self._address = address = places[self._turn % len(places)]
         self._credentials.check_target(address)
         left = (until - time.monotonic()) / (len(places) - self._turn % len(places))
-        connection = dial(address, max(0.01, min(_ATTEMPT_SECONDS, left)), self._contexts)
+        try:
+            seconds = max(0.01, min(_ATTEMPT_SECONDS, left))
+            connection = dial(address, seconds, self._contexts, self._note_dialling)
+        finally:
+            self._dialling = None
         if not self._credentials.tls:
             try:  # the name may have been resolved to another machine than a moment ago
                 self._credentials.check_target(Address(*connection.getpeername()[:2]))
@@ -414,15 +428,31 @@ class Client:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Shut the connection down; a call in progress is repeated if still wanted. From any thread."""
-        connection = self._socket
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                shut_down(connection)
+        """Shut the connection down; a call in progress is repeated if still wanted. From any thread.
 
-    def _raise_if_abandoned(self) -> None:
+        An attempt to connect, and the pause before the next, are over at once; while a host's name is
+        resolved, or at the very moment at which a connection is begun, this has no effect.
+        """
+        self._woken.set()
+        for connection in (self._socket, self._dialling):
+            if connection is not None:
+                with contextlib.suppress(OSError):
+                    shut_down(connection)
+
+    def _note_dialling(self, connection: socket.socket) -> None:
+        self._dialling = connection
+
+    def _pause(self, backoff: float) -> None:
+        """Wait before another attempt, unless there is an interruption."""
+        self._woken.wait(backoff * _JITTER.uniform(0.5, 1.0))
+        self._woken.clear()
+
+    def _raise_unless(self, wanted: Callable[[], bool]) -> None:
+        """Raise an error if this client was abandoned, or the call is not wanted any more."""
         if self._abandoned is not None:
             raise self._abandoned
+        if not wanted():
+            raise ConnectionLostError(f"a call of {self._peer()} was given up")
 
     def _authenticate(self, deadline: float) -> None:
         """Send the token, if there is one, and wait for the answer."""

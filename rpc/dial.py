@@ -4,6 +4,8 @@ import socket
 import ssl
 import struct
 from asyncio.trsock import TransportSocket
+from collections.abc import Callable
+from typing import Any
 
 from idl.errors import ConnectionLostError, EvenpaceError, ProtocolError, UnauthorisedError
 from rpc.address import Address
@@ -20,23 +22,54 @@ _ALERTS = {  # a peer's reason to refuse this side's certificate, by OpenSSL's n
 }
 
 
-def dial(address: Address, timeout: float, contexts: Reloaded[ssl.SSLContext] | None) -> socket.socket:
+def dial(
+    address: Address,
+    timeout: float,
+    contexts: Reloaded[ssl.SSLContext] | None,
+    note: Callable[[socket.socket], None] = lambda connection: None,
+) -> socket.socket:
     """Connect, with the TLS handshake if any.
 
     Args:
         address: The server's address.
         timeout: Seconds for the connection, and for each step of the handshake.
         contexts: Contexts for TLS; None for plain TCP.
+        note: Called with each connection before it is made; another thread may `shut_down` it.
 
     Raises:
         OSError: The connection failed; `connection_error` makes its reason readable.
     """
-    connection = socket.create_connection(address, timeout=timeout)
+    failed = OSError(f"{address.host} has no address")
+    for family, kind, protocol, _, at in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        try:
+            return _dialled(socket.socket(family, kind, protocol), at, address.host, timeout, contexts, note)
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            failed = error
+    raise failed
+
+
+def _dialled(
+    connection: socket.socket,
+    at: Any,
+    host: str,
+    timeout: float,
+    contexts: Reloaded[ssl.SSLContext] | None,
+    note: Callable[[socket.socket], None],
+) -> socket.socket:
+    """Connect a socket to one address of a host."""
     try:
+        connection.settimeout(timeout)
+        note(connection)
+        connection.connect(at)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if contexts is not None:
-            connection = contexts.current().wrap_socket(connection, server_hostname=address.host)
+            context = contexts.current()
+            connection = context.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
+            note(connection)
+            connection.do_handshake()
     except OSError:
         connection.close()
         raise

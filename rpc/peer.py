@@ -87,7 +87,8 @@ class Peer(asyncio.BufferedProtocol):
         self._connected_at = self.active_at = time.monotonic()
         self._frame_since: float | None = None
         self._blocked_since: float | None = None
-        self._unsent = 0  # bytes of answers, when deadlines were last checked
+        self._given = 0  # bytes of answers
+        self._taken = 0  # those that have left this process, when deadlines were last checked
         self._paused = False  # nothing more is read until the peer has taken its answers
         self._yielding = False  # nothing more is read until other connections have been served
         self._handshaken = False
@@ -415,11 +416,12 @@ class Peer(asyncio.BufferedProtocol):
         self._in_flight -= is_whole
         self.active_at = time.monotonic()
         if not self.transport.is_closing():
+            count = sum(map(len, parts))
+            self._tally.sent += count
+            self._given += count
             if len(parts) == 1:
-                self._tally.sent += len(parts[0])
                 self.transport.write(parts[0])
             else:
-                self._tally.sent += sum(map(len, parts))
                 self.transport.writelines(parts)
 
     def abort(self) -> None:
@@ -456,9 +458,9 @@ class Peer(asyncio.BufferedProtocol):
         unsent = self.transport.get_write_buffer_size()
         if not unsent:
             self._blocked_since = None
-        elif self._blocked_since is None or unsent < self._unsent:
-            self._blocked_since = now  # it may be slow, but is alive
-        self._unsent = unsent
+        elif self._blocked_since is None or self._given - unsent > self._taken:
+            self._blocked_since = now  # it may be slow, but is alive, also where more is given than it takes
+        self._taken = max(self._taken, self._given - unsent)
         if self._blocked_since is not None and now - self._blocked_since > limits.request_timeout:
             self._server.warn(
                 f"{self.name} did not take its answer within {limits.request_timeout:g} s", self.log_fields

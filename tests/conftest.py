@@ -3,7 +3,9 @@
 import functools
 import os
 import re
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +62,14 @@ def wait_until():
         return result
 
     return wait
+
+
+@pytest.fixture
+def interrupt():
+    """A function that does to the main thread what Ctrl-C does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

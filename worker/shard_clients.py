@@ -51,6 +51,7 @@ _wire = idl.parameter_server
 # For a slice that other connections are sending; longer than a server waits for a peer that is silent in the
 # middle of a message.
 _PARTIAL_SLICE_SECONDS = 30.0
+_AGAIN_SECONDS = 0.1  # after which a call that was given up is interrupted again
 LEAST_AHEAD = 2**20
 """Bytes of a shard's part from which on parameters are pulled ahead; below, a call more costs more time."""
 
@@ -607,12 +608,13 @@ class Calls:
         return [done.result() for done in self._clients]
 
     def end(self) -> None:
-        """Give up all calls that are under way, and wait for their ends."""
+        """Give up all calls that are under way, and wait for their ends, which are near."""
         self._over.set()
-        for call, client in self._clients.items():
-            if not call.done():
-                client.interrupt()
-        wait(self._clients)
+        going = set(self._clients)
+        while going:
+            for call in going:
+                self._clients[call].interrupt()
+            going = wait(going, _AGAIN_SECONDS).not_done  # one that was connecting may be connected now
 
 
 def common_checkpoint(shards: Sequence[tuple[AbstractSet[int], int]]) -> tuple[int | None, int]:

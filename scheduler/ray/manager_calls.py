@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from batchsize_manager.client import ManagerClient
 from idl.errors import EvenpaceError, InvalidRequestError
 from rpc.address import Address
+from rpc.periodic import Periodic
 from scheduler.ray.access import Access
 from scheduler.ray.process_actor import make_folder
 from scheduler.ray.secrets import JobSecrets
@@ -116,17 +117,23 @@ class ManagerCalls:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self) -> None:
+        calls = Periodic("calling the job's manager")
         while not self._stopped:
             asked = self._manager
-            if asked is not None:
-                try:
-                    with ManagerClient(asked, self._credentials, _ANSWER_SECONDS) as client:
-                        while self._manager == asked and not self._stopped:
-                            self._call(client)
-                            self._pause()
-                except EvenpaceError as error:
-                    log.debug("the manager at %s does not answer: %s", asked, error)
+            with calls:
+                if asked is not None:
+                    self._follow(asked)
             self._pause()
+
+    def _follow(self, asked: Address) -> None:
+        """Call the manager at an address until it is at another one, or does not answer."""
+        try:
+            with ManagerClient(asked, self._credentials, _ANSWER_SECONDS) as client:
+                while self._manager == asked and not self._stopped:
+                    self._call(client)
+                    self._pause()
+        except EvenpaceError as error:
+            log.debug("the manager at %s does not answer: %s", asked, error)
 
     def _pause(self) -> None:
         self._wake.wait(_ASK_SECONDS)

@@ -112,6 +112,7 @@ class ProcessActor:
         self._end_seconds = _END_SECONDS
         self._address: Address | None = None  # where the last start listened
         self._listened = False  # whether the present one did
+        self._lacks = ""  # why the process could not be started; empty where it was
         self._log_told = 0  # position in the log
         self._process = Process(task.name, self._line, self._folder / "log", listens=task.is_service)
         # The kernel ends a process with the thread that has started it.
@@ -161,21 +162,32 @@ class ProcessActor:
 
     def _run(self) -> None:
         """Start the process whenever it is asked for, until the end."""
-        while True:
-            with self._lock:
-                self._lock.wait_for(lambda: self._closing or self._wanted is not None)
-                closing = self._closing
-            self._process.end(self._end_seconds)
-            if closing:
-                break
-            with self._lock:
-                assert self._wanted is not None
-                (self._generation, environment), self._wanted = self._wanted, None
-                self._listened = False
-                self._process.environment = {**self._task.environment, **environment}
-                self._process.start()
-            if self._task.is_service:
-                self._wait_until_it_listens()
+        while not self._closing:
+            try:
+                self._start_next()
+            except Exception as error:  # noqa: BLE001 - as where files or disk are short; nobody sees this thread
+                log.warning("%s cannot be started: %s", self._task.name, error)
+                with self._lock:
+                    self._lacks = f"it cannot be started: {error}"
+                    if self._wanted is not None:
+                        (self._generation, _), self._wanted = self._wanted, None
+        self._process.end(self._end_seconds)
+
+    def _start_next(self) -> None:
+        """Wait until the process is to be started, and start it."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._closing or self._wanted is not None)
+            if self._closing:
+                return
+        self._process.end(self._end_seconds)
+        with self._lock:
+            assert self._wanted is not None
+            (self._generation, environment), self._wanted = self._wanted, None
+            self._listened, self._lacks = False, ""
+            self._process.environment = {**self._task.environment, **environment}
+            self._process.start()
+        if self._task.is_service:
+            self._wait_until_it_listens()
 
     def _wait_until_it_listens(self) -> None:
         try:
@@ -196,6 +208,8 @@ class ProcessActor:
 
     def _seen(self) -> Seen:
         """Return what is seen of the process; the lock must be held."""
+        if self._lacks:
+            return Seen("ended", self._generation, 1, None, self._host, self._port, self._lacks)
         popen = self._process.popen
         status = None if popen is None else popen.poll()
         phase: Phase = "ready" if popen is None else "running" if status is None else "ended"

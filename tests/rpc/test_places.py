@@ -195,7 +195,6 @@ def test_a_token_goes_to_no_place_in_the_clear(tmp_path, monkeypatch):
 
 def test_a_token_does_not_follow_a_name_that_was_resolved_elsewhere_since(monkeypatch):
     """A name that is this machine's when it is checked, and another's when it is dialled, gets no token."""
-    connect = socket.create_connection
     got = []
 
     class Elsewhere(socket.socket):
@@ -206,12 +205,8 @@ def test_a_token_does_not_follow_a_name_that_was_resolved_elsewhere_since(monkey
             got.append(bytes(data))
             return super().send(data)
 
-    def elsewhere(address, timeout):
-        connection = connect(address, timeout)
-        return Elsewhere(fileno=connection.detach())
-
-    monkeypatch.setattr(socket, "create_connection", elsewhere)
     with scripted(lambda raw: raw.read(1)) as address:
+        monkeypatch.setattr(socket, "socket", Elsewhere)
         client = client_of(address, credentials=Credentials(token_text="token"))
         with pytest.raises(InvalidRequestError, match=r"a token would go to 192\.0\.2\.1:1 in the clear"):
             client.connect()

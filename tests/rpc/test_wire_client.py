@@ -177,10 +177,12 @@ class Clock:
 
 def test_user_is_told_while_nobody_listens(monkeypatch, caplog):
     """A log line says once that a service cannot be reached, long before the client gives up."""
-    monkeypatch.setattr(client_module, "time", Clock())
-    address = address_of_our_own()
+    clock, address = Clock(), address_of_our_own()
+    client = history_client(address, connect_timeout=30.0)
+    monkeypatch.setattr(client_module, "time", clock)
+    monkeypatch.setattr(client._woken, "wait", clock.sleep)
     with pytest.raises(ConnectionLostError):
-        history_client(address, connect_timeout=30.0).call("history", HISTORY)
+        client.call("history", HISTORY)
     assert caplog.text.count(f"cannot reach the manager at {address} yet") == 1
 
 

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from rpc import codec
 from rpc.address import Address
 from rpc.dial import reset_when_closed
 from rpc.limits import ServerLimits
+from rpc.service import Call
 from tests.services import (
     MemberWorker,
     Raw,
@@ -33,7 +35,7 @@ from tests.services import (
     shard_service,
     signalled_process,
 )
-from tests.wire import LARGE, answer, framed, pull_frame
+from tests.wire import LARGE, answer, field, framed, i64, identity_field, message, pull_frame, request
 
 _manager = idl.batchsize_manager
 _ps = idl.parameter_server
@@ -181,6 +183,65 @@ def test_peer_that_reads_slowly_is_not_cut_off(wait_until):
 
         wait_until(comes_slowly, "the answer to one that keeps reading")
         worker.close()
+
+
+class Growing:
+    """A service that gives 4 MiB more of an answer whenever the deadlines have been looked at."""
+
+    definition, bulk_methods = _ps.ParameterServer, frozenset()
+    part, parts = memoryview(bytes(2**22)), 12
+
+    def __init__(self) -> None:
+        self._calls: dict[Call, int] = {}
+
+    def handle(self, call: Call) -> None:
+        """Begin to answer a pull; the kernel asks for more each time that it has sent a little."""
+        call.peer.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+        call.begin_reply(_ps.PullReply(call.request.identity, 0, 0.0, b""), self.parts * self.part.nbytes)
+        self._calls[call] = self.parts
+
+    def tick(self, now: float) -> None:
+        """Go on with the answers."""
+        for call, left in list(self._calls.items()):
+            call.send(self.part)
+            self._calls[call] = left - 1
+            if left == 1:
+                del self._calls[call]
+
+    def disconnected(self, peer: object) -> None:
+        """Forget what nobody waits for."""
+        self._calls = {call: left for call, left in self._calls.items() if call.peer is not peer}
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+def test_who_takes_an_answer_more_slowly_than_it_is_made_is_not_cut_off(wait_until):
+    """It takes some all the time, though what it has not taken grows for longer than the deadline."""
+    seconds = 1.5
+    frame = message("pull", request(identity_field(Identity("j", "w", "i")), field(2, 10, i64(0))))
+
+    def comes() -> bool:
+        """Return whether the whole answer arrives; it need not to a reader that was stopped itself."""
+        with Raw(address, receive_buffer=2**16) as raw:
+            raw.send(frame)
+            (length,) = codec.LENGTH.unpack(raw.read(4))
+            begun, taken, left = time.monotonic(), [time.monotonic()], length
+            while left:
+                slowly = time.monotonic() < begun + 2.0 * seconds
+                count = min(left, 2**15 if slowly else 2**22)
+                whole = len(raw.read(count)) == count
+                taken.append(time.monotonic())
+                if not whole:
+                    break
+                left -= count
+                if slowly:
+                    time.sleep(0.02)
+        assert whole or max(end - begin for begin, end in itertools.pairwise(taken)) > seconds / 3
+        return whole
+
+    with serving(Growing(), ServerLimits(request_timeout=seconds)) as address:
+        wait_until(comes, "the answer to one that keeps reading")
 
 
 # -- deadlines and limits

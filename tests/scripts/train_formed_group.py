@@ -3,7 +3,9 @@
 import argparse
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -138,6 +140,33 @@ def break_halfway(session):
     group._every = BrokenHalfway(group)
 
 
+def connect_while_groups_form(port):
+    """Have a thread connect to a port of this machine when each group begins to be made.
+
+    Returns:
+        The connections, to which that one is added.
+    """
+    make, found = distributed.init_process_group, []
+
+    def made(*arguments, **options):
+        thread = threading.Thread(target=lambda: found.append(socket.create_connection(("127.0.0.1", port))))
+        thread.start()
+        thread.join()
+        return make(*arguments, **options)
+
+    distributed.init_process_group = made
+    return found
+
+
+def is_untouched(connection):
+    """Return whether a connection is as it was made, and nobody has shut it down."""
+    try:
+        connection.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+    return False
+
+
 def die_assembling(size, *ranks):
     """Let this process die where it has one of these ranks in a group that puts shards together.
 
@@ -216,6 +245,7 @@ def main():
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--change-alone", action="store_true", help="Change a parameter in iteration 5.")
     parser.add_argument("--micro-batch", type=int)
+    parser.add_argument("--connect", type=int, help="A port to connect to while groups form.")
     parser.add_argument("--await-record", action="store_true", help="Step once the iteration has a record.")
     parser.add_argument("--hold", type=Path, help="Compute the first batch once there is this file.")
     parser.add_argument(
@@ -252,6 +282,7 @@ def main():
         num_workers=options.loading,
     )
     also = [average] if average else ()
+    beside = connect_while_groups_form(options.connect) if options.connect else []
     evenpace.torch.balance(model, loader, optimizer, also=also, shard_size=options.shard_size)
     session = evenpace.session()
     if options.die_assembling:
@@ -290,6 +321,7 @@ def main():
         "parameters": state,
         "average": average.values if average else [],
         "released": session.released,
+        "beside": [is_untouched(one) for one in beside],
     }
     torch.save(end, options.out.with_suffix(".part"))
     os.replace(options.out.with_suffix(".part"), options.out.with_suffix(".pt"))

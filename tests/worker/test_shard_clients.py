@@ -1,7 +1,9 @@
 """A worker's calls to several shards."""
 
 import contextlib
+import socket
 import threading
+import time
 import uuid
 from dataclasses import replace
 
@@ -13,7 +15,7 @@ from idl.errors import ConnectionLostError, InvalidRequestError, RewoundError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
-from rpc.client import Client
+from rpc.client import _ATTEMPT_SECONDS, Client
 from tests.services import serving, shard_service
 from worker import shard_clients
 from worker.shard_clients import ShardClients
@@ -43,10 +45,10 @@ def test_a_worker_sends_to_all_shards_at_once(monkeypatch):
             shards.pull(1, parameters)
 
 
-def opened(addresses, stack, layout):
+def opened(addresses, stack, layout, timeout=240.0):
     """Open a job of a worker's at shards; return the worker's clients."""
     clients = [Client(idl.parameter_server.ParameterServer, at, "shard") for at in addresses]
-    shards = stack.enter_context(contextlib.closing(ShardClients(clients, 240.0)))
+    shards = stack.enter_context(contextlib.closing(ShardClients(clients, timeout)))
     shards.identify(idl.common.Identity("j/run", f"w{uuid.uuid4().hex}", uuid.uuid4().hex))
     parameters = np.zeros(layout.elements, np.float32)
     shards.open(layout, Synchronisation(), parameters, Assignment(0, 0, 0, 8, 8), None)
@@ -93,6 +95,40 @@ def test_what_was_pushed_early_is_not_completed_by_others(wait_until, is_over):
         other.pull(1, parameters)
         assert [job.shard.version for job in jobs] == [1, 1]
     assert (parameters == -1.0).all()
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["refused", "unanswered"])
+def test_nobody_waits_for_a_shard_that_is_away_once_its_answer_is_not_wanted(answers, interrupt, wait_until):
+    """With one of two shards away: by Ctrl-C in a push, and when a push that was begun is given up."""
+    layout, timeout = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),)), 12.0
+    gradient, assignment = np.ones(20, np.float32), Assignment(0, 0, 0, 8, 8)
+    with contextlib.ExitStack() as stack:
+        stays = stack.enter_context(serving(shard_service()))
+        with serving(shard_service()) as goes:
+            shards = opened([stays, goes], stack, layout, timeout)
+            shards.pull(0, gradient.copy())
+        if not answers:
+            full = stack.enter_context(socket.create_server(goes, backlog=0))
+            stack.enter_context(socket.create_connection(full.getsockname()))  # there is no room for more
+        away = shards._clients[1]
+
+        def is_away():
+            return not away.connected and (answers or away._dialling is not None)
+
+        def interrupt_once_away():
+            wait_until(is_away, "an attempt to connect")
+            interrupt()
+
+        begun = time.monotonic()
+        interrupter = threading.Thread(target=interrupt_once_away)
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            shards.push(assignment, gradient, None)
+        interrupter.join()
+        push = shards.begin_push(assignment, gradient, None)
+        wait_until(is_away, "another one")
+        push.give_up(RewoundError("another attempt", 0))
+        assert time.monotonic() - begun < _ATTEMPT_SECONDS, "as each attempt to connect may take"
 
 
 def test_a_growing_push_goes_on_over_another_connection(wait_until):

@@ -1,6 +1,8 @@
 """PyTorch: a process group of gloo or NCCL that is formed anew in each attempt of a job, under one model."""
 
 import datetime
+import hashlib
+import json
 import logging
 import os
 import socket
@@ -25,7 +27,7 @@ from worker.exchanges.all_reduce import AllReduce, GroupTimes
 from worker.session import Session
 from worker.torch.gloo_connection import connected_apart
 from worker.torch.reaching import reach, unreached
-from worker.torch.survivable_group import SurvivableGroup, connections, duplicates, shut
+from worker.torch.survivable_group import Ends, SurvivableGroup, connections, duplicates, ends, shut
 from worker.torch.training_state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -151,7 +153,7 @@ class FormedGroup:
         # By its one name it is the groups' default backend, without which PyTorch warns at each one's end.
         self._backends = names.pop() if len(names) == 1 else backends
         self._by_gloo = backend_for(next(model.parameters()).device, backends) == "gloo"
-        self._server: TCPStore | None = None
+        self._servers: dict[str, TCPStore] = {}  # by the host at which each is reached
         self._address = ""  # at which others reach it
         self._members: dict[str, str] = {}  # addresses of the present attempt's members, by name
         self._lock = threading.Condition()  # of what follows; notified when an attempt is over
@@ -216,13 +218,21 @@ class FormedGroup:
         Args:
             host: This machine's address as others reach it.
         """
-        if self._server is None:
-            # It listens at all addresses, and is reached from here by this one.
-            self._server = TCPStore(
-                "127.0.0.1", 0, None, is_master=True, timeout=_FORM_SECONDS, wait_for_workers=False
+        if host not in self._servers:
+            own, listener = _listener(host)
+            # PyTorch would have it listen at all addresses.
+            self._servers[host] = TCPStore(
+                own,
+                listener.getsockname()[1],
+                None,
+                is_master=True,
+                timeout=_FORM_SECONDS,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
             )
             _use_interface_of(host)
-        self._address = f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
+        port = self._servers[host].port
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return self._address
 
     def form(self, attempt: int, seat: Seat, has_state: Callable[[], None]) -> GroupTimes:
@@ -310,10 +320,10 @@ class FormedGroup:
             assert inner is not None
             beside = inner if self._by_gloo else distributed.new_group(backend="gloo", timeout=_FORM_SECONDS)
             self._wrapper.connect(_FORM_SECONDS)
-        assert self._server is not None
-        ports = {self._server.port, int(seat.store.rpartition(":")[2])}
+        new = ends(connections() - earlier)
+        shared = self._apart(attempt, _shared, new, store, seat)
         with self._lock:
-            found = duplicates(connections() - earlier, ports)
+            found = duplicates(shared)
             self._group = group = self._wrapper.group(inner, found, self._members)
             self._check_not_over(attempt)
         self._wrapper.enter(group)
@@ -336,6 +346,7 @@ class FormedGroup:
         try:
             # TCPStore would try for a minute or more, and not say that nobody listens.
             reach(host, port, _FORM_SECONDS.total_seconds(), lambda: self._check_not_over(attempt))
+            stores = {at[:2] for *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
             earlier = connections()
             options = {"is_master": False, "timeout": _FORM_SECONDS, "wait_for_workers": False}
             whole = self._apart(attempt, TCPStore, host, port, None, **options)
@@ -345,13 +356,17 @@ class FormedGroup:
                 f"start it with `evenpace worker --host`, its address as other workers reach it"
             ) from error
         with self._lock:
-            self._gathering = duplicates(connections() - earlier, set())
+            new = ends(connections() - earlier)
+            self._gathering = duplicates({one: both for one, both in new.items() if both[1] in stores})
             self._check_not_over(attempt)
         store = PrefixStore(f"attempt-{attempt}", whole)
-        store.set(f"member-{seat.rank}", f"{self._address} {self._session.config.worker}")
-        keys = [f"member-{rank}" for rank in range(seat.size)]
-        store.wait(keys, _WAIT_SECONDS)
-        members = (store.get(key).decode().partition(" ") for key in keys)
+        own = f"{self._address} {self._session.config.worker}"
+        try:
+            told = self._apart(attempt, _exchanged, "member", own, store, seat, _WAIT_SECONDS)
+        except BaseException:  # such as Ctrl-C
+            shut(self._gathering)
+            raise
+        members = (one.decode().partition(" ") for one in told)
         self._members = {name: address for address, _, name in members}
         return store
 
@@ -385,6 +400,56 @@ class FormedGroup:
     def _check_not_over(self, attempt: int) -> None:
         if self._over > attempt:
             raise UnavailableError(f"attempt {attempt} is over")
+
+
+def _listener(host: str) -> tuple[str, socket.socket]:
+    """Return an address of this machine, and a listener there: at that by which others reach it.
+
+    Where that is none of this machine's, as behind a translation of addresses, it listens at all.
+    """
+    family, *_, at = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    own = str(at[0])
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if own != host != "localhost" and own.startswith("127."):  # what a machine calls itself
+            raise OSError(f"{host} is {own} here")
+        listener.bind(at)
+    except OSError as error:
+        log.warning(
+            "the store of process groups listens at all addresses, as this machine cannot at %s (%s); let no "
+            "strangers reach its port",
+            host,
+            error,
+        )
+        own = "::1" if family == socket.AF_INET6 else "127.0.0.1"
+        listener.bind(("", 0))
+    listener.listen(socket.SOMAXCONN)
+    return own, listener
+
+
+def _exchanged(
+    what: str, own: str, store: PrefixStore, seat: Seat, seconds: datetime.timedelta
+) -> list[bytes]:
+    """Tell all members something, wait until they have done so, and return what they have told, by rank."""
+    store.set(f"{what}-{seat.rank}", own)
+    keys = [f"{what}-{rank}" for rank in range(seat.size)]
+    store.wait(keys, seconds)
+    return store.multi_get(keys)
+
+
+def _shared(new: Mapping[int, Ends], store: PrefixStore, seat: Seat) -> dict[int, Ends]:
+    """Return those of new connections that another member of the group has the other end of, also as new.
+
+    The script's other threads connect to whatever they like meanwhile, also on a member's machine.
+    """
+
+    def mark(near: tuple[str, int], far: tuple[str, int]) -> str:
+        return hashlib.blake2b(f"{near} {far}".encode(), digest_size=6).hexdigest()
+
+    own = json.dumps([mark(*both) for both in new.values()])
+    told = _exchanged("connections", own, store, seat, _FORM_SECONDS)
+    theirs = {one for rank, text in enumerate(told) if rank != seat.rank for one in json.loads(text)}
+    return {descriptor: both for descriptor, both in new.items() if mark(*reversed(both)) in theirs}
 
 
 def backend_for(device: torch.device, backends: str) -> str | None:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +25,10 @@ _STUCK_SECONDS = 0.02  # in which they end
 _UNHEARD_SECONDS = 10.0  # after which a connection breaks whose other machine acknowledges nothing
 _INDICES = torch.int32  # of DDP's places in its buckets, which anything else would have it read beyond
 _PROBE_SECONDS = 3  # of silence, after which a machine is asked for an acknowledgement
+
+
+Ends = tuple[tuple[str, int], tuple[str, int]]
+"""The near and the far end of a connection, each a host's address and a port."""
 
 
 class Carrier(Protocol):
@@ -285,25 +289,50 @@ def connections() -> set[tuple[int, str]]:
     return found
 
 
-def duplicates(found: set[tuple[int, str]], ports: set[int]) -> list[socket.socket]:
-    """Duplicate the sockets that are connected to other ports than these, at either end.
+def ends(found: Iterable[tuple[int, str]]) -> dict[int, Ends]:
+    """Return the ends of those sockets that are connected by TCP, by their descriptors."""
+    seen = {}
+    for descriptor, _ in found:
+        with contextlib.suppress(OSError), _duplicate(descriptor) as one:
+            if (both := _ends(one)) is not None:
+                seen[descriptor] = both
+    return seen
 
-    They break from now on when nothing is heard of the other machine. gloo closes and reuses descriptors, and
-    a process ends in which its listening socket is shut down.
+
+def duplicates(wanted: Mapping[int, Ends]) -> list[socket.socket]:
+    """Duplicate connections, by their descriptors, that still have these ends.
+
+    They break from now on when nothing is heard of the other machine. gloo closes and reuses descriptors.
     """
     kept = []
-    for descriptor, _ in found:
-        with contextlib.suppress(OSError):  # it was closed, or listens and has no peer
-            one = socket.socket(fileno=os.dup(descriptor))
-            try:
-                if not {one.getpeername()[1], one.getsockname()[1]} & ports:
-                    _break_when_unheard(one)
-                    kept.append(one)
-                    continue
-            except (OSError, IndexError):  # as a Unix socket's names have no port
-                pass
-            one.close()
+    for descriptor, both in wanted.items():
+        with contextlib.suppress(OSError), contextlib.ExitStack() as unless_kept:
+            one = unless_kept.enter_context(_duplicate(descriptor))
+            if _ends(one) == both:
+                _break_when_unheard(one)
+                kept.append(one)
+                unless_kept.pop_all()
     return kept
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(descriptor))
+
+
+def _ends(connection: socket.socket) -> Ends | None:
+    """Return a TCP connection's ends; None of another socket, such as one that listens."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+        return None
+    try:
+        near, far = connection.getsockname(), connection.getpeername()
+    except OSError:
+        return None
+    return _plain(near), _plain(far)
+
+
+def _plain(end: tuple[Any, ...]) -> tuple[str, int]:
+    """Return an end as both sides call it: without an interface, and version 4 as such."""
+    return end[0].partition("%")[0].removeprefix("::ffff:"), end[1]
 
 
 def _break_when_unheard(connection: socket.socket) -> None:

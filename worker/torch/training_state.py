@@ -6,7 +6,6 @@ and other objects with a state that a script has named.
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from operator import itemgetter
 from typing import Any
@@ -17,15 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from idl.errors import InvalidRequestError
 from worker.daemon_thread import Apart
+from worker.torch.outlines import filled, outline
 from worker.torch.schedules import Schedules
-
-
-@dataclass(frozen=True)
-class _Outline:
-    """A tensor's shape and type, in the place of the tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class TrainingState:
@@ -38,7 +30,7 @@ class TrainingState:
             a `GradScaler` or an average of the weights.
 
     Raises:
-        InvalidRequestError: One of the other objects lacks these methods.
+        InvalidRequestError: One of the other objects lacks these methods, or its state cannot be sent.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, also: Sequence[Any] = ()) -> None:
@@ -48,6 +40,7 @@ class TrainingState:
                     f"also: {type(one).__name__} has no state_dict and load_state_dict, by which its state "
                     f"could reach workers that join"
                 )
+            outline(one.state_dict(), [])
         self._module = module
         self._optimizer = optimizer
         self._also = also
@@ -106,11 +99,11 @@ class TrainingState:
     def _send(self, group: distributed.ProcessGroup, apart: Apart, to: int | None) -> None:
         """Send the state to one rank, or with None to all; the others call `_receive`."""
         schedulers, flat = self._schedules.found(), list[torch.Tensor]()
-        outline = _outlined(self._objects(schedulers), flat)
         kinds = [type(scheduler).__name__ for scheduler in schedulers]
-        given = kinds, outline, self._layout()
+        text = outline([kinds, self._layout(), self._objects(schedulers)], flat)
         rank = distributed.get_rank(group)
-        apart(distributed.broadcast_object_list, [given], rank, group)
+        apart(distributed.broadcast, torch.tensor([len(text)]), rank, group)
+        apart(distributed.broadcast, torch.frombuffer(bytearray(text), dtype=torch.uint8), rank, group)
         apart(self._transfer, [*self._tensors(), *flat], rank, group, to)
 
     def _receive(
@@ -118,9 +111,12 @@ class TrainingState:
     ) -> None:
         """Receive the state that a rank sends to one, or with None to all, and take it unless it `keeps`."""
         schedulers = [] if keeps else self._schedules.found()  # while the sender looks for its own
-        given: list[Any] = [None]
-        apart(distributed.broadcast_object_list, given, source, group)
-        kinds, outline, layout = given[0]
+        length = torch.zeros(1, dtype=torch.int64)
+        apart(distributed.broadcast, length, source, group)
+        text = torch.empty(int(length), dtype=torch.uint8)
+        apart(distributed.broadcast, text, source, group)
+        flat: list[torch.Tensor] = []
+        kinds, layout, state = filled(text.numpy().tobytes(), flat)
         for theirs, ours in zip_longest(layout, self._layout()):
             if theirs != ours:
                 raise InvalidRequestError(
@@ -129,8 +125,6 @@ class TrainingState:
                 )
         if keeps and to is not None:
             return
-        flat: list[torch.Tensor] = []
-        state = _filled(outline, flat)
         own = list(self._tensors())
         received = [torch.empty_like(tensor, device="cpu") for tensor in own]
         apart(self._transfer, [*received, *flat], source, group, to)
@@ -223,30 +217,6 @@ class TrainingState:
         for tensor, one in zip(whole, flat, strict=True):
             if tensor.data_ptr() != one.data_ptr():
                 tensor.copy_(one.view(tensor.shape))
-
-
-def _outlined(value: Any, flat: list[torch.Tensor]) -> Any:
-    """Return a nested state with outlines in the place of its tensors, which are added to `flat`."""
-    if isinstance(value, torch.Tensor):
-        flat.append(value.detach())
-        return _Outline(tuple(value.shape), value.dtype)
-    if isinstance(value, dict):
-        return {key: _outlined(one, flat) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_outlined(one, flat) for one in value)
-    return value
-
-
-def _filled(value: Any, flat: list[torch.Tensor]) -> Any:
-    """Return the state with new tensors in the place of outlines, which are added to `flat`."""
-    if isinstance(value, _Outline):
-        flat.append(torch.empty(value.shape, dtype=value.dtype))
-        return flat[-1]
-    if isinstance(value, dict):
-        return {key: _filled(one, flat) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_filled(one, flat) for one in value)
-    return value
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

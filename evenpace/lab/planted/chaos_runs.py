@@ -181,7 +181,7 @@ PLANTED = (
         (
             Change(
                 "worker/torch/survivable_group.py",
-                "                    _break_when_unheard(one)\n",
+                "                _break_when_unheard(one)\n",
                 "",
             ),
         ),

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from batchsize_manager.client import ManagerClient
 from evenpace.lab.chaos.errors import NotPossibleHereError
@@ -27,7 +28,7 @@ from tests.services import manager_process, restartable_manager
 from tests.worker.processes import processes
 from worker.daemon_thread import in_daemon
 from worker.torch.formed_group import FormedGroup
-from worker.torch.reaching import reach
+from worker.torch.reaching import _CONNECT_SECONDS, reach, unreached
 
 SCRIPT = Path(script.__file__)
 NAMES = string.ascii_letters + string.digits
@@ -512,6 +513,36 @@ def test_a_worker_is_found_at_the_address_that_it_is_given(tmp_path, wait_until)
         assert all("met at 127.0.0.2:" in run.log(name) for name in "ab")
 
 
+def test_connections_of_the_scripts_other_threads_are_left_alone(tmp_path, wait_until):
+    """Those that are made while a group forms neither end with it nor break sooner."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        manager_process("--workers", "1", "--policy", "even") as manager,
+        Run(tmp_path, manager, wait_until, *PAUSE, "--connect", str(other.getsockname()[1])) as run,
+    ):
+        run.start("a")
+        run.reaches("a", 3)
+        run.start("b")
+        run.reaches("b", 1)
+        ended, _ = run.end_all("ab", after=5)
+        assert [one["beside"] for one in ended] == [[True, True], [True]]
+
+
+def test_a_store_listens_at_the_address_that_members_use_alone(caplog):
+    """Where that is none of this machine's, it listens at all, and a line of log says so."""
+    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
+    group._servers = {}
+    host, port = group.serve("127.0.0.3").split(":")
+    assert group.serve("127.0.0.3") == f"{host}:{port}"
+    reach(host, int(port), 60.0, lambda: None)
+    with pytest.raises(ConnectionRefusedError):
+        reach("127.0.0.1", int(port), 60.0, lambda: None)
+    assert "all addresses" not in caplog.text
+    port = group.serve("192.0.2.1").split(":")[1]
+    reach("127.0.0.1", int(port), 60.0, lambda: None)
+    assert "listens at all addresses, as this machine cannot at 192.0.2.1" in caplog.text
+
+
 def test_a_group_whose_store_has_died_is_given_up_at_once():
     """Its port refuses connections, so that the process is gone that served it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -523,6 +554,29 @@ def test_a_group_whose_store_has_died_is_given_up_at_once():
     with pytest.raises(UnavailableError, match=r"rank 0 of attempt 3 cannot be reached at .*refused"):
         group._gather(3, Seat(1, 2, f"{host}:{port}", None, False))
     assert time.monotonic() - began < 15
+
+
+def test_the_wait_for_members_that_do_not_come_can_be_interrupted(interrupt, wait_until):
+    """By Ctrl-C, while the group's members gather for up to half an hour; no thread goes on waiting."""
+    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
+    group._lock, group._over, group._gathering = threading.Condition(), 0, []
+    group._session, group._address = SimpleNamespace(config=SimpleNamespace(worker="w0")), ""
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+
+    def interrupt_once_there():
+        wait_until(lambda: store.check(["attempt-3/member-0"]), "the first member")
+        interrupt()
+        if not has_ended.wait(20.0):
+            store.set("attempt-3/member-1", "nobody w1")  # lest this test wait for half an hour
+
+    before, has_ended = threading.active_count(), threading.Event()
+    interrupter = in_daemon(interrupt_once_there)
+    with pytest.raises(KeyboardInterrupt):
+        group._gather(3, Seat(0, 2, f"127.0.0.1:{store.port}", None, False))
+    has_ended.set()
+    interrupter.result()
+    assert not store.check(["attempt-3/member-1"])
+    wait_until(lambda: threading.active_count() <= before, "the end of the thread that waits", 30.0)
 
 
 def test_a_store_that_dies_while_it_is_connected_to_is_given_up_with_the_attempt():
@@ -556,6 +610,17 @@ def test_the_error_names_who_cannot_be_reached():
     assert "w1" not in said
     group._over = 4
     assert group._name_unreached(3) == ""
+
+
+def test_members_are_looked_for_all_at_once():
+    """However many do not answer, it takes as long as one does."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = "{}:{}".format(*full.getsockname())
+        with socket.create_connection(full.getsockname()):  # there is no room for another one
+            began = time.monotonic()
+            found = unreached({f"w{number}": address for number in range(8)})
+            assert time.monotonic() - began < 4 * _CONNECT_SECONDS
+    assert found == [f"w{number} at {address} (timed out)" for number in range(8)]
 
 
 def test_the_wait_for_a_host_that_does_not_answer_ends_with_the_attempt():

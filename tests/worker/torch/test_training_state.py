@@ -1,13 +1,91 @@
 """States of trainings: their passing on, and comparisons by the sums of their bits."""
 
+import math
 import multiprocessing
 import os
+import pickle
+from collections import Counter, OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed
 
+from idl.errors import InvalidRequestError
+from worker.torch.outlines import filled, outline
 from worker.torch.training_state import TrainingState, _bits
+
+
+class RunsCode:
+    """What pickle would make by a call."""
+
+    def __reduce__(self):
+        return print, ("this is run",)
+
+
+class Keeps:
+    """An object whose state is given."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        """The state."""
+        return self.state
+
+    def load_state_dict(self, state):
+        """Another one."""
+        self.state = state
+
+
+STATE = {
+    0: [1, -2.5, math.inf, None, True, "ä"],
+    "tuple": (0.9, {"deep": ({3},)}),
+    "random": np.random.RandomState(5).get_state(),
+    "number": np.float32(0.1),
+    "empty": torch.empty(0, 2),
+    "scalar": torch.tensor(3, dtype=torch.uint8),
+    "low": torch.ones(3, dtype=torch.bfloat16),
+    "milestones": Counter([3, 3, 5]),
+    "ordered": OrderedDict(b=1, a=2),
+    "bytes": b"\x00\xff",
+    ("pair", 2): (torch.float16, torch.device("cpu")),
+}
+
+
+def plain(value):
+    """A state as values that can be compared."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.tolist()
+    if isinstance(value, np.ndarray | np.generic):
+        return type(value), value.dtype, value.tolist()
+    if isinstance(value, dict):
+        return type(value), [(key, plain(one)) for key, one in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value), [plain(one) for one in value]
+    return type(value), value
+
+
+def test_a_state_goes_as_text_and_tensors():
+    """All kinds of values come back with their types, and no object of a script's class is taken along."""
+    sent, received = [], []
+    got = filled(outline(STATE, sent), received)
+    for there, here in zip(received, sent, strict=True):
+        there.copy_(here)
+    assert plain(got) == plain(STATE)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InvalidRequestError, match=r"state\['a'\]\[0\] is of .*RunsCode"):
+        TrainingState(model, optimizer, [Keeps({"a": [RunsCode()]})])
+
+
+@pytest.mark.parametrize(
+    "text", [pickle.dumps(RunsCode()), b"", b"{}", b'{"tensor":[[-1],"int8"]}', b'{"tensor":[[1],"save"]}']
+)
+def test_what_is_no_outline_is_refused(text):
+    """A pickle, above all, is not loaded."""
+    with pytest.raises(InvalidRequestError, match="another worker's state cannot be read"):
+        filled(text, [])
 
 
 class DyingSender(TrainingState):
