@@ -84,7 +84,7 @@ PLANTED = (
         "A stock client that connects early, and calls",
         (Change("idl/common.thrift", "within 10 seconds of connecting is", "for long is"),),
         "tests/rpc/test_wire_peers.py -k contract",
-PLANTED: tuple[Planted, ...] = (
+    ),
     Planted(
         "Ctrl-C is ignored for ten minutes, and a recovery",
         (Change("rpc/client.py", "        if not wanted():", "        if False:"),),
