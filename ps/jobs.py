@@ -179,7 +179,8 @@ class Jobs:
 
     def _restore(self, name: str, store: JobStore, checkpoint: ShardCheckpoint) -> ShardJob:
         """Hold a job again, as its newest checkpoint has it."""
-        self.make_room(checkpoint.snapshot.layout.nbytes, jobs=1)
+        beside = 0 if checkpoint.untrained is None else checkpoint.untrained.nbytes
+        self.make_room(checkpoint.snapshot.layout.nbytes + beside, jobs=1)
         shard = self._make_shard(checkpoint.snapshot.layout, checkpoint.synchronisation)
         shard.restore(checkpoint.snapshot)
         job = ShardJob(
@@ -193,6 +194,7 @@ class Jobs:
             attempt=checkpoint.attempt,
             left_at=time.monotonic(),
             places=dict(checkpoint.places),
+            untrained=checkpoint.untrained,
         )
         shard.place = job.places.get(shard.version)
         store.append_to_ledger({"restored": shard.version, "attempt": job.attempt})

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from idl.errors import InvalidRequestError
 from worker.daemon_thread import Apart
 from worker.torch.schedules import Schedules
+from worker.untrained import check_also
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,7 @@ class TrainingState:
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, also: Sequence[Any] = ()) -> None:
-        for one in also:
-            if not callable(getattr(one, "state_dict", None)) or not hasattr(one, "load_state_dict"):
-                raise InvalidRequestError(
-                    f"also: {type(one).__name__} has no state_dict and load_state_dict, by which its state "
-                    f"could reach workers that join"
-                )
+        check_also(also)
         self._module = module
         self._optimizer = optimizer
         self._also = also
