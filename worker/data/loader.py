@@ -5,8 +5,10 @@ This module knows the session and the plan, and no framework.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
+from worker.data.fingerprints import fingerprints
 from worker.data.micro_batches import MicroBatch
 from worker.data.randomness import SeededLoading
 from worker.data.sliced_batch import SlicedBatch
@@ -23,6 +25,7 @@ class Loader(ABC):
         source: The samples.
         batch_size: As `Slices` takes it.
         session: The session with the services; None for this process's.
+        compare_samples: Whether workers that join compare a few samples.
         options: Further options of `Slices`.
 
     Attributes:
@@ -38,11 +41,19 @@ class Loader(ABC):
     """What a loop has to do for each batch, for errors; others for other frameworks."""
 
     def __init__(
-        self, source: Source, batch_size: int | Mapping[int, int], session: Session | None, **options: Any
+        self,
+        source: Source,
+        batch_size: int | Mapping[int, int],
+        session: Session | None,
+        *,
+        compare_samples: bool = False,
+        **options: Any,
     ) -> None:
         self.session = session or own_session()
         self.source = source
         self.slices = Slices(len(source), batch_size, self.session, advice=self._advice, **options)
+        if compare_samples:
+            self.session.training.samples = partial(fingerprints, source)
         self._seeded = SeededLoading(source, self._seed_generators, self.session.log_fields)
 
     def __len__(self) -> int:

@@ -36,6 +36,17 @@ PLANTED: tuple[Planted, ...] = (
         ),
         "tests/worker/torch/test_untrained.py -k clamp",
     ),
+    Planted(
+        "`random_split` without a seed, or labels numbered",
+        (
+            Change(
+                "batchsize_manager/service.py",
+                "elif not managed.job.spec.has_samples_of(spec):",
+                "elif False:",
+            ),
+        ),
+        "tests/worker/data/test_fingerprints.py -k refused",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
