@@ -47,6 +47,17 @@ PLANTED: tuple[Planted, ...] = (
         ),
         "tests/worker/data/test_fingerprints.py -k refused",
     ),
+    Planted(
+        "A `collate_fn` that leaves out damaged samples",
+        (
+            Change(
+                "worker/data/loader.py",
+                "                self._check_size(batch, len(part.indices))\n            yield",
+                "            yield",
+            ),
+        ),
+        "tests/worker/data/test_batch_sizes.py",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
