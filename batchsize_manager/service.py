@@ -237,6 +237,12 @@ class ManagerService:
                 f"job {job_name!r} runs with {managed.job.spec.differences(spec)}, but {worker!r} wants "
                 f"{spec.differences(managed.job.spec)}: give all its workers the same"
             )
+        elif not managed.job.spec.has_samples_of(spec):
+            raise InvalidRequestError(
+                f"{worker!r} has other samples in its data set than those of job {job_name!r}, though as "
+                f"many: split and shuffle with a seed that is the same on all workers, and number labels "
+                f"from a sorted list; where samples are to differ, give the loader compare_samples=False"
+            )
         elif not managed.job.members.started and first != managed.job.first_iteration:
             raise InvalidRequestError(
                 f"job {job_name!r} goes on from iteration {managed.job.first_iteration}, but {worker!r} "

@@ -82,6 +82,9 @@ struct JobSpec {
   6: optional i64 micro_batch  // samples that are computed together, 1 to total_batch_size: slices begin and end on
                             // the cuts between micro-batches. Left out: slices may begin anywhere
   7: optional map<i64, i64> schedule  // other sizes of a whole batch by the first epoch that has them, from 1 on
+  8: optional list<list<double>> samples  // of a few samples at places that follow from the size, pairs of numbers by
+                            // which workers see whether they have the same data: those of each pair differ by more
+                            // than 0.1% of the larger one where samples differ. Empty, or left out: not compared
 }
 
 /** The batch sizes that a worker can take: from minimum to maximum, multiples of `granularity` where possible. */

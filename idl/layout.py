@@ -9,6 +9,9 @@ from idl.errors import InvalidRequestError
 ITEM_BYTES = {"float32": 4, "float64": 8}
 """Bytes of an element, by dtype."""
 
+UNTRAINED = "untrained"
+"""Where a slot of the optimiser's state is named: bytes of what the model has beside its parameters."""
+
 
 @dataclass(frozen=True)
 class Group:

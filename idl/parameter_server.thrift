@@ -38,6 +38,10 @@
  * To save a job, a worker pulls the optimiser's state beside the parameters, slot by slot; to resume from it, it
  * sets these slots before `initialise` sets the parameters.
  *
+ * What a model has beside what is trained, such as frozen layers and buffers, the first shard keeps for workers that
+ * join: bytes of any number under the name "untrained" in place of a slot, which the worker sets that sets the
+ * parameters. They mean nothing to the shard, and do not change. An `initialise` of them has no `steps`.
+ *
  * Exact sums. Where `synchronisation` has exact, the job has micro-batches, and `gradient` is no mean over the slice
  * but a sum over its micro-batches, of int64 in little-endian bytes: of rint((c 2^p) v) for each, where v is the mean
  * gradient of the micro-batch, or a statistic's new value, and c its samples. The product is one of double precision,
@@ -110,6 +114,7 @@ struct OpenReply {
   7: optional bool ahead            // the shard knows PullRequest.ahead; one of an earlier version would not look at it,
                                     // and one whose mode has no such steps holds the answer back
   8: optional list<string> dtypes   // that it knows in PushRequest.dtype, beside the job's; left out: none
+  9: optional bool untrained        // the shard keeps what is "untrained"
 }
 
 struct InitialiseRequest {
@@ -227,6 +232,7 @@ struct StateReply {
   1: common.Identity identity
   2: i64 steps                      // the optimiser's steps so far
   3: list<string> slots             // its slots at present, each with as many elements as the parameters
+  4: optional i64 untrained         // bytes of what is "untrained"; left out: there are none
 }
 
 struct ForfeitRequest {

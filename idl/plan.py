@@ -1,7 +1,7 @@
 """Plans, which divide an iteration's batch among the workers. Pure values; nothing here knows the wire."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 
 import numpy as np
@@ -136,6 +136,8 @@ class JobSpec:
             micro-batches. None for a job without, whose workers compute each slice as a whole.
         milestones: Other sizes of a whole batch that the script asks for: (epoch, samples) from that epoch
             on, ascending by epoch, from 1.
+        samples: Pairs of numbers of a few samples, by which data sets are compared, and no part of what the
+            job is; empty where they are not known.
 
     Raises:
         ValueError: A number is out of its range.
@@ -148,6 +150,7 @@ class JobSpec:
     drop_last: bool = False
     micro_batch: int | None = None
     milestones: tuple[tuple[int, int], ...] = ()
+    samples: tuple[tuple[float, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.dataset_size < 2**48:
@@ -200,9 +203,16 @@ class JobSpec:
 
     def differences(self, other: "JobSpec") -> str:
         """Return the fields in which this spec differs from another, with this one's values, in words."""
-        names = [field.name for field in fields(self)]
+        names = [one.name for one in fields(self) if one.compare]
         others = [name for name in names if getattr(self, name) != getattr(other, name)]
         return ", ".join(f"{name} {getattr(self, name)}" for name in others)
+
+    def has_samples_of(self, other: "JobSpec") -> bool:
+        """Return whether the samples of another spec are these, as far as both are known."""
+        return all(
+            not ours or not theirs or _are_close(ours, theirs)
+            for ours, theirs in zip(self.samples, other.samples, strict=False)
+        )
 
     @property
     def unit(self) -> int:
@@ -251,6 +261,15 @@ class JobSpec:
         epoch, index = divmod(iteration, self.iterations_per_epoch)
         start = index * self.total_batch_size
         return epoch, start, min(self.total_batch_size, self.dataset_size - start)
+
+
+def _are_close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Return whether pairs of numbers differ by no more than devices do that compute the same samples."""
+    if len(ours) != len(theirs) or len(ours) % 2:
+        return False
+    own, other = (np.reshape(numbers, (-1, 2)) for numbers in (ours, theirs))  # (leaves, 2)
+    scale = np.maximum(np.abs(own), np.abs(other)).max(axis=1, keepdims=True)
+    return bool(np.all(np.abs(own - other) <= 1e-3 * scale))
 
 
 @dataclass(frozen=True, slots=True)

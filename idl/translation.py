@@ -170,7 +170,9 @@ def read_synchronisation(struct: Any) -> Synchronisation:
 def wire_spec(value: JobSpec) -> Any:
     """Make a `JobSpec`."""
     fields = _fields(value)
-    return idl.batchsize_manager.JobSpec(schedule=dict(fields.pop("milestones")) or None, **fields)
+    samples = [list(numbers) for numbers in fields.pop("samples")]
+    schedule = dict(fields.pop("milestones"))
+    return idl.batchsize_manager.JobSpec(schedule=schedule or None, samples=samples or None, **fields)
 
 
 def read_spec(struct: Any) -> JobSpec:
@@ -184,9 +186,13 @@ def read_spec(struct: Any) -> JobSpec:
         raise InvalidRequestError(
             f"schedule: has {len(schedule)} sizes, but at most {_MAX_MILESTONES} are allowed"
         )
-    spec = _read(struct, JobSpec, milestones=())
+    spec = _read(struct, JobSpec, milestones=(), samples=())
+    samples = tuple(
+        tuple(check.number("samples", number, 0.0, 1e308) for number in _list("samples", numbers, 0, 64))
+        for numbers in _list("samples", list(spec.samples), 0, 64)
+    )
     try:
-        return dataclasses.replace(spec, milestones=tuple(sorted(schedule.items())))
+        return dataclasses.replace(spec, milestones=tuple(sorted(schedule.items())), samples=samples)
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
 

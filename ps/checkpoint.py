@@ -1,8 +1,8 @@
 """The file from which a shard resumes a job bit by bit: plain bytes, no code.
 
-It has a first line, the length of a JSON header, the header, the parameters and the optimiser's tensors in
-the header's order, and a checksum of all of these. This module decides neither when a file is written nor how
-long it is kept.
+It has a first line, the length of a JSON header, the header, the parameters, the optimiser's tensors in the
+header's order, what is not trained, and a checksum of all of these. This module decides neither when a file
+is written nor how long it is kept.
 """
 
 import json
@@ -21,7 +21,6 @@ from idl.layout import Group, Layout, Part, Tensor
 from idl.synchronisation import Synchronisation
 from ps.model_tensors import ModelTensors
 from ps.optimizer_state import ShardSnapshot
-from ps.optimizers import DTYPES
 
 _FIRST_LINE = b"evenpace shard checkpoint 2\n"
 _LENGTH = struct.Struct("<Q")
@@ -45,6 +44,7 @@ class ShardCheckpoint:
         snapshot: Parameters and optimiser's state.
         part: Which part of all parameters they are, if a worker has said it.
         places: By version, of this checkpoint and of others that there may be, `Parameters.place`.
+        untrained: As `ShardJob` has it.
     """
 
     job: str
@@ -54,6 +54,7 @@ class ShardCheckpoint:
     snapshot: ShardSnapshot
     part: Part | None = None
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    untrained: torch.Tensor | None = None
 
 
 def write(path: Path, checkpoint: ShardCheckpoint) -> None:
@@ -117,6 +118,8 @@ def _pieces(checkpoint: ShardCheckpoint) -> Iterator[bytes | memoryview]:
     for own in snapshot.state:
         state.append({key: _described(value) for key, value in own.items()})
         tensors += [value for value in own.values() if isinstance(value, torch.Tensor) and value.ndim]
+    if checkpoint.untrained is not None:
+        tensors.append(checkpoint.untrained)
     header = {
         "job": checkpoint.job,
         "attempt": checkpoint.attempt,
@@ -133,6 +136,7 @@ def _pieces(checkpoint: ShardCheckpoint) -> Iterator[bytes | memoryview]:
         "steps": snapshot.steps,
         "places": [[version, *place] for version, place in checkpoint.places.items()],
         "state": state,
+        "untrained": None if checkpoint.untrained is None else len(checkpoint.untrained),
     }
     encoded = json.dumps(header).encode()
     yield _FIRST_LINE + _LENGTH.pack(len(encoded)) + encoded
@@ -153,13 +157,13 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint
     model, part, layout = header["model"], header["part"], header["layout"]
     groups = tuple(Group(**group) for group in layout["groups"])
     laid_out = Layout(layout["dtype"], layout["optimizer"], groups, order=layout.get("order", ""))
-    dtype = DTYPES[laid_out.dtype]
 
-    def take(elements: int) -> torch.Tensor:
+    def take(elements: int, dtype: str = laid_out.dtype) -> torch.Tensor:
         nonlocal tensors
-        taken, tensors = tensors[: elements * dtype.itemsize], tensors[elements * dtype.itemsize :]
+        nbytes = elements * np.dtype(dtype).itemsize
+        taken, tensors = tensors[:nbytes], tensors[nbytes:]
         # NumPy copies without blocking other threads.
-        return torch.from_numpy(np.frombuffer(taken, dtype=laid_out.dtype).copy())
+        return torch.from_numpy(np.frombuffer(taken, dtype=dtype).copy())
 
     def value(described: Any) -> torch.Tensor | float:
         if not isinstance(described, dict):
@@ -170,6 +174,7 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint
 
     parameters = take(laid_out.elements)
     state = [{key: value(described) for key, described in own.items()} for own in header["state"]]
+    beside = header.get("untrained")  # earlier versions had none
     return ShardCheckpoint(
         header["job"],
         header["attempt"],
@@ -182,4 +187,5 @@ def _unpacked(header: Mapping[str, Any], tensors: memoryview) -> ShardCheckpoint
         ShardSnapshot(laid_out, header["version"], header["steps"], parameters, state),
         part and Part(**part),
         {version: (epoch, start) for version, epoch, start in header["places"]},
+        None if beside is None else take(beside, "uint8"),
     )

@@ -217,7 +217,8 @@ class Jobs:
         with contextlib.ExitStack() as stack:
             stack.callback(store.close, wait=False)
             shard = self._make_shard(checkpoint.snapshot.layout, checkpoint.synchronisation)
-            self.make_room(shard.nbytes, jobs=1)
+            beside = 0 if checkpoint.untrained is None else checkpoint.untrained.nbytes
+            self.make_room(shard.nbytes + beside, jobs=1)
             shard.restore(checkpoint.snapshot)
             stack.pop_all()
         job = ShardJob(
@@ -231,6 +232,7 @@ class Jobs:
             attempt=checkpoint.attempt,
             left_at=time.monotonic(),
             places=dict(checkpoint.places),
+            untrained=checkpoint.untrained,
         )
         shard.place = job.places.get(shard.version)
         store.append_to_ledger({"restored": shard.version, "attempt": job.attempt})

@@ -16,7 +16,7 @@ import torch
 import idl
 from idl import check
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, RewoundError, UnavailableError
-from idl.layout import Layout
+from idl.layout import UNTRAINED, Layout
 from idl.translation import (
     read_assignment,
     read_groups,
@@ -94,7 +94,8 @@ class ParameterServerService:
         layout = job.shard.layout
         dtype = _pushed_dtype(job.shard, call) if call.method == "push" else DTYPES[layout.dtype]
         expected = layout.elements * dtype.itemsize
-        if length != expected:
+        slot = call.request.slot if call.method == "initialise" else None
+        if length != expected and slot != UNTRAINED:
             raise InvalidRequestError(
                 f"{call.method}: {length} bytes, but the shard's {layout.elements} elements of "
                 f"{str(dtype).removeprefix('torch.')} take {expected}"
@@ -103,7 +104,7 @@ class ParameterServerService:
             _check_initialise(job, call)
             if job.shard.initialised:
                 return Discard(length)
-            return self._stage(job, call) if call.request.slot is not None else TensorSink(layout)
+            return TensorSink(layout.elements, dtype) if slot is None else self._stage(job, call, length)
         return self._open_push(job, call, dtype, length)
 
     def disconnected(self, peer: Connection) -> None:
@@ -175,6 +176,7 @@ class ParameterServerService:
                 restored=job.is_restored or None,
                 ahead=job.shard.steps_ahead,
                 dtypes=list(_PUSHED),
+                untrained=True,
             )
         )
 
@@ -284,9 +286,15 @@ class ParameterServerService:
         self._release(job)
 
     def _state(self, call: Call) -> None:
-        shard = self._job_of(call).shard
-        slots = shard.slots()
-        call.reply(_wire.StateReply(identity=call.request.identity, steps=shard.steps, slots=slots))
+        job = self._job_of(call)
+        call.reply(
+            _wire.StateReply(
+                identity=call.request.identity,
+                steps=job.shard.steps,
+                slots=job.shard.slots(),
+                untrained=None if job.untrained is None else job.untrained.nbytes,
+            )
+        )
 
     def _forfeit(self, call: Call) -> None:
         request = _request_of(call)
@@ -301,13 +309,13 @@ class ParameterServerService:
 
     # -- within
 
-    def _stage(self, job: ShardJob, call: Call) -> TensorSink:
-        """Return the sink for a slot of the optimiser's state, which needs memory as the parameters do."""
+    def _stage(self, job: ShardJob, call: Call, length: int) -> TensorSink:
+        """Return the sink for what comes beside the parameters, which needs memory as they do."""
         _, worker, incarnation = check.identity(call.request.identity)
         slot = check.text("slot", call.request.slot)
-        steps = check.integer("steps", call.request.steps, 0)
-        self._jobs.make_room(job.shard.layout.nbytes)
-        return job.stage(worker, incarnation, slot, steps)
+        steps = 0 if slot == UNTRAINED else check.integer("steps", call.request.steps, 0)
+        self._jobs.make_room(length)
+        return job.stage(worker, incarnation, slot, steps, length)
 
     def _open_push(self, job: ShardJob, call: Call, dtype: torch.dtype, length: int) -> Sink:
         """Return the sink for a gradient: one that drops it, where its samples were counted already."""
@@ -472,7 +480,10 @@ class ParameterServerService:
                 _check_reader(job, call)
                 if not is_ahead:
                     shard.check_options(call.request.identity.worker)
-                values = shard.parameters() if slot is None else shard.slot(slot)
+                if slot == UNTRAINED and job.untrained is not None:
+                    values = job.untrained.numpy().data
+                else:
+                    values = shard.parameters() if slot is None else shard.slot(slot)
             except (InvalidRequestError, RewoundError) as error:
                 call.fail(error)
                 continue

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from idl.errors import EvenpaceError, InvalidRequestError, NotYetError, RewoundError, UnavailableError
-from idl.layout import Layout, Part
+from idl.layout import UNTRAINED, Layout, Part
 from idl.synchronisation import Synchronisation
 from ps.checkpoint import ShardCheckpoint, UnreadableError
 from ps.checkpoint_store import JobStore
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 class TensorSink:
-    """A sink that writes parameters, or a slot of the optimiser's state, from the wire into a tensor."""
+    """A sink that writes parameters, or what comes beside them, from the wire into a tensor."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.tensor = torch.empty(layout.elements, dtype=DTYPES[layout.dtype])  # (elements,)
+    def __init__(self, elements: int, dtype: torch.dtype) -> None:
+        self.tensor = torch.empty(elements, dtype=dtype)  # (elements,)
         self._left = self.tensor.numpy().data.cast("B")
 
     @property
@@ -91,6 +91,7 @@ class ShardJob:
         copying: The last checkpoint's copy; done once its tensors have been copied.
         left_at: Seconds on the monotonic clock since which there is no connection, or None.
         tally: Counters of the shard.
+        untrained: What the model has beside what is trained, (bytes,); None where no worker has set it.
         sweeping: Logs errors of the periodic look at the calls that wait.
     """
 
@@ -120,6 +121,7 @@ class ShardJob:
     copying: "Future[None] | None" = None
     left_at: float | None = None
     tally: ShardTally = field(default_factory=ShardTally)
+    untrained: torch.Tensor | None = None
     sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's waiting calls"))
     _pushed_in: int = 0  # the attempt that pushed the next gradient completely, while a later one is fenced
     _awaited: "tuple[tuple[str, int], Future[Any]] | None" = None
@@ -132,9 +134,10 @@ class ShardJob:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the job, and of the state that waits for the first parameters."""
-        staged = sum(len(staged.slots) for staged in self._staged.values())
-        return self.shard.nbytes + self.shard.layout.nbytes * staged
+        """Return the bytes of the job, of what is not trained, and of what waits for the first parameters."""
+        staged = (sink.tensor for one in self._staged.values() for sink in one.slots.values())
+        beside = 0 if self.untrained is None else self.untrained.nbytes
+        return self.shard.nbytes + beside + sum(tensor.nbytes for tensor in staged)
 
     @property
     def is_restored(self) -> bool:
@@ -181,16 +184,27 @@ class ShardJob:
             self.settled = max(self.settled, version)
         return True
 
-    def stage(self, worker: str, incarnation: str, slot: str, steps: int) -> TensorSink:
-        """Return the sink for a slot of the optimiser's state, which is held until the parameters arrive.
+    def stage(self, worker: str, incarnation: str, slot: str, steps: int, length: int) -> TensorSink:
+        """Return the sink for what a worker sends beside the parameters, which is held until these arrive.
+
+        Args:
+            worker: The worker's name.
+            incarnation: Its incarnation.
+            slot: The slot of the optimiser's state, or `UNTRAINED`.
+            steps: The optimiser's steps so far.
+            length: The bytes that are sent.
 
         Raises:
             InvalidRequestError: The optimiser has no such slot.
         """
-        self.shard.check_slot(slot)
         staged = self._staged.setdefault((worker, incarnation), _Staged())
-        staged.steps = steps
-        sink = staged.slots[slot] = TensorSink(self.shard.layout)
+        if slot == UNTRAINED:
+            sink = TensorSink(length, torch.uint8)
+        else:
+            self.shard.check_slot(slot)
+            staged.steps = steps
+            sink = TensorSink(self.shard.layout.elements, DTYPES[self.shard.layout.dtype])
+        staged.slots[slot] = sink
         return sink
 
     def initialise(
@@ -213,6 +227,7 @@ class ShardJob:
             if not sink.is_full:
                 raise InvalidRequestError(f"slot {slot!r} has not arrived as a whole; send it again")
         slots = {slot: sink.tensor for slot, sink in staged.slots.items()}
+        self.untrained = slots.pop(UNTRAINED, None)
         self.shard.initialise(parameters, version, State(staged.steps, slots))
         self._staged.clear()
         self.attempt, self.fenced, self.rewound_to = attempt, False, version
@@ -379,6 +394,7 @@ class ShardJob:
                     snapshot,
                     self.part,
                     dict(self.places),
+                    self.untrained,
                 )
             )
             self.copying = copied or self.copying

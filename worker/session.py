@@ -10,6 +10,7 @@ import math
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import idl
 from idl.errors import InvalidRequestError, RewoundError
@@ -133,7 +134,7 @@ class Session:
             raise InvalidRequestError(f"this worker was released: {self.released}")
         saved = self.training.resumed
         joined = self._membership.join(
-            self.training.declared,
+            replace(self.training.declared, samples=self.training.samples()),
             self.config.bounds,
             saved.point if saved else None,
             saved.learned if saved else b"",
@@ -141,6 +142,7 @@ class Session:
             device=self.device.kind,
             threads=self.device.threads,
         )
+        self.training.samples = tuple  # no longer needed: a session may outlive its data set
         self.run = joined.run
         self.synchronisation = joined.synchronisation
         self.exchange.joined(joined, self._identity, self.config.host or joined.host)

@@ -26,7 +26,7 @@ from idl.errors import (
     RewoundError,
 )
 from idl.gradient_norms import StepNorms
-from idl.layout import Group, Layout, shard_bounds, shard_parts
+from idl.layout import UNTRAINED, Group, Layout, shard_bounds, shard_parts
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
 from idl.translation import (
@@ -131,7 +131,8 @@ class ShardClients:
         state: OptimizerState | None,
         *,
         begins: bool = True,
-    ) -> None:
+        untrained: Callable[[], NDArray[np.uint8]] | None = None,
+    ) -> bool:
         """Open the job, and set its parameters if no other worker has.
 
         Args:
@@ -141,6 +142,10 @@ class ShardClients:
             assignment: This worker's first assignment; its iteration is the version of these parameters.
             state: The optimiser's state to start from.
             begins: Whether nothing can have been trained before this assignment.
+            untrained: Returns what the model has beside its parameters, (bytes,); None for nothing.
+
+        Returns:
+            Whether the parameters are this worker's.
 
         Raises:
             InvalidRequestError: The parameter server refuses, or has lost the job's parameters; or other
@@ -194,13 +199,16 @@ class ShardClients:
                     assignment.attempt,
                 )
         # The first shard decides which worker's parameters are used: the same worker then sets the others'.
-        if not replies[0].initialised and self._initialise(0, initial, assignment, state):
+        beside = untrained() if untrained and replies[0].untrained and not replies[0].initialised else None
+        is_first = not replies[0].initialised and self._initialise(0, initial, assignment, state, beside)
+        if is_first:
             self._in_parallel(
-                lambda shard, wanted: self._initialise(shard, initial, assignment, state, wanted),
+                lambda shard, wanted: self._initialise(shard, initial, assignment, state, None, wanted),
                 range(1, shards),
             )
         for client in self._clients:
             client.set_connect_timeout(self._timeout)  # from now on, wait for a shard that is restarted
+        return is_first
 
     def push(
         self, assignment: Assignment, gradient: NDArray[Any], groups: Sequence[Group] | None
@@ -374,6 +382,23 @@ class ShardClients:
                 )
         return OptimizerState(replies[0].steps, slots)
 
+    def untrained(self) -> NDArray[np.uint8] | None:
+        """Pull what the first worker's model has beside its parameters, (bytes,), once these are set.
+
+        Returns:
+            None if it has set nothing.
+
+        Raises:
+            RewoundError: The shard is in another attempt, or was restarted.
+        """
+        client, request = self._clients[0], self._pull_requests(-1, UNTRAINED)[0]
+        nbytes = client.call("state", _wire.StateRequest(identity=self._identity)).untrained
+        if nbytes is None:
+            return None
+        data = np.empty(nbytes, np.uint8)
+        self._check_echo(client.call("pull", request, into=data.data))
+        return data
+
     def fence(self, attempt: int) -> list[ShardState]:
         """Have the shards refuse calls of earlier attempts, and return their states.
 
@@ -474,6 +499,7 @@ class ShardClients:
         initial: NDArray[Any],
         assignment: Assignment,
         state: OptimizerState | None,
+        beside: NDArray[np.uint8] | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> bool:
         begin, end = self._bounds[shard]
@@ -487,6 +513,9 @@ class ShardClients:
         for slot, array in (state.slots if state else {}).items():
             request = _wire.InitialiseRequest(**common, slot=slot, steps=state.steps if state else 0)
             call("initialise", request, bulk=_bytes(array[begin:end]), wanted=wanted)
+        if beside is not None:
+            request = _wire.InitialiseRequest(**common, slot=UNTRAINED)
+            call("initialise", request, bulk=beside.data, wanted=wanted)
         request = _wire.InitialiseRequest(**common)
         reply = call("initialise", request, bulk=_bytes(initial[begin:end]), wanted=wanted)
         return bool(reply.accepted)

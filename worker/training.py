@@ -21,6 +21,7 @@ class Training:
 
     Attributes:
         spec: The data that the job trains on, and its order; None before a loader has declared it.
+        samples: Returns what `JobSpec.samples` is to be, once this worker joins.
         resumed: The checkpoint that the job goes on from; None where it begins.
     """
 
@@ -28,6 +29,7 @@ class Training:
         self, present: Callable[[], Assignment | None], learned: Callable[[], tuple[bytes, int | None]]
     ) -> None:
         self.spec: JobSpec | None = None
+        self.samples: Callable[[], tuple[tuple[float, ...], ...]] = tuple
         self.resumed: JobCheckpoint | None = None
         self._present = present
         self._learned = learned

@@ -280,3 +280,30 @@ def test_of_too_many_jobs_those_without_workers_make_room(wait_until):
         assert {job.name for job in service.jobs} == {"job-0/run", "late/run"}
         for worker in (workers[0], late):
             worker.close()
+
+
+def test_what_is_not_trained_outlives_the_shard(tmp_path):
+    """The first worker's bytes beside the parameters come back with the checkpoint; another's are dropped."""
+    identity = idl.common.Identity("job/run", "w", "1")
+
+    def set_all(client, beside):
+        request = _ps.InitialiseRequest(identity, 0, slot="untrained")
+        client.call("initialise", request, bulk=memoryview(beside))
+        client.call("initialise", _ps.InitialiseRequest(identity, 0), bulk=memoryview(bytes(12)))
+
+    def got(client):
+        client.call("open", open_request(identity, 3))
+        length = client.call("state", _ps.StateRequest(identity)).untrained
+        request = _ps.PullRequest(identity, -1, slot="untrained")
+        client.call("pull", request, into=(into := memoryview(bytearray(length))))
+        return bytes(into)
+
+    for _ in range(2):
+        with (
+            here(tmp_path) as address,
+            contextlib.closing(Client(_ps.ParameterServer, address, "shard", call_timeout=30)) as client,
+        ):
+            if not client.call("open", open_request(identity, 3)).initialised:
+                set_all(client, b"some bytes")
+            set_all(client, b"others")
+            assert got(client) == b"some bytes"

@@ -3,10 +3,13 @@
 This module knows the session and the plan, and no framework.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
+from worker.data.fingerprints import fingerprints
 from worker.data.micro_batches import MicroBatch
 from worker.data.randomness import SeededLoading
 from worker.data.sliced_batch import SlicedBatch
@@ -14,6 +17,8 @@ from worker.data.slices import Slice, Slices
 from worker.data.source import Source
 from worker.own_session import own_session
 from worker.session import Session
+
+log = logging.getLogger(__name__)
 
 
 class Loader(ABC):
@@ -23,6 +28,7 @@ class Loader(ABC):
         source: The samples.
         batch_size: As `Slices` takes it.
         session: The session with the services; None for this process's.
+        compare_samples: Whether workers that join compare a few samples.
         options: Further options of `Slices`.
 
     Attributes:
@@ -38,11 +44,20 @@ class Loader(ABC):
     """What a loop has to do for each batch, for errors; others for other frameworks."""
 
     def __init__(
-        self, source: Source, batch_size: int | Mapping[int, int], session: Session | None, **options: Any
+        self,
+        source: Source,
+        batch_size: int | Mapping[int, int],
+        session: Session | None,
+        *,
+        compare_samples: bool = False,
+        **options: Any,
     ) -> None:
         self.session = session or own_session()
         self.source = source
         self.slices = Slices(len(source), batch_size, self.session, advice=self._advice, **options)
+        if compare_samples:
+            self.session.training.samples = partial(fingerprints, source)
+        self._has_warned = False
         self._seeded = SeededLoading(source, self._seed_generators, self.session.log_fields)
 
     def __len__(self) -> int:
@@ -75,7 +90,23 @@ class Loader(ABC):
             with self.session.meter.tally.phase("load", part.assignment):
                 self.source.take(part)
                 batch = None if part.micro_batches else self.source.collate(self.source.samples(part))
+                self._check_size(batch, len(part.indices))
             yield self._sliced(part) if part.micro_batches else batch
+
+    def _check_size(self, batch: Any, count: int) -> None:
+        """Warn, once, if no array of a batch has a dimension of the slice's samples."""
+        shapes = list(_shapes(batch))
+        if shapes and not self._has_warned and not any(count in shape for shape in shapes):
+            self._has_warned = True
+            log.warning(
+                "a batch of %d samples was made into arrays of shapes %s: its gradient is weighted by %d "
+                "samples, so let collate_fn keep as many, such as others in place of those that are damaged, "
+                "or leave them out of the data set before the loader is made",
+                count,
+                ", ".join(map(str, shapes[:3])),
+                count,
+                extra=self.session.log_fields(),
+            )
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the epochs that are still to be trained, of `number`; see `Slices.epochs`.
@@ -106,4 +137,17 @@ class Loader(ABC):
     def _load(self, part: MicroBatch) -> Any:
         """Return a micro-batch, with random numbers of its own."""
         with self.session.meter.tally.phase("load", self.session.assignment):
-            return self._seeded.load(part)
+            batch = self._seeded.load(part)
+            self._check_size(batch, len(part.indices))
+            return batch
+
+
+def _shapes(batch: Any) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes of the arrays in a batch of lists and dictionaries; other objects are left out."""
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for one in batch:
+            yield from _shapes(one)
+    elif len(shape := tuple(getattr(batch, "shape", ()))):
+        yield shape

@@ -112,12 +112,13 @@ def own_generators(name: str, value: Any) -> list[str]:
         value: The object.
     """
     found, seen, waiting = [], set[int](), [(name, value)]
+    seeded = (*_SEEDED, getattr(sys.modules.get("torch"), "default_generator", None))
     while waiting and len(seen) < _LOOKED_AT:
         where, one = waiting.pop(0)
         if id(one) in seen:
             continue
         seen.add(id(one))
-        if any(one is seeded for seeded in _SEEDED):
+        if any(one is each for each in seeded):
             continue
         if _is_generator(one):
             found.append(f"{where} ({type(one).__name__})")

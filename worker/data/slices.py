@@ -17,6 +17,8 @@ from worker.data.micro_batches import MicroBatch, micro_batches_of
 from worker.session import JobCheckpoint, Session
 
 _FORMAT = 1  # of the dictionary that `state_dict` returns
+# Of the spec: a script may change what is still to come, and samples are compared between workers alone.
+_NOT_SAVED = ("milestones", "samples")
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class Slices:
             "spec": {
                 name: value
                 for name, value in asdict(saved.spec).items()
-                if value is not None and name != "milestones"  # a script may change what is still to come
+                if value is not None and name not in _NOT_SAVED
             },
             "position": saved.position,
             "batch_size": saved.batch_size,

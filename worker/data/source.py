@@ -1,6 +1,8 @@
 """The samples of a data set, as every framework's loader asks for them; no framework is known here."""
 
-from collections.abc import Callable, Sequence
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +51,29 @@ class Source:
     def forget(self, part: MicroBatch) -> bool:
         """Drop kept samples, so that a micro-batch is loaded again; return False if that would take long."""
         return True
+
+    def load_apart(self, wanted: Sequence[tuple[int, int]]) -> Iterator[Any]:
+        """Yield samples, each with a seed of what it may draw, and leave generators as they are.
+
+        Args:
+            wanted: The seed and the index of each.
+        """
+        torch = sys.modules.get("torch")  # not imported: a worker has its own framework alone
+        for seed, index in wanted:
+            states = random.getstate(), np.random.get_state()
+            of_torch = torch.default_generator.get_state() if torch else None
+            try:
+                random.seed(seed)
+                np.random.seed(seed)
+                if torch:
+                    torch.default_generator.manual_seed(seed)
+                sample = self.load(np.array([index]))
+            finally:
+                random.setstate(states[0])
+                np.random.set_state(states[1])
+                if torch:
+                    torch.default_generator.set_state(of_torch)
+            yield sample
 
     def samples(self, part: "Slice | MicroBatch") -> Any:
         """Return the samples of a slice or a micro-batch."""

@@ -29,6 +29,7 @@ from worker.meter import Meter
 from worker.optimizer_state import OptimizerState
 from worker.shard_clients import Calls, GrowingPush, ShardClients
 from worker.step_options import StepOptions
+from worker.untrained import Untrained
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class _Prepared:
     initial: NDArray[Any]
     state: OptimizerState | None
     deliver: Callable[[], None]
+    untrained: Untrained | None
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class ParameterServer:
         self._gradient: Gradient | None = None
         self._parameters: NDArray[Any] = np.empty(0)
         self._taken: tuple[int, int] | None = None  # attempt and iteration that `parameters` are for
+        self._lacks_untrained = False
         self._refused = -1  # the last iteration whose gradient a shard refused
         self._spare: NDArray[Any] = np.empty(0)  # (elements,) that the next ones are pulled to ahead
         self._ahead: _Ahead | None = None
@@ -168,6 +171,7 @@ class ParameterServer:
         initial: NDArray[Any],
         state: OptimizerState | None = None,
         deliver: Callable[[], None] = lambda: None,
+        untrained: Untrained | None = None,
     ) -> None:
         """Set what the job starts from; to be called once, before `Session.start_training`.
 
@@ -177,12 +181,13 @@ class ParameterServer:
             state: The optimiser's state, likewise.
             deliver: Called whenever the model is to have `parameters`: when they have new values, and before
                 an iteration's further slices.
+            untrained: What the model has beside these parameters, which is the first worker's, too.
 
         Raises:
             InvalidRequestError: It was called before.
         """
         self.check_unprepared()
-        self._prepared = _Prepared(layout, initial, state, deliver)
+        self._prepared = _Prepared(layout, initial, state, deliver, untrained or None)
 
     def joined(self, joined: Joined, identity: Any, host: str) -> None:
         """Take what the manager has answered to `join`."""
@@ -214,7 +219,17 @@ class ParameterServer:
         # In bsp nothing can have been trained before the job's first iteration, as it may in other modes.
         begins = self._synchronisation.mode != "bsp" or assignment.iteration == first
         state = self._prepared.state
-        self._shards.open(layout, self._synchronisation, initial, assignment, state, begins=begins)
+        untrained = self._prepared.untrained
+        is_first = self._shards.open(
+            layout,
+            self._synchronisation,
+            initial,
+            assignment,
+            state,
+            begins=begins,
+            untrained=None if untrained is None else untrained.encoded,
+        )
+        self._lacks_untrained = untrained is not None and not is_first
         if self._shards.pulls_ahead and not len(self._spare):
             self._spare = np.empty_like(initial)
         self._shards.forfeit(self._lost)
@@ -316,6 +331,11 @@ class ParameterServer:
             with self._meter.pulling(assignment) as waited:
                 waited(self._pull(assignment))
             self._taken = taken
+            if self._lacks_untrained and self._prepared.untrained is not None:
+                data = self._shards.untrained()
+                if data is not None:
+                    self._prepared.untrained.take(data)
+                self._lacks_untrained = False
         self._prepared.deliver()  # also before a further slice: the first has moved the model's statistics
 
     def _begin_pull(self, done: Assignment) -> None:

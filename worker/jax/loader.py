@@ -37,6 +37,8 @@ class DataLoader(Loader):
             is yielded, and the parameters do not depend on the number of workers and their shares, with batch
             normalisation, dropout and random augmentation, too. None: a worker's part of a batch is one batch
             of samples.
+        compare_samples: Whether workers that join compare numbers of four samples, loaded three times, to see
+            that they have the same data set; random samples are left out.
         session: The session with the services; by default this process's.
 
     Raises:
@@ -56,6 +58,7 @@ class DataLoader(Loader):
         seed: int = 0,
         drop_last: bool = False,
         micro_batch: int | None = None,
+        compare_samples: bool = True,
     ) -> None:
         self.data, source = _source(data)
         super().__init__(
@@ -66,6 +69,7 @@ class DataLoader(Loader):
             seed=seed,
             drop_last=drop_last,
             micro_batch=micro_batch,
+            compare_samples=compare_samples,
         )
         self.batch: MeasuredBatch | None = None
 

@@ -49,6 +49,8 @@ class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no typ
         micro_batch: Samples of a micro-batch. With it, the parameters do not depend on the number of workers
             and their shares, with batch normalisation, dropout and random augmentation, too. None: a worker's
             part of a batch is one batch of samples.
+        compare_samples: Whether workers that join compare numbers of four samples, loaded three times, to see
+            that they have the same data set; random samples are left out.
 
     Attributes:
         session: The session with the services.
@@ -77,6 +79,7 @@ class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no typ
         seed: int = 0,
         drop_last: bool = False,
         micro_batch: int | None = None,
+        compare_samples: bool = True,
     ) -> None:
         super().__init__(
             _source(data),
@@ -86,6 +89,7 @@ class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no typ
             seed=seed,
             drop_last=drop_last,
             micro_batch=micro_batch,
+            compare_samples=compare_samples,
         )
         self.accumulation = Accumulation(self.session)
         self.resumed_at = 0

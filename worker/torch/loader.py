@@ -88,6 +88,8 @@ class DataLoader(Loader):
             no effect.
         collate_fn: Makes a batch from a list of samples.
         worker_init_fn: Called with the process's number in each loading process.
+        compare_samples: Whether workers that join compare numbers of four samples, loaded three times, to see
+            that they have the same data set; random samples are left out.
         session: The session with the services; by default this process's.
 
     Raises:
@@ -111,6 +113,7 @@ class DataLoader(Loader):
         pin_memory: bool = False,
         collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
         worker_init_fn: Callable[[int], None] | None = None,
+        compare_samples: bool = True,
     ) -> None:
         if isinstance(dataset, torch_data.IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise InvalidRequestError(
@@ -144,5 +147,6 @@ class DataLoader(Loader):
             seed=seed,
             drop_last=drop_last,
             micro_batch=micro_batch,
+            compare_samples=compare_samples,
         )
         self.dataset = dataset

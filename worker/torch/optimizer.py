@@ -16,6 +16,7 @@ from worker.flat_order import BUCKET_MB, FlatOrder, backward_order, bucket_eleme
 from worker.learning_rates import Rule, factor_by
 from worker.tensor_types import check_floating, flat_dtype
 from worker.torch.backward_push import BackwardPush
+from worker.torch.element_samples import ElementSamples
 from worker.torch.flat_tensors import FlatTensors
 from worker.torch.loader import Loader
 from worker.torch.memory_watch import note_device, watch_memory
@@ -24,6 +25,7 @@ from worker.torch.optimizer_options import describe
 from worker.torch.optimizer_state import put_state, take_state
 from worker.torch.running_statistics import running_statistics
 from worker.torch.schedules import Schedules
+from worker.torch.untrained import untrained, untrained_tensors
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ def distribute(
     loader: Loader,
     model: nn.Module | None = None,
     *,
+    also: Sequence[Any] = (),
     scale_lr: Rule = "none",
     bucket_cap_mb: float | None = BUCKET_MB,
 ) -> Optim:
@@ -47,7 +50,9 @@ def distribute(
     Learning-rate schedulers work on the optimiser as before, and their changes go to the parameter server
     with the next step. Its own state (momentum and the like) is there; `state_dict()` fetches it. A state
     that was loaded before is the one that the job resumes from. All workers start from the parameters and the
-    state of the first worker. The gradient is expected to be of the *mean* loss over the batch.
+    state of the first worker, and have its frozen parameters and buffers, and the states of `also`; frozen
+    parameters beyond the first 64 MiB are not sent, but refused where they differ. The gradient is expected
+    to be of the *mean* loss over the batch.
 
     Args:
         optimizer: An SGD, Adam or AdamW of torch.optim.
@@ -55,6 +60,8 @@ def distribute(
         model: The model whose batch normalisation's running statistics are to be the same for all workers:
             after each step, they have the mean over the workers, weighted by their batch sizes. With it,
             backward passes are timed, for the policy `overlap`.
+        also: Other objects with `state_dict` and `load_state_dict` that all workers have to begin with alike,
+            such as a teacher; in the same order on all of them.
         scale_lr: How learning rates follow the size of the whole batch, where that changes: "linear", "sqrt",
             "adascale", "none", or a function from the size and the script's first one to the factor; "auto"
             is "sqrt" for Adam and AdamW, and "adascale" for SGD. `optimizer` keeps the script's own rates.
@@ -72,7 +79,7 @@ def distribute(
     """
     factor = factor_by(scale_lr, type(optimizer).__name__)
     bucket = bucket_elements(bucket_cap_mb)
-    link = _Link(optimizer, loader, model, bucket)
+    link = _Link(optimizer, loader, model, also, bucket)
     loader.session.training.scale_lr_by(factor)
     own_state_dict = optimizer.state_dict
 
@@ -114,6 +121,7 @@ class _Link:
         optimizer: torch.optim.Optimizer,
         loader: Loader,
         model: nn.Module | None,
+        also: Sequence[Any],
         bucket: int,
     ) -> None:
         session = self._session = loader.session
@@ -138,7 +146,7 @@ class _Link:
         layout = Layout(dtype, name, self._order.groups(self._options), tensors, self._order.name)
         self._trained = set(map(id, self._parameters))
         self._versions: list[int] = []  # of the parameters, as last pulled
-        self._has_warned = False
+        self._has_warned = self._has_warned_of_fixed = False
         self._schedules = Schedules(optimizer)
         session.before_batch.append(self._schedules.restore)
         note_device(session, self._tensors[0].device)
@@ -146,7 +154,12 @@ class _Link:
         self._pulled = ParameterViews(
             self._server, lambda flat: FlatTensors(flat, self._order, self._tensors)
         )
-        self._server.prepare(layout, initial, state, self._take_parameters)
+        frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
+        fixed = untrained_tensors(model, frozen, self._tensors)
+        self._samples = ElementSamples(self._parameters)
+        self._fixed_samples, self._fixed_names = ElementSamples(list(fixed.values())), list(fixed)
+        session.before_batch.append(self._fixed_samples.note)
+        self._server.prepare(layout, initial, state, self._take_parameters, untrained(fixed, also))
         session.start_training()
         watch_memory(session, self._tensors[0].device)
         self._gradients = FlatTensors(self._server.gradient.values, self._order, self._tensors)
@@ -197,23 +210,38 @@ class _Link:
                     )
 
     def _warn_of_changes(self) -> None:
-        """Warn, once, if the script has set parameters to other values than those that were pulled."""
-        versions = [parameter._version for parameter in self._parameters]
-        if versions == self._versions or self._has_warned:
-            return
-        for number, (parameter, own, now) in enumerate(
-            zip(self._parameters, self._versions, versions, strict=True)
-        ):
-            if own != now and not torch.equal(parameter, self._pulled.now[number].to(parameter)):
-                self._has_warned = True
-                log.warning(
-                    "%s was changed outside of optimizer.step(), as by model.load_state_dict: such changes "
-                    "are lost with the next step, since the parameter server has the parameters; make them "
-                    "before evenpace.torch.distribute",
-                    self._name(parameter),
-                    extra=self._session.log_fields(),
-                )
-                return
+        """Warn, once each, if parameters have other values than those that were pulled, or others change."""
+        if not self._has_warned and (number := self._changed()) is not None:
+            self._has_warned = True
+            log.warning(
+                "%s was changed outside of optimizer.step(), as by model.load_state_dict or p.data.clamp_: "
+                "such changes are lost with the next step, since the parameter server has the parameters; "
+                "make them before evenpace.torch.distribute, or a part of the model's forward pass, as by "
+                "torch.nn.utils.parametrize",
+                self._name(self._parameters[number]),
+                extra=self._session.log_fields(),
+            )
+        if not self._has_warned_of_fixed and (number := self._fixed_samples.changed()) is not None:
+            self._has_warned_of_fixed = True
+            log.warning(
+                "%s was changed between a batch and its step, as by a forward pass: it is not trained, and "
+                "follows each worker's own part of the batches, so that models differ, unlike statistics of "
+                "batch normalisation; compute it from what all workers have alike, or train by "
+                "DistributedDataParallel and evenpace.torch.balance, which uses one worker's",
+                self._fixed_names[number],
+                extra=self._session.log_fields(),
+            )
+
+    def _changed(self) -> int | None:
+        """Return the number of a parameter that has other values than those that were pulled.
+
+        Writes through `parameter.data` are not counted by PyTorch: these are seen by samples.
+        """
+        for number, (parameter, own) in enumerate(zip(self._parameters, self._versions, strict=True)):
+            is_written = parameter._version != own
+            if is_written and not torch.equal(parameter, self._pulled.now[number].to(parameter)):
+                return number
+        return self._samples.changed()
 
     def _name(self, parameter: torch.Tensor) -> str:
         return self._names.get(parameter) or f"a parameter of shape {tuple(parameter.shape)}"
@@ -245,6 +273,7 @@ class _Link:
         self._versions = [0] * len(self._parameters)
         for number in range(len(self._tensors)):
             self._take(number)
+        self._samples.note()
 
     def _take(self, number: int) -> None:
         """Give a tensor the value that was pulled."""

@@ -4,7 +4,7 @@ import functools
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from worker.parent import end_with_parent
 from worker.torch.randomness import seed_generators
 
 # Of a slice that may be needed: a seed, and indices, for each of its micro-batches; or None, and all indices.
+_APART_SECONDS = 10.0  # for a few samples by which data sets are compared
 _Guess = list[tuple[int | None, list[int]]]
 
 
@@ -63,6 +64,23 @@ class PrefetchingSource(Source):
             generator=generator,
             persistent_workers=persistent_workers,
         )
+
+    def load_apart(self, wanted: Sequence[tuple[int, int]]) -> Iterator[Any]:
+        """Yield samples from a process of their own: this one must not open what others open for themselves.
+
+        Args:
+            wanted: The seed and the index of each.
+        """
+        loader = torch_data.DataLoader(
+            _Pickled(self.drawing["dataset"]),
+            batch_sampler=[[[(seed, [index]) for seed, index in wanted]]],
+            collate_fn=_only,
+            num_workers=1,
+            worker_init_fn=self._loader.worker_init_fn,
+            generator=torch.Generator(),  # from which it draws, in place of the script's
+            timeout=_APART_SECONDS,
+        )
+        yield from pickle.loads(next(iter(loader)))
 
     def begin(self, slices: Slices) -> None:
         """Start to load with the next slice, whose epoch is not known yet."""

@@ -2,11 +2,11 @@
 
 import torch
 from torch import distributed, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 
 def running_statistics(model: nn.Module | None) -> dict[str, torch.Tensor]:
-    """Return the running means and variances of a model's batch normalisation, by name.
+    """Return the running means and variances of a model's batch and instance normalisation, by name.
 
     The numbers of batches belong to them: without a momentum, the statistics are means over these.
     """
@@ -14,7 +14,7 @@ def running_statistics(model: nn.Module | None) -> dict[str, torch.Tensor]:
     return {
         f"{name}.{key}": getattr(layer, key)
         for name, layer in layers
-        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+        if isinstance(layer, _NormBase) and layer.running_mean is not None
         for key in ("running_mean", "running_var", "num_batches_tracked")
         if getattr(layer, key) is not None
     }

@@ -18,6 +18,7 @@ from idl.errors import InvalidRequestError
 from worker.daemon_thread import Apart
 from worker.torch.outlines import filled, outline
 from worker.torch.schedules import Schedules
+from worker.untrained import check_also
 
 
 class TrainingState:
@@ -34,12 +35,8 @@ class TrainingState:
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, also: Sequence[Any] = ()) -> None:
+        check_also(also)
         for one in also:
-            if not callable(getattr(one, "state_dict", None)) or not hasattr(one, "load_state_dict"):
-                raise InvalidRequestError(
-                    f"also: {type(one).__name__} has no state_dict and load_state_dict, by which its state "
-                    f"could reach workers that join"
-                )
             outline(one.state_dict(), [])
         self._module = module
         self._optimizer = optimizer
