@@ -13,7 +13,7 @@ from predictors.blend import Blend
 from predictors.ema import ExponentialMovingAverage
 from predictors.guarded import Guarded
 from predictors.memoryless import Memoryless
-from predictors.networks import Network
+from predictors.networks import Network, missing
 
 
 def _auto(options: PredictorOptions, models: Models) -> Predictor:
@@ -21,8 +21,9 @@ def _auto(options: PredictorOptions, models: Models) -> Predictor:
         ExponentialMovingAverage(models=models),
         Memoryless(),
         Arx(),
-        Network("narx", options, models),
     ]
+    if not missing():
+        members.append(Network("narx", options, models))
     return Guarded(Blend(members), models)
 
 
@@ -49,7 +50,8 @@ def make_predictor(
         models: Fitted models of earlier runs, from which predictors that learn start.
 
     Raises:
-        ValueError: There is no such predictor, or the models' arrays have other shapes.
+        ValueError: There is no such predictor, a package that it needs is not installed, or the arrays of the
+            models have other shapes.
     """
     if name not in PREDICTORS:
         raise ValueError(f"no predictor {name!r}; there are {', '.join(PREDICTORS)}")
@@ -67,4 +69,5 @@ __all__ = [
     "PredictorOptions",
     "Weights",
     "make_predictor",
+    "missing",
 ]

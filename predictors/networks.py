@@ -1,5 +1,6 @@
 """Predictors that are neural networks: NumPy computes their predictions, Keras their fits."""
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,11 @@ from predictors.architectures import ARCHITECTURES, CENTER, SPREAD, predict
 from predictors.base import Array, Fit, Models, PredictorOptions, Weights
 from predictors.learner import FEWEST, Learner
 from predictors.time_series import LAGS, SPEED, samples
+
+
+def missing() -> str:
+    """Return the name of a package that fits need and that is not installed; empty if all are."""
+    return next((name for name in ("keras", "torch") if importlib.util.find_spec(name) is None), "")
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,16 @@ class Network(Learner):
         models: Earlier models to start from; see `Learner`.
 
     Raises:
-        ValueError: A saved model has other arrays than the network, a value that is not finite, or a spread
-            that is not positive.
+        ValueError: A package that fits need is not installed; or a saved model has other arrays than the
+            network, a value that is not finite, or a spread that is not positive.
     """
 
     def __init__(self, name: str, options: PredictorOptions, models: Models) -> None:
+        if lacks := missing():
+            raise ValueError(
+                f"predictor {name!r} needs {lacks}, which is not installed: "
+                "pip install 'evenpace[manager]', or take ema"
+            )
         self._architecture = ARCHITECTURES[name]
         super().__init__(name, {**self._architecture.shapes, CENTER: (3,), SPREAD: (3,)}, options, models)
         for worker, weights in models.get(name, {}).items():

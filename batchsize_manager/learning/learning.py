@@ -14,7 +14,7 @@ from batchsize_manager.learning.trainer import Trainer
 from batchsize_manager.policies import Policy, PolicyOptions, make_job_policy
 from batchsize_manager.policies.metered_policy import MeteredPolicy
 from idl.errors import InvalidRequestError
-from predictors import Models, Weights
+from predictors import Models, Weights, missing
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,12 @@ class Learning:
 
     def __init__(self, policy: str, options: PolicyOptions, folder: Path | None) -> None:
         self.balancing = Balancing(policy, options.predictor, options.tolerance)
+        if self.balancing.uses_predictor and options.predictor == "auto" and (lacks := missing()):
+            log.warning(
+                "predictor auto: the mean of ema, memoryless and arx is used, without narx, since %s is not "
+                "installed: pip install 'evenpace[manager]'",
+                lacks,
+            )
         self._options = options
         self._folder = folder
         self.tally = LearningTally()

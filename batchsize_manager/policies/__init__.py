@@ -46,11 +46,11 @@ class PolicyOptions:
         str,
         Setting(
             "How the policy proportional predicts speeds: the last one stays (memoryless), a moving average "
-            "(ema), models that are fitted while the job runs (arima, simple_rnn, lstm, narx, arx), or a "
-            "blend (auto).",
+            "(ema), models that are fitted while the job runs (arima, simple_rnn, lstm, narx, arx), or the "
+            "mean of narx, arx, ema and memoryless by their recent errors (auto).",
             choices=PREDICTORS,
         ),
-    ] = "ema"
+    ] = "auto"
     tolerance: Tolerance = 0.0
     learning: PredictorOptions = field(default_factory=PredictorOptions)
     models: Models = field(default_factory=dict)

@@ -30,7 +30,7 @@ def test_a_job_is_reported_from_its_beginning_to_its_end():
             3,
             10,
         )
-        assert (summary.policy, summary.predictor, summary.mode) == ("proportional", "ema", "bsp")
+        assert (summary.policy, summary.predictor, summary.mode) == ("proportional", "auto", "bsp")
         status = client.status("first")
         assert [(m.worker, m.state, m.iteration) for m in status.members] == [("good", "working", 3)]
         assert status.events[0].text == "good joined, for iteration 0 on"

@@ -158,7 +158,7 @@ def test_a_job_is_changed_in_every_way_in_the_middle(lookahead):
         assert iterations == sorted(set(iterations))
     assert all(part.count <= 4 for part in workers[1].done if part.iteration > 24)
     assert said[0].startswith(
-        "an operator has changed the policy from even to proportional and the predictor from ema to arx and "
+        "an operator has changed the policy from even to proportional and the predictor from auto to arx and "
         "the tolerance from 0.02 to 0.05, from iteration "
     )
     assert [event.text for event in happened.events if event.text.startswith("an operator")] == said

@@ -1,6 +1,7 @@
 """A manager whose predictor learns: fits run beside the barrier rounds, and fitted models are kept."""
 
 import math
+import sys
 import threading
 
 import numpy as np
@@ -109,3 +110,28 @@ def test_curves_are_kept_when_a_job_ends_and_used_again(tmp_path, wait_until):
         worker.iterate()
         assert predictions(address, worker.identity.job) == pytest.approx([JOB / 0.5], rel=0.02)
         worker.client.close()
+
+
+def test_the_default_predictor_has_narx_where_its_parts_are_installed(monkeypatch, caplog):
+    """Where they are not, one line says what is used instead, and NARX by name is refused."""
+    assert PolicyOptions().predictor == "auto"
+    learning = PredictorOptions(first_fit=20)
+
+    def has_a_fit():
+        predictor = PolicyOptions(learning=learning).make_predictor()
+        predictor.set_workers(["w"])
+        for speed in range(100, 125):
+            predictor.observe(*np.array([[speed], [0.5], [0.5]]))
+        assert np.isfinite(predictor.predict()).all()
+        return predictor.due_fit() is not None
+
+    assert has_a_fit()
+    ManagerService(ManagerConfig())
+    assert not caplog.text
+    monkeypatch.setitem(sys.modules, "keras", None)
+    assert not has_a_fit()
+    ManagerService(ManagerConfig())
+    (line,) = caplog.messages
+    assert "ema, memoryless and arx is used, without narx, since keras is not installed" in line
+    with pytest.raises(ValueError, match="predictor 'narx' needs keras, which is not installed: pip install"):
+        PolicyOptions("narx")
