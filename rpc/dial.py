@@ -39,10 +39,11 @@ def dial(
     Raises:
         OSError: The connection failed; `connection_error` makes its reason readable.
     """
-    failed = OSError(f"{address.host} has no address")
+    host, _ = address  # which may be a plain pair
+    failed = OSError(f"{host} has no address")
     for family, kind, protocol, _, at in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         try:
-            return _dialled(socket.socket(family, kind, protocol), at, address.host, timeout, contexts, note)
+            return _dialled(socket.socket(family, kind, protocol), at, host, timeout, contexts, note)
         except ssl.SSLError:
             raise
         except OSError as error:

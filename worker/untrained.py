@@ -19,8 +19,7 @@ from idl.errors import InvalidRequestError
 _LENGTH = struct.Struct("<Q")
 _SENT = 64 * 2**20  # bytes of tensors that are sent, those of large frozen models by their checksums alone
 
-Leaf = tuple[list[Any], NDArray[np.uint8]]
-"""A tensor within an object's state: what JSON can hold to describe it, and its bytes."""
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class Fixed:
 
     name: str
     kind: str
-    read: Callable[[], NDArray[np.uint8]]
-    write: Callable[[NDArray[np.uint8]], None]
+    read: Callable[[], Bytes]
+    write: Callable[[Bytes], None]
 
 
 class Untrained:
@@ -47,8 +46,9 @@ class Untrained:
         framework: The framework's name; workers of another one take nothing.
         tensors: The model's tensors that are not trained, in an order that all workers have.
         also: Other objects with `state_dict` and `load_state_dict`, likewise.
-        leaf: Returns an object's tensor as a `Leaf`; None of what is no tensor.
-        tensor: Makes a tensor of a `Leaf`.
+        outlined: Returns the list of their states as text, and the bytes of each of their tensors.
+        filled: Returns the states of such a text, with the bytes of tensors that it cuts, in their order, off
+            what was sent, by their number.
     """
 
     def __init__(
@@ -56,26 +56,26 @@ class Untrained:
         framework: str,
         tensors: Sequence[Fixed],
         also: Sequence[Any] = (),
-        leaf: Callable[[Any], Leaf | None] = lambda value: None,
-        tensor: Callable[[Leaf], Any] = lambda leaf: leaf[1],
+        outlined: Callable[[list[Any]], tuple[str, list[Bytes]]] = lambda states: ("", []),
+        filled: Callable[[str, Callable[[int], Bytes]], list[Any]] = lambda text, cut: [],
     ) -> None:
         check_also(also)
         self._framework = framework
         self._tensors = tensors
         self._also = also
-        self._leaf = leaf
-        self._tensor = tensor
+        self._outlined = outlined
+        self._filled = filled
 
     def __bool__(self) -> bool:
         return bool(self._tensors or self._also)
 
-    def encoded(self) -> NDArray[np.uint8]:
+    def encoded(self) -> Bytes:
         """Return all of it, (bytes,): of tensors, the first 64 MiB, and checksums of the others.
 
         Raises:
-            InvalidRequestError: An object's state has something else than tensors, numbers and texts.
+            InvalidRequestError: An object's state cannot be sent.
         """
-        parts: list[NDArray[np.uint8]] = []
+        parts: list[Bytes] = []
         tensors, left = [], _SENT
         for one in self._tensors:
             values = one.read()
@@ -84,12 +84,12 @@ class Untrained:
                 left -= values.nbytes
                 parts.append(values)
             tensors.append([one.name, one.kind, values.nbytes, None if is_sent else zlib.crc32(values.data)])
-        also = [self._outlined(one.state_dict(), one, parts) for one in self._also]
-        header = json.dumps([self._framework, tensors, also]).encode()
+        also, of_also = self._outlined([one.state_dict() for one in self._also])
+        header = json.dumps([self._framework, tensors, len(self._also), also]).encode()
         begin = np.frombuffer(_LENGTH.pack(len(header)) + header, np.uint8)
-        return np.concatenate([begin, *parts])
+        return np.concatenate([begin, *parts, *of_also])
 
-    def take(self, data: NDArray[np.uint8]) -> None:
+    def take(self, data: Bytes) -> None:
         """Take what `encoded` has returned on the first worker.
 
         Raises:
@@ -97,12 +97,12 @@ class Untrained:
                 sent; or it has other objects.
         """
         end = _LENGTH.size + _LENGTH.unpack_from(data.data)[0]
-        framework, tensors, also = json.loads(data[_LENGTH.size : end].tobytes())
+        framework, tensors, objects, also = json.loads(data[_LENGTH.size : end].tobytes())
         if framework != self._framework:
             return
         rest = data[end:]
 
-        def cut(nbytes: int) -> NDArray[np.uint8]:
+        def cut(nbytes: int) -> Bytes:
             nonlocal rest
             taken, rest = rest[:nbytes], rest[nbytes:]
             return taken
@@ -125,44 +125,12 @@ class Untrained:
                     f"to be sent: seed the framework's random numbers before the model is made, or load "
                     f"these values from a file, on every worker"
                 )
-        if len(also) != len(self._also):
+        if objects != len(self._also):
             raise InvalidRequestError(
-                f"also: {len(self._also)} objects, but {len(also)} on the first worker: give the same ones"
+                f"also: {len(self._also)} objects, but {objects} on the first worker: give the same ones"
             )
-        for one, outline in zip(self._also, also, strict=True):
-            one.load_state_dict(self._filled(outline, cut))
-
-    def _outlined(self, value: Any, of: Any, parts: list[NDArray[np.uint8]]) -> Any:
-        """Return a nested state for JSON, with descriptions in place of its tensors, which go to `parts`."""
-        if (leaf := self._leaf(value)) is not None:
-            parts.append(leaf[1])
-            return ["tensor", leaf[0], leaf[1].nbytes]
-        if isinstance(value, dict):
-            pairs = [[self._outlined(one, of, parts) for one in pair] for pair in value.items()]
-            return ["dict", pairs]
-        if isinstance(value, list | tuple):
-            kind = "list" if isinstance(value, list) else "tuple"
-            return [kind, [self._outlined(one, of, parts) for one in value]]
-        if value is None or isinstance(value, bool | int | float | str):
-            return ["value", value]
-        raise InvalidRequestError(
-            f"also: the state of {type(of).__name__} has a {type(value).__name__}, which is not sent: "
-            f"tensors, numbers, texts, lists and dictionaries are"
-        )
-
-    def _filled(self, outline: Any, cut: Callable[[int], NDArray[np.uint8]]) -> Any:
-        """Return the nested state that was outlined."""
-        match outline:
-            case ["tensor", described, nbytes]:
-                return self._tensor((described, cut(nbytes)))
-            case ["dict", pairs]:
-                return dict([self._filled(one, cut) for one in pair] for pair in pairs)
-            case ["list", values]:
-                return [self._filled(one, cut) for one in values]
-            case ["tuple", values]:
-                return tuple(self._filled(one, cut) for one in values)
-            case [_, value]:
-                return value
+        for one, state in zip(self._also, self._filled(also, cut), strict=True):
+            one.load_state_dict(state)
 
 
 def check_also(also: Sequence[Any]) -> None:

@@ -1,16 +1,15 @@
 """PyTorch: what of a model is not trained, as workers take it from the first one."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from worker.untrained import Fixed, Leaf, Untrained
+from worker.torch.outlines import filled, outline
+from worker.untrained import Bytes, Fixed, Untrained
 
 
 def untrained_tensors(
@@ -40,7 +39,7 @@ def untrained(tensors: Mapping[str, torch.Tensor], also: Sequence[Any]) -> Untra
     Raises:
         InvalidRequestError: One of the objects has no state.
     """
-    return Untrained("torch", [_fixed(*named) for named in tensors.items()], also, _leaf, _tensor)
+    return Untrained("torch", [_fixed(*named) for named in tensors.items()], also, _outlined, _filled)
 
 
 def _has_plain_elements(tensor: torch.Tensor) -> bool:
@@ -49,30 +48,32 @@ def _has_plain_elements(tensor: torch.Tensor) -> bool:
 
 def _fixed(name: str, tensor: torch.Tensor) -> Fixed:
     @torch.no_grad()
-    def write(given: NDArray[np.uint8]) -> None:
+    def write(given: Bytes) -> None:
         tensor.copy_(_viewed(given, tensor.dtype, tensor.shape))
 
     kind = f"shape {tuple(tensor.shape)}, {str(tensor.dtype).removeprefix('torch.')}"
     return Fixed(name, kind, lambda: _bytes(tensor), write)
 
 
-def _leaf(value: Any) -> Leaf | None:
-    if not isinstance(value, torch.Tensor):
-        return None
-    return [str(value.dtype).removeprefix("torch."), list(value.shape)], _bytes(value)
+def _outlined(states: list[Any]) -> tuple[str, list[Bytes]]:
+    flat: list[torch.Tensor] = []
+    return outline(states, flat).decode(), [_bytes(tensor) for tensor in flat]
 
 
-def _tensor(leaf: Leaf) -> torch.Tensor:
-    (dtype, shape), given = leaf
-    return _viewed(given, getattr(torch, dtype), shape).clone()
+def _filled(text: str, cut: Callable[[int], Bytes]) -> Any:
+    flat: list[torch.Tensor] = []
+    states = filled(text.encode(), flat)
+    for tensor in flat:
+        tensor.copy_(_viewed(cut(tensor.nbytes), tensor.dtype, tensor.shape))
+    return states
 
 
-def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+def _bytes(tensor: torch.Tensor) -> Bytes:
     """Return a tensor's elements, in row-major order."""
-    own: NDArray[np.uint8] = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    own: Bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return own
 
 
-def _viewed(given: NDArray[np.uint8], dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+def _viewed(given: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     # A copy, since elements must lie at multiples of their size.
     return torch.from_numpy(given.copy()).view(dtype).view(tuple(shape))
