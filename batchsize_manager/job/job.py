@@ -89,6 +89,7 @@ class Job:
         self.refused: dict[str, str] = {}
         self._not_finite: int | None = None  # the first iteration for which a gradient was not finite
         self._finished = False
+        self._first_to_leave: tuple[int, str] | None = None  # the iteration that it left before, and its name
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position, progress)
         self.iterations = Iterations(config.synchronisation, first_iteration, self.outbox)
@@ -178,6 +179,8 @@ class Job:
             beats=beats,
         )
         self.refused.pop(worker, None)
+        if self._first_to_leave is not None and self._first_to_leave[1] == worker:
+            self._first_to_leave = None
         self.outbox.log(f"{worker} joined, for iteration {first} on", worker)
         self.attempts.want(f"{worker} joins")
         if self.config.synchronisation.exact and (difference := self.members.device_difference(worker)):
@@ -364,8 +367,11 @@ class Job:
         Raises:
             NotMemberError: The worker is no member.
         """
-        self.members.known(worker, incarnation)
+        member = self.members.known(worker, incarnation)
         self.outbox.tally.left += 1
+        if not failed and self.config.synchronisation.mode == "bsp":
+            left = member.assigned, worker
+            self._first_to_leave = min(self._first_to_leave or left, left)
         # A reduction that waits for its part fails, or the others leave, too.
         why = "left after an error" if failed else "left"
         self._remove(worker, why, now, by=now + self.config.reconnect_grace)
@@ -373,6 +379,14 @@ class Job:
             self.presence.awaited_until = None  # it is over
             self._finished = not failed
             self.presence.may_return &= failed
+            if self._finished and self._first_to_leave and self._first_to_leave[0] <= member.reported:
+                (before, first), self._first_to_leave = self._first_to_leave, None
+                self.outbox.log(
+                    f"{first} left by itself before iteration {before}, and others went on to iteration "
+                    f"{member.reported}: their models differ; where a loop ends by what a worker measures, "
+                    f"such as its own loss, decide it on one of them, or by what all have alike",
+                    first,
+                )
 
     def disconnect(self, worker: str, incarnation: str, now: float) -> None:
         """Note that a worker's connection broke; unless it calls within `reconnect_grace`, it is dead."""

@@ -29,7 +29,7 @@ from idl.errors import InvalidRequestError, NotMemberError
 from ps.optimizers import make_optimizer
 from worker.keras.loader import DataLoader
 from worker.keras.micro_batches import micro_batches
-from worker.keras.model_hooks import distribute
+from worker.keras.model_hooks import _warning_of_masks, distribute
 from worker.keras.optimizer_options import describe_keras
 from worker.keras.randomness import ModelSeeds
 from worker.keras.saving import Checkpoint, load, save
@@ -413,22 +413,52 @@ def test_a_model_may_be_compiled_again(session, micro_batch):
     assert not model.jit_compile
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("change", [1.0, 0.0])
-def test_weights_loaded_after_distribute_are_warned_of(cluster, caplog, dtype, change):
-    """Other values than the parameter server's are lost with the next step, which a warning says."""
+class Adding(keras.callbacks.Callback):
+    """Adds to all weights, as a callback that keeps them within bounds does."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def on_train_batch_end(self, batch, logs=None):
+        """See `keras.callbacks.Callback`."""
+        self.model.set_weights([weight + self.change for weight in self.model.get_weights()])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "change", "within"),
+    [("float32", 1.0, False), ("float16", 0.0, False), ("float16", 1.0, True), ("float32", 0.0, True)],
+)
+def test_weights_set_after_distribute_are_warned_of(cluster, caplog, dtype, change, within):
+    """Other values than the parameter server's are lost with the next step, which is said once."""
     model = keras.Sequential([keras.layers.Dense(1, dtype=dtype, name="dense")])
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    config = SessionConfig(
-        cluster.manager, cluster.shard_addresses, job=f"{dtype}{change}", barrier_timeout=240
-    )
+    job = f"{dtype}{change}"
+    config = SessionConfig(cluster.manager, cluster.shard_addresses, job=job, barrier_timeout=240)
     with contextlib.closing(Session(config)) as session:
         distribute(model, loader := regression(session))
-        model.fit(loader, verbose=0)
-        model.set_weights([weight + change for weight in model.get_weights()])
-        model.fit(loader, epochs=2, verbose=0)
+        model.fit(loader, verbose=0, callbacks=[Adding(change)] if within else [])
+        if not within:
+            model.set_weights([weight + change for weight in model.get_weights()])
+            model.fit(loader, epochs=2, verbose=0)
     said = [record.message for record in caplog.records if "load_weights" in record.message]
     assert len(said) == (1 if change else 0)
+
+
+def test_outputs_with_a_mask_are_warned_of(session, caplog):
+    """Keras's loss is then no mean over samples, which is said once, and not of a model that has none."""
+    x = np.array([[1, 2, 0, 0], [3, 4, 5, 0], [6, 0, 0, 0]])
+    loader = DataLoader(x, x[..., None] / 6, batch_size=2, session=session)
+    layers = [keras.layers.Embedding(7, 2, mask_zero=True), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
+    model.compile("sgd", "mse")
+    distribute(model, loader)
+    model.fit(loader, epochs=2, verbose=0)
+    without = keras.Model(model.inputs, keras.ops.multiply(model.outputs[0], 1.0))
+    without.compile("sgd", "mse")
+    without.compute_loss = _warning_of_masks(without.compute_loss, loader)
+    without.fit(x, x[..., None] / 6, sample_weight=x > 0, verbose=0)
+    assert sum("output has a mask" in record.message for record in caplog.records) == 1
 
 
 def test_fit_of_a_model_that_cannot_be_is_refused(session):
@@ -631,15 +661,21 @@ class Enough(keras.callbacks.Callback):
 
 
 def test_fit_joins_a_running_job(cluster, session):
-    """A late worker's first epoch is the job's current one, and its optimiser counts the job's iterations."""
+    """A late worker begins with the job's epoch and iteration, and with what the first has untrained."""
     runs, done = threading.Event(), threading.Event()
 
     def named():
-        return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="only")], name="same")
+        scaling = keras.layers.Normalization(name="scaling")
+        scaling.adapt(np.random.default_rng().normal(size=(9, 1)))
+        frozen = keras.layers.Dense(1, name="frozen", trainable=False)
+        layers = [keras.Input((1,)), scaling, frozen, keras.layers.Dense(1, name="only")]
+        return keras.Sequential(layers, name="same")
+
+    first_model = named()
 
     def train():
-        model, loader = named(), regression(session)
-        optimizer = distribute(keras.optimizers.Adam(0.1), loader, model.trainable_variables)
+        model, loader = first_model, regression(session)
+        optimizer = distribute(keras.optimizers.Adam(0.1), loader, model=model)
         while not done.is_set():
             for x, _ in loader:
                 optimizer.apply([tf.reduce_mean(x, 0, keepdims=True), tf.zeros(1)])
@@ -653,6 +689,8 @@ def test_fit_joins_a_running_job(cluster, session):
     model, loader = named(), regression(late)
     model.compile(keras.optimizers.Adam(0.1), "mse")
     distribute(model, loader)
+    assert np.array_equal(model.layers[0].mean, first_model.layers[0].mean)
+    assert np.array_equal(model.layers[1].kernel, first_model.layers[1].kernel)
     history = model.fit(loader, epochs=10**6, verbose=0, callbacks=[Enough()])
     assert history.epoch[0] >= 3
     assert late.assignment.epoch == history.epoch[-1] + 1 == history.epoch[0] + 2

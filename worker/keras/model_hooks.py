@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
+from keras.src.backend import get_keras_mask  # which has no public name
 
 from idl.errors import InvalidRequestError
 from worker.exchanges.parameter_server import ParameterServer
@@ -95,9 +96,13 @@ def _link(
     optimizer: Any, loader: DataLoader, variables: Iterable[Any], model: keras.Model | None, bucket: int
 ) -> VariableLink:
     statistics = _statistics(model) if model is not None else ()
-    link = VariableLink(optimizer, loader, variables, statistics, bucket)
+    weights = model.weights if model is not None else ()
+    link = VariableLink(optimizer, loader, variables, statistics, weights, bucket)
     optimizer.apply = link.apply
     if model is not None:
+        for layer in model._flatten_layers():
+            if isinstance(layer, keras.layers.Normalization):
+                layer.finalize_state()  # by the mean and variance that may have come from the first worker
         loader.accumulation.model_seeds = ModelSeeds(model)
 
     def save_own_variables(optimizer: Any, store: Any) -> None:
@@ -121,8 +126,30 @@ def _distribute_model(model: Any, loader: DataLoader, bucket: int) -> None:
     link = _link(model.optimizer, loader, model.trainable_variables, model, bucket)
     model.train_function = _train_function(model, link, loader)
     model.fit = _fit(model, link, loader)
+    model.compute_loss = _warning_of_masks(model.compute_loss, loader)
     for name in ("evaluate", "predict"):
         setattr(model, name, _without_loader(name, getattr(model, name), loader))
+
+
+def _warning_of_masks(compute_loss: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:
+    """Wrap a model's loss so that it warns, once, of masked outputs, over which it is no mean of samples."""
+    has_warned = False
+
+    @functools.wraps(compute_loss)
+    def watched(x: Any = None, y: Any = None, y_pred: Any = None, *rest: Any, **options: Any) -> Any:
+        nonlocal has_warned
+        if not has_warned and any(get_keras_mask(part) is not None for part in keras.tree.flatten(y_pred)):
+            has_warned = True
+            log.warning(
+                "the model's output has a mask, as of Embedding(mask_zero=True): Keras's loss is the mean "
+                "over what is not masked, but gradients are weighted by samples, so that the result depends "
+                "on the split; take the mask off, as by keras.ops.multiply(output, 1.0) at the model's end, "
+                "and give evenpace.keras.DataLoader sample weights, 0 for what was masked",
+                extra=loader.session.log_fields(),
+            )
+        return compute_loss(x, y, y_pred, *rest, **options)
+
+    return watched
 
 
 def _without_loader(name: str, method: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:

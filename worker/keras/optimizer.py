@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -19,8 +20,15 @@ from worker.keras.loader import DataLoader
 from worker.keras.optimizer_options import describe_keras, slots
 from worker.optimizer_state import OptimizerState
 from worker.tensor_types import check_floating, flat_dtype
+from worker.untrained import Bytes, Fixed, Untrained
 
 log = logging.getLogger(__name__)
+
+_VARIABLES = 4  # that are compared with what was pulled for each batch
+_ELEMENTS = 64  # of each
+
+_Sample = tuple[int, int, int, NDArray[Any]]
+"""A variable's number, the first of its elements, their stride, and the elements as they were pulled."""
 
 
 class VariableLink:
@@ -36,6 +44,7 @@ class VariableLink:
         loader: The evenpace loader of the training data.
         variables: The variables that the optimiser trains.
         statistics: The variables that the workers average, such as batch normalisation's statistics.
+        weights: The model's, of which this worker takes the others from the first one.
         bucket: Elements with which a bucket of gradients is complete.
 
     Attributes:
@@ -52,6 +61,7 @@ class VariableLink:
         loader: DataLoader,
         variables: Iterable[Any],
         statistics: Sequence[Any],
+        weights: Iterable[Any],
         bucket: int,
     ) -> None:
         self._optimizer = optimizer
@@ -94,7 +104,14 @@ class VariableLink:
             details = tf.config.experimental.get_device_details(gpu)
             self._session.device.describe(details.get("device_name"))
         layout = Layout(self._dtype, name, self._groups(self._options), tuple(tensors), self._order.name)
-        self._server.prepare(layout, self._flat(self._variables), state)
+        self._has_warned = False
+        self._turns = itertools.cycle(range(len(self._trained)))
+        self._turn, self._noted = 0, list[_Sample]()
+        self._session.before_batch.append(lambda: self._warn_of_changes(self._noted))
+        exchanged = {_native(v).ref() for v in self._variables}
+        fixed = [_fixed(v) for v in weights if _native(v).ref() not in exchanged]
+        initial = self._flat(self._variables)
+        self._server.prepare(layout, initial, state, untrained=Untrained("keras", fixed))
         self._session.start_training()
         self._pulled = ParameterViews(self._server, lambda flat: FlatArrays(flat, self._order, self._shapes))
         self._copy(self._pulled.now, self._variables)  # later ones are assigned by `_step`
@@ -165,15 +182,33 @@ class VariableLink:
                 f"{names}: trainable was changed after evenpace.keras.distribute, when it was fixed what is "
                 f"trained; save the model, and go on from there in another job"
             )
-        # Rounded to each variable's own type, as what was pulled was.
-        for number, variable in enumerate(self._trained):
-            pulled = tf.cast(self._pulled.now[number], _dtype(variable))
-            if not np.array_equal(keras.ops.convert_to_numpy(variable), pulled.numpy()):
+        self._warn_of_changes(
+            (number, 0, 1, self._pulled.now[number]) for number in range(len(self._trained))
+        )
+
+    def _note(self, pulled: Sequence[NDArray[Any]]) -> None:
+        """Note some elements of some variables as they are pulled, in turn."""
+        self._turn += 1
+        self._noted = []
+        for number in itertools.islice(self._turns, min(_VARIABLES, len(self._trained))):
+            stride = -(-_size(self._trained[number]) // _ELEMENTS) or 1
+            begin = (
+                self._turn * 7919 % stride
+            )  # spread out, as this has no divisor in common with most strides
+            self._noted.append((number, begin, stride, pulled[number].reshape(-1)[begin::stride].copy()))
+
+    def _warn_of_changes(self, pulled: Iterable[_Sample]) -> None:
+        """Warn, once, if variables have other values than those that were pulled."""
+        for number, begin, stride, values in pulled if not self._has_warned else ():
+            own = tf.reshape(_native(self._trained[number]), [-1])[begin::stride]
+            # Rounded to the variable's own type, as what was assigned was.
+            if own.numpy().tobytes() != tf.cast(values, own.dtype).numpy().tobytes():
+                self._has_warned = True
                 log.warning(
-                    "%s was changed outside of training, as by model.load_weights: such changes are lost "
-                    "with the next step, since the parameter server has the parameters; make them before "
-                    "evenpace.keras.distribute",
-                    _name(variable),
+                    "%s was changed outside of training, as by model.load_weights or a callback: such "
+                    "changes are lost with the next step, since the parameter server has the parameters; "
+                    "make them before evenpace.keras.distribute, or a part of the model's layers",
+                    _name(self._trained[number]),
                     extra=self._session.log_fields(),
                 )
                 return
@@ -227,10 +262,9 @@ class VariableLink:
             self._session.finish_iteration(self._changed_groups())
         self._options = self._next_options  # not before: a step that is refused sends none
         # Copies: TensorFlow may keep the memory that it is given, and the next pull writes where these lay.
-        return [
-            *(self._pulled.now[number] for number in range(len(self._variables))),
-            np.int64(self._iterations),
-        ]
+        pulled = [self._pulled.now[number] for number in range(len(self._variables))]
+        self._note(pulled)
+        return [*pulled, np.int64(self._iterations)]
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -275,6 +309,17 @@ class VariableLink:
     def _copy(self, values: FlatArrays, variables: Sequence[Any]) -> None:
         for number, variable in enumerate(variables):
             variable.assign(tf.cast(values[number], variable.dtype))
+
+
+def _fixed(variable: Any) -> Fixed:
+    def read() -> Bytes:
+        return np.frombuffer(keras.ops.convert_to_numpy(variable).tobytes(), np.uint8)
+
+    def write(given: Bytes) -> None:
+        dtype = _native(variable).dtype.as_numpy_dtype
+        variable.assign(np.frombuffer(given.tobytes(), dtype).reshape(variable.shape))
+
+    return Fixed(_name(variable), f"shape {tuple(variable.shape)}, {_dtype(variable)}", read, write)
 
 
 def _native(variable: Any) -> Any:

@@ -84,6 +84,7 @@ def distribute(
     own_state_dict = optimizer.state_dict
 
     # A plain function, bound: learning-rate schedulers unwrap and wrap the method.
+    @torch.optim.Optimizer.profile_hook_step  # which calls the optimiser's hooks
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any | None:
         optimizer._opt_called = True  # type: ignore[attr-defined]  # which a scheduler made before looks at
         return link.step(optimizer, closure)

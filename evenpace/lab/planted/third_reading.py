@@ -208,6 +208,55 @@ PLANTED = (
         ),
         "tests/worker/data/test_batch_sizes.py",
     ),
+    Planted(
+        "A Keras model's frozen layers, and the means",
+        (Change("worker/keras/model_hooks.py", "model.weights if model is not None else ()", "()"),),
+        "tests/scripts/keras_cases.py -k joins",
+    ),
+    Planted(
+        "Weights that a Keras callback sets within",
+        (
+            Change(
+                "worker/keras/optimizer.py",
+                "        self._session.before_batch.append(lambda: self._warn_of_changes(self._noted))\n",
+                "",
+            ),
+        ),
+        "tests/scripts/keras_cases.py -k set_after",
+    ),
+    Planted(
+        "`Embedding(mask_zero=True)` with an output for",
+        (
+            Change(
+                "worker/keras/model_hooks.py",
+                "    model.compute_loss = _warning_of_masks(model.compute_loss, loader)\n",
+                "",
+            ),
+        ),
+        "tests/scripts/keras_cases.py -k mask",
+    ),
+    Planted(
+        "Hooks of a PyTorch optimiser are left out",
+        (
+            Change(
+                "worker/torch/optimizer.py",
+                "    @torch.optim.Optimizer.profile_hook_step  # which calls the optimiser's hooks\n",
+                "",
+            ),
+        ),
+        "tests/worker/torch/test_adapter.py -k hooks",
+    ),
+    Planted(
+        "Workers that stop by a loss of their own end",
+        (
+            Change(
+                "batchsize_manager/job/job.py",
+                "            self._first_to_leave = min(self._first_to_leave or left, left)\n",
+                "            self._first_to_leave = None\n",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_effects.py -k different_iterations",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}

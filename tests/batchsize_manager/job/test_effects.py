@@ -151,3 +151,26 @@ def test_answers_of_which_a_restarted_manager_must_know_are_given_after_the_writ
     driver.job.recover("b", "b", 0, driver.now)
     recovers = driver.job.answer("a", "a", reported=0)
     assert (recovers.recover, recovers.assignment, recovers.after_write) == (1, None, True)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "returns", "says"), [(2, False, True), (0, False, False), (2, True, False)]
+)
+def test_workers_that_end_at_different_iterations_are_named(iterations, returns, says):
+    """Their models differ, although each has ended without an error; not so where one comes back."""
+    driver = Driver("a", "b")
+    for _ in range(3):
+        driver.finish("a", "b")
+    driver.next("a")
+    driver.job.leave("a", "a", driver.now)
+    for _ in range(iterations):
+        driver.finish("b")
+    if returns:
+        driver.join("a", "again")
+        driver.job.leave("a", "again", driver.now)
+    driver.job.leave("b", "b", driver.now)
+    assert driver.job.take_effects().over == Over(FINISHED, failed=False)
+    said = [
+        event for event in driver.job.outbox.events if event.startswith("a left by itself before iteration 3")
+    ]
+    assert len(said) == says

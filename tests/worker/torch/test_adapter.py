@@ -318,6 +318,23 @@ def test_a_step_without_a_batch_is_refused(job, kind):
     assert weight.item() == 2 - 2.0**-5
 
 
+def test_an_optimisers_hooks_are_called(job):
+    """Those of before each step, which may change gradients, and those of after it, with new parameters."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_value_(model.parameters(), 2.0))
+    loader = DataLoader(Squares(6), 2, session=job(1)("w"))
+    distribute(optimizer, loader)
+    seen = []
+    optimizer.register_step_post_hook(lambda *_: seen.append(model.weight.item()))
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch["square"].float().unsqueeze(1)).mean().backward()  # 0.5, 6.5 and 20.5
+        optimizer.step()
+    assert seen == [-0.5, -2.5, -4.5]
+
+
 def test_a_scheduler_may_be_made_before_distribute(job, recwarn):
     """PyTorch's own warnings about the order of steps come where they should, and not otherwise."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
