@@ -208,6 +208,17 @@ PLANTED = (
         ),
         "tests/worker/data/test_batch_sizes.py",
     ),
+    Planted(
+        "The tutorial's script ends with a `NameError`",
+        (
+            Change(
+                "docs/tutorial.md",
+                "distribute(optimizer, loader, model)\n\nfor epoch in loader.epochs(1000):",
+                "distribute(optimizer, loader, model)\n\nfor epoch in range(1000):",
+            ),
+        ),
+        "tests/docs/test_examples.py -k train.py-train.py",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
