@@ -219,6 +219,17 @@ PLANTED = (
         ),
         "tests/docs/test_examples.py -k train.py-train.py",
     ),
+    Planted(
+        "A worker that is drained before its first batch ends",
+        (
+            Change(
+                "evenpace/cli/services.py",
+                '        log.warning("%s; its script ends here", error)\n',
+                "        raise\n",
+            ),
+        ),
+        "tests/worker/data/test_epochs.py -k before_its_first",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
