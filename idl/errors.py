@@ -12,6 +12,10 @@ class InvalidRequestError(EvenpaceError, ValueError):
     """A mistake of the caller; the same request will fail again."""
 
 
+class ReleasedError(InvalidRequestError):
+    """A job's part that this worker was released from before it had begun: no reason to start it again."""
+
+
 class NotMemberError(EvenpaceError):
     """A call from a worker that is not, or no longer, a member of the job."""
 

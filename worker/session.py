@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import idl
-from idl.errors import InvalidRequestError, RewoundError
+from idl.errors import InvalidRequestError, ReleasedError, RewoundError
 from idl.layout import Group
 from idl.plan import Assignment
 from idl.records import Report
@@ -125,13 +125,14 @@ class Session:
         """Become a member of the job, and wait for the first assignment, until all workers have joined.
 
         Raises:
-            InvalidRequestError: The manager refuses, with the reason; or this worker was released.
+            InvalidRequestError: The manager refuses, with the reason.
+            ReleasedError: This worker was released, as by a drain, before it had an assignment.
             ConnectionLostError: The manager cannot be reached.
         """
         if self.assignment is not None:
             return self.assignment
         if self.released is not None:
-            raise InvalidRequestError(f"this worker was released: {self.released}")
+            raise ReleasedError(f"this worker was released: {self.released}")
         saved = self.training.resumed
         joined = self._membership.join(
             replace(self.training.declared, samples=self.training.samples()),
@@ -152,7 +153,7 @@ class Session:
         except RewoundError as error:
             self._recover(error)
         if self.assignment is None:
-            raise InvalidRequestError(f"this worker was released: {self.released}")
+            raise ReleasedError(f"this worker was released: {self.released}")
         return self.assignment
 
     def planned(self, iteration: int) -> Assignment | None:

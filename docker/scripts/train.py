@@ -34,7 +34,7 @@ def main() -> None:
 
     loader = evenpace.torch.DataLoader(dataset, options.batch_size, shuffle=True, seed=1)
     optimizer = evenpace.torch.distribute(optimizer, loader)
-    for epoch in range(options.epochs):
+    for epoch in loader.epochs(options.epochs):
         begin, sizes = time.monotonic(), []
         for batch, targets in loader:
             optimizer.zero_grad()

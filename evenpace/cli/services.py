@@ -1,6 +1,7 @@
 """Commands of a cluster's processes: manager, parameter server, worker."""
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from evenpace.cli.sections import ServiceCommand
 from evenpace.cli.settings import ADDRESS, configured, option
 from evenpace.dashboard.config import PageConfig
 from evenpace.observing import Observing
+from idl.errors import ReleasedError
 from idl.synchronisation import STALENESS
 from ps.config import ParameterServerConfig
 from rpc.address import Address
@@ -24,6 +26,8 @@ from rpc.limits import ServerLimits
 from rpc.server import Security
 from worker.config import SessionConfig
 from worker.resources.cpu_limits import LimitKind
+
+log = logging.getLogger(__name__)
 
 
 def _paper_staleness(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,6 +214,8 @@ def worker(
             be_a_group_of_one()
     try:
         run_script(script, arguments)
+    except ReleasedError as error:
+        log.warning("%s; its script ends here", error)
     except BaseException as error:
         session.failed = not isinstance(error, SystemExit) or bool(error.code)
         raise

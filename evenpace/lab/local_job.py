@@ -92,6 +92,8 @@ def _wait(cluster: LocalCluster, restarts: int, shows: Shows) -> None:
         except ProcessFailedError:
             failed = cluster.failed(gone)
             if failed is None or failed.role != "worker" or failed.starts > restarts:
+                if failed is not None and failed.role == "worker" and not restarts:
+                    shows.note("a failed worker ends the run; --restarts 3 restarts it up to three times")
                 raise
             if _is_finished(cluster):
                 gone.add(failed.name)

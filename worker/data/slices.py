@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from idl.errors import InvalidRequestError
+from idl.errors import InvalidRequestError, ReleasedError
 from idl.plan import Assignment, JobSpec, permutation
 from worker.data.micro_batches import MicroBatch, micro_batches_of
 from worker.session import JobCheckpoint, Session
@@ -123,7 +123,7 @@ class Slices:
         self._epochs_begun += 1
         assignment = session.assignment
         if assignment is None and session.released is None:
-            with self._until_released():
+            with contextlib.suppress(ReleasedError):
                 assignment = session.join()
         if assignment is not None and assignment.epoch < epoch:
             raise InvalidRequestError(
@@ -132,7 +132,7 @@ class Slices:
             )
         if assignment is None or assignment.epoch > epoch:
             return
-        with self._until_released():
+        with contextlib.suppress(ReleasedError):
             session.start_training()
         assignment = session.assignment
         while assignment is not None and assignment.epoch <= epoch:
@@ -167,19 +167,10 @@ class Slices:
         if self.session.released is not None:
             return 0
         skipped = 0
-        with self._until_released():
+        with contextlib.suppress(ReleasedError):
             skipped = max(0, self.session.join().epoch - self._epochs_begun)
         self._epochs_begun += skipped
         return skipped
-
-    @contextlib.contextmanager
-    def _until_released(self) -> Iterator[None]:
-        """Leave a `with` block without an error where this worker is released before its first batch."""
-        try:
-            yield
-        except InvalidRequestError:
-            if self.session.released is None:
-                raise
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the epochs that are still to be trained, of `number`, each for one pass over the loader.

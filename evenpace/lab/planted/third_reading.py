@@ -256,6 +256,26 @@ PLANTED = (
             ),
         ),
         "tests/batchsize_manager/job/test_effects.py -k different_iterations",
+        "The tutorial's script ends with a `NameError`",
+        (
+            Change(
+                "docs/tutorial.md",
+                "distribute(optimizer, loader, model)\n\nfor epoch in loader.epochs(1000):",
+                "distribute(optimizer, loader, model)\n\nfor epoch in range(1000):",
+            ),
+        ),
+        "tests/docs/test_examples.py -k train.py-train.py",
+    ),
+    Planted(
+        "A worker that is drained before its first batch ends",
+        (
+            Change(
+                "evenpace/cli/services.py",
+                '        log.warning("%s; its script ends here", error)\n',
+                "        raise\n",
+            ),
+        ),
+        "tests/worker/data/test_epochs.py -k before_its_first",
     ),
 )
 

@@ -219,6 +219,7 @@ def test_a_worker_that_fails_too_often_ends_the_run(tmp_path):
     with running(script, "--workers", 2, "--", "worker-1", 3, "alone", out) as run:
         assert run.end() == 1, run.lines
     assert not any("started again" in line for line in run.lines)
+    assert any("--restarts 3" in line for line in run.lines)
 
 
 @pytest.mark.slow

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from batchsize_manager.client import ManagerClient
+from evenpace.lab.cluster import LocalCluster
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
+from tests import EXAMPLES
 from tests.worker.least_squares import services
 from worker.data.slices import Slices
 from worker.session import Session, SessionConfig
@@ -101,3 +103,16 @@ def test_an_epoch_without_a_pass_is_an_error():
             next(epochs)
         with pytest.raises(InvalidRequestError, match=r"epochs\(-1\): must be at least 0"):
             next(slices.epochs(-1))
+
+
+def test_a_worker_that_is_drained_before_its_first_batch_ends_well(tmp_path, wait_until):
+    """Its script ends where it waits for the others, so that nobody starts it again."""
+    with LocalCluster(tmp_path, workers=3) as cluster, ManagerClient(cluster.manager) as client:
+        worker, _ = (cluster.start_worker(name, EXAMPLES / "train_digits_evenpace.py") for name in "ab")
+        wait_until(lambda: [job.members for job in client.jobs().jobs] == [2], "both workers")
+        client.drain("default", "a")
+        wait_until(lambda: worker.popen.poll() is not None, "its end")
+        log = worker.log.read_text()
+        assert worker.popen.returncode == 0, log
+        assert "drained by an operator; its script ends here" in log
+        assert "Traceback" not in log

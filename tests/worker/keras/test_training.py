@@ -137,30 +137,3 @@ def test_three_lines_make_the_example_distributed():
     added = [line for line in ours if line and line not in plain]
     assert len(added) == 3
     assert all("evenpace" in line for line in added)
-
-
-@pytest.mark.slow
-def test_the_examples_train_together(tmp_path, wait_until, monkeypatch):
-    """`fit` and a custom loop, as two workers of one job, end as accurate as the ordinary script."""
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    with LocalCluster(tmp_path, workers=2) as cluster:
-        workers = [
-            cluster.start_worker(name, EXAMPLES / f"train_digits_{name}_evenpace.py")
-            for name in ("keras", "tensorflow")
-        ]
-        alone = subprocess.run(
-            [sys.executable, EXAMPLES / "train_digits_keras.py"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=560,
-        )
-        wait_until(lambda: not cluster.check(), "the end of training")
-        printed = [process.log.read_text().splitlines()[-1] for process in workers]
-    assert printed[0] == printed[1]
-    accuracy, reference = (
-        float(text.splitlines()[-1].removeprefix("accuracy ").rstrip("%"))
-        for text in (printed[0], alone.stdout)
-    )
-    assert abs(accuracy - reference) < 5
