@@ -256,6 +256,8 @@ PLANTED = (
             ),
         ),
         "tests/batchsize_manager/job/test_effects.py -k different_iterations",
+    ),
+    Planted(
         "The tutorial's script ends with a `NameError`",
         (
             Change(
