@@ -208,6 +208,29 @@ PLANTED = (
         ),
         "tests/worker/data/test_batch_sizes.py",
     ),
+    Planted(
+        "A worker that evaluates or saves for longer than",
+        (
+            Change(
+                "batchsize_manager/job/deadlines.py",
+                "return member.is_between and now",
+                "return False and now",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_job.py tests/batchsize_manager/job/test_rendezvous.py "
+        "-k something_else",
+    ),
+    Planted(
+        "Workers end with a time-out where another's script",
+        (
+            Change(
+                "worker/session.py",
+                "        self.meter.resume()\n        self._membership.is_between = True\n",
+                "        self.meter.resume()\n",
+            ),
+        ),
+        "tests/worker/test_heartbeat.py -k something_else",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
