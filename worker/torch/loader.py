@@ -83,7 +83,7 @@ class DataLoader(Loader):
             part of a batch is one batch of samples.
         num_workers: Processes that load samples ahead of time; 0 loads them in this process when needed.
         prefetch_factor: Batches that each of them loads ahead.
-        persistent_workers: Whether they go on from epoch to epoch.
+        persistent_workers: Whether they go on from epoch to epoch, with the data set as it was at first.
         pin_memory: Whether batches are in page-locked memory, for faster copies to a GPU; without one it has
             no effect.
         collate_fn: Makes a batch from a list of samples.
@@ -109,7 +109,7 @@ class DataLoader(Loader):
         micro_batch: int | None = None,
         num_workers: int = 0,
         prefetch_factor: int = 2,
-        persistent_workers: bool = True,
+        persistent_workers: bool = False,
         pin_memory: bool = False,
         collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
         worker_init_fn: Callable[[int], None] | None = None,
@@ -149,4 +149,18 @@ class DataLoader(Loader):
             micro_batch=micro_batch,
             compare_samples=compare_samples,
         )
-        self.dataset = dataset
+
+    @property
+    def dataset(self) -> Any:
+        """The data set; a job has one, of one size."""
+        return self.source.drawing["dataset"]
+
+    def __iter__(self) -> Iterator[Any]:
+        size, now = len(self.source), len(self.dataset)
+        if now != size:
+            raise InvalidRequestError(
+                f"the data set has {now} samples, and had {size} when the loader was made, as a job has "
+                f"throughout: put others in the place of samples, or begin another job (`--job`) with the "
+                f"parameters of a checkpoint"
+            )
+        return super().__iter__()

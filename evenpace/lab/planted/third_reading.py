@@ -231,6 +231,17 @@ PLANTED = (
         ),
         "tests/worker/test_heartbeat.py -k something_else",
     ),
+    Planted(
+        "What a script changes in its data set between epochs",
+        (
+            Change(
+                "worker/torch/loader.py",
+                "persistent_workers: bool = False,",
+                "persistent_workers: bool = True,",
+            ),
+        ),
+        "tests/worker/torch/test_adapter.py -k scripts_data_set",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}

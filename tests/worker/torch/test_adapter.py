@@ -511,6 +511,40 @@ def test_loading_processes_persist_unless_they_are_not_to(job, persistent):
     assert (epochs[0] - {here} == epochs[1] - {here}) == persistent
 
 
+class Changing(torch.utils.data.Dataset):
+    """A data set that the script changes between epochs, and its loading processes when they begin."""
+
+    size, epoch, opened = 12, 0, 1
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        assert torch.utils.data.get_worker_info().dataset is self
+        return torch.tensor([self.epoch, self.opened])
+
+
+def _open(number):
+    info = torch.utils.data.get_worker_info()
+    assert (info.id, info.num_workers) == (number, 1)
+    info.dataset.opened = 0
+
+
+def test_loading_processes_have_the_scripts_data_set(job):
+    """They see what it changes between epochs, and `worker_init_fn` has it in `get_worker_info().dataset`."""
+    data = Changing()
+    loader = DataLoader(data, 4, session=job(1)("w"), num_workers=1, worker_init_fn=_open)
+    model = nn.Linear(1, 1)
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    for data.epoch in range(3):
+        for batch in loader:
+            assert batch.tolist() == [[data.epoch, 0]] * 4
+            optimizer.step()
+    data.size = 16
+    with pytest.raises(InvalidRequestError, match="has 16 samples, and had 12 when the loader was made"):
+        iter(loader)
+
+
 def test_a_seed_and_a_generator_are_one_too_many(job):
     """The error names the seed."""
     with pytest.raises(InvalidRequestError, match="seed 3: give a seed or a generator, not both"):
