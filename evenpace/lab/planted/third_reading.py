@@ -242,6 +242,25 @@ PLANTED = (
         ),
         "tests/worker/torch/test_adapter.py -k scripts_data_set",
     ),
+    Planted(
+        "PyTorch's own defaults, passed on by hand,",
+        (
+            Change("worker/torch/loader.py", "collate_fn or torch_data.default_collate", "collate_fn"),
+            Change("worker/torch/loader.py", "shuffle=bool(shuffle)", "shuffle=shuffle"),
+        ),
+        "tests/worker/torch/test_adapter.py -k own_defaults",
+    ),
+    Planted(
+        "Lazy layers end `distribute` with a traceback",
+        (
+            Change(
+                "worker/torch/optimizer.py",
+                "if any(map(torch.nn.parameter.is_lazy,",
+                "if False and any(map(torch.nn.parameter.is_lazy,",
+            ),
+        ),
+        "tests/worker/torch/test_adapter.py -k 'lazy or one_batch_ahead'",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
