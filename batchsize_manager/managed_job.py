@@ -232,7 +232,7 @@ class ManagedJob:
         reply = _wire.HeartbeatReply(
             identity=call.request.identity,
             recover=recover,
-            paused=self.job.operations.paused or None,
+            paused=self.job.operations.paused or self.job.is_held_up or None,
             noise_scale=self.job.iterations.history.noise.noise.known_scale,
         )
         if recover is None:

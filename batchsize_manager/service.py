@@ -279,7 +279,9 @@ class ManagerService:
         hold, known = call.request.hold, call.request.known
         hold = 0.0 if hold is None else check.number("hold", hold, 0.0, check.LONGEST_WAIT)
         known = None if known is None else check.integer("known", known, 0)
-        recover = managed.job.heartbeat(worker, incarnation, attempt, time.monotonic())
+        recover = managed.job.heartbeat(
+            worker, incarnation, attempt, time.monotonic(), between=bool(call.request.between)
+        )
         self._attach(managed, worker, incarnation, call.peer)
         self._carry_out(managed)
         if hold and recover in (None, known):

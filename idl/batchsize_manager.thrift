@@ -221,12 +221,15 @@ struct HeartbeatRequest {
   3: optional double hold           // seconds for which the answer may be held back while there is no `recover` in it, or
                                     // the one that is `known`: so the worker learns at once of an attempt that begins
   4: optional i64 known             // the last `recover` that the worker was told
+  5: optional bool between          // the worker is between two batches, or before its first: its script does something
+                                    // else, such as an evaluation. Meanwhile it is not taken out for being late
 }
 
 struct HeartbeatReply {
   1: common.Identity identity
   2: optional i64 recover           // as in AssignmentReply
-  3: optional bool paused           // the job is paused, and nothing is planned: the worker waits without a time-out
+  3: optional bool paused           // the job is paused, or a member is between two batches: others wait without a
+                                    // time-out
   4: optional double noise_scale    // of the job's gradients, in samples, where it is known well; for display alone
 }
 
@@ -361,8 +364,9 @@ struct StatusRequest {
 
 struct MemberStatus {
   1: string worker
-  2: string state                   // working, waiting, silent (others do its part), away (its connection broke)
-                                    // or leaving (it is released, or drained)
+  2: string state                   // working, waiting, between batches (the others have waited for it for long),
+                                    // silent (they do its part), away (its connection broke) or leaving (it is
+                                    // released, or drained)
   3: Bounds bounds
   4: i64 iteration                  // the iteration that it works on, or would next
   5: double silence                 // seconds since its last call

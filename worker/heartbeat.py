@@ -28,7 +28,8 @@ class HeartbeatMember(Protocol):
     """The member whose heartbeats are sent; see `worker.membership.Membership`."""
 
     attempt: int
-    paused: bool
+    is_between: bool
+    paused_at: float
     noise_scale: float | None
 
     def must_recover(self, attempt: int) -> None:
@@ -103,14 +104,19 @@ class Heartbeat:
         """Send a heartbeat; return whether the answer told of another attempt."""
         hold = min(self._seconds, _HELD_SECONDS)
         request = _wire.HeartbeatRequest(
-            identity=self._identity, attempt=self._member.attempt, hold=hold, known=self._known
+            identity=self._identity,
+            attempt=self._member.attempt,
+            hold=hold,
+            known=self._known,
+            between=self._member.is_between or None,
         )
         try:
             reply = self._client.call("heartbeat", request, timeout=_ANSWER_SECONDS + hold)
         except NotMemberError as error:
             self._member.join_again(self._client, error)
             return False  # the next heartbeat is answered
-        self._member.paused = bool(reply.paused)
+        if reply.paused:
+            self._member.paused_at = time.monotonic()
         self._member.noise_scale = reply.noise_scale
         if reply.recover is None:
             return False

@@ -7,6 +7,7 @@ section 4). A manager that cannot be reached is waited for, as long as for the o
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -114,7 +115,9 @@ class Membership:
     Attributes:
         released: The reason for the worker's release, once it was released.
         attempt: The attempt that this worker is in.
-        paused: Whether the job was paused at the last heartbeat: then this worker waits without a time-out.
+        is_between: Whether this worker's script does something else, between two batches or before the first.
+        paused_at: When a heartbeat was told last that the job is paused, or held up by a script that does
+            something else; a wait's time-out counts from then on.
         noise_scale: The job's gradient noise scale at the last heartbeat, in samples; None if not known well.
     """
 
@@ -130,7 +133,8 @@ class Membership:
     ) -> None:
         self.released: str | None = None
         self.attempt = 0
-        self.paused = False
+        self.is_between = False
+        self.paused_at = -math.inf
         self.noise_scale: float | None = None
         self._client = client
         self._control = client
@@ -277,7 +281,7 @@ class Membership:
         """
         with self._change:
             while not self._change.wait_for(self._is_decided, self._timeout):
-                if self.paused:
+                if self.was_paused:
                     continue
                 awaits = f": {self._client.awaits}" if self._client.awaits else ""
                 raise DeadlineExceededError(
@@ -553,7 +557,7 @@ class Membership:
         except (ConnectionLostError, UnavailableError, NotYetError, NotMemberError):
             return None
         except DeadlineExceededError:
-            if not self.paused:
+            if not self.was_paused:
                 raise
             return None
         self._check_echo(reply.identity)
@@ -600,10 +604,15 @@ class Membership:
             except NotMemberError as error:
                 self.join_again(client, error)
             except DeadlineExceededError:
-                if self._leaving or not self.paused:
+                if self._leaving or not self.was_paused:
                     raise
         self._check_echo(reply.identity)
         return reply
+
+    @property
+    def was_paused(self) -> bool:
+        """Return whether the job was paused or held up within the time-out that is over."""
+        return time.monotonic() - self.paused_at < self._timeout
 
     def _is_decided(self) -> bool:
         return (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import idl
-from idl.errors import InvalidRequestError, ReleasedError, RewoundError
+from idl.errors import DeadlineExceededError, InvalidRequestError, ReleasedError, RewoundError
 from idl.layout import Group
 from idl.plan import Assignment
 from idl.records import Report
@@ -154,6 +154,7 @@ class Session:
             self._recover(error)
         if self.assignment is None:
             raise ReleasedError(f"this worker was released: {self.released}")
+        self._membership.is_between = True
         return self.assignment
 
     def planned(self, iteration: int) -> Assignment | None:
@@ -173,15 +174,17 @@ class Session:
             return
         while not self._has_started:
             assignment = self.join()
+            self._membership.is_between = False
             try:
                 self.exchange.open(assignment, self.training.first_iteration)
-                self.exchange.take(assignment)
+                self._take(assignment)
                 self._has_started = True
             except RewoundError as error:
                 self._recover(error)
         for act in self.before_training:
             act()
         self.meter.begin_training()
+        self._membership.is_between = True
 
     def begin_iteration(self, instead: Assignment | None = None) -> None:
         """Note that the loop gets the samples of `assignment`, and measure from now on; loaders call it.
@@ -191,6 +194,7 @@ class Session:
         Args:
             instead: What this worker computes in place of its assignment, in an experiment.
         """
+        self._membership.is_between = False
         self.assignment = self._begun = instead or self.assignment
         try:
             for act in self.before_batch:
@@ -212,6 +216,7 @@ class Session:
         measured = self.meter.take(done)
         self._membership.report_ahead(self._report(done, measured), measured.seconds)
         self._reported = done
+        self._membership.is_between = True  # whatever else the script does with the batch, it has its part
         self.meter.stopwatch.start()
 
     def finish_iteration(self, groups: Sequence[Group] | None = None) -> Assignment | None:
@@ -241,12 +246,14 @@ class Session:
                 f"a step of iteration {done.iteration}, whose samples were not loaded: take one step for "
                 f"each batch, within the loop over the loader"
             )
+        self._membership.is_between = False
         self.meter.tally.end_compute(done)
         try:
             self._finish(done, groups)
         except RewoundError as error:
             self._recover(error)
         self.meter.resume()
+        self._membership.is_between = True
         return self.assignment
 
     def close(self) -> None:
@@ -289,7 +296,21 @@ class Session:
         if now is None:
             self.exchange.settle(done)
         else:
-            self.exchange.take(now)
+            self._take(now)
+
+    def _take(self, now: Assignment) -> None:
+        """Take the parameters for an assignment, for whose step a script that does something else is awaited.
+
+        Raises:
+            RewoundError: The job was rewound meanwhile.
+            DeadlineExceededError: The other workers kept this one waiting for too long.
+        """
+        while True:
+            try:
+                return self.exchange.take(now)
+            except DeadlineExceededError:
+                if not self._membership.was_paused:
+                    raise
 
     def _report(self, done: Assignment, measured: Measured) -> Report:
         norms = self.norms.take()

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
+from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.members import Member
 from batchsize_manager.job.progress import IterationProgress
 
@@ -44,8 +45,13 @@ def silent(
     ]
 
 
+def is_between(member: Member, config: JobConfig, now: float) -> bool:
+    """Return whether a member lives, and its script does something else between two batches."""
+    return member.is_between and now - member.heard_at < max(config.silence, config.report_timeout)
+
+
 def missing(
-    members: Mapping[str, Member], attempt: int, silence: float, report_timeout: float, now: float
+    members: Mapping[str, Member], attempt: int, config: JobConfig, now: float
 ) -> tuple[list[str], list[str]]:
     """Return the members that others wait for at a rendezvous in vain: the silent, and the late.
 
@@ -55,10 +61,12 @@ def missing(
     Args:
         members: The members by name.
         attempt: The attempt whose rendezvous it is.
-        silence: Seconds without a heartbeat, after which a member is silent.
-        report_timeout: Seconds after which a member is late, since it joined and the first has arrived.
+        config: The job's: `silence` has the seconds without a heartbeat, after which a member is silent, and
+            `report_timeout` those after which it is late, since it joined or last reported, and the first has
+            arrived.
         now: The time.
     """
+    silence = config.silence
     arrived = [m.arrival.at for m in members.values() if m.arrival is not None and m.has_arrived(attempt)]
     if not arrived:
         return [], []  # nobody waits
@@ -68,7 +76,9 @@ def missing(
     late = [
         name
         for name, member in waited_for.items()
-        if now - max(since, member.joined_at) >= report_timeout and not (member.suspended and name in quiet)
+        if now - max(since, member.joined_at, member.reported_at) >= config.report_timeout
+        and not (member.suspended and name in quiet)
+        and not is_between(member, config, now)
     ]
     if all(m.suspended or now - m.heard_at >= silence for m in members.values()):
         return [], late

@@ -68,6 +68,7 @@ class Job:
         regrouping: The changes of the members' group, where the manager forms it.
         operations: The changes that operators can make.
         refused: Why workers were refused that have not joined since, by name; the latest few.
+        is_held_up: Whether a member's script does something else between two batches.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Job:
         self.first_iteration = first_iteration
         self.outbox = Outbox()
         self.refused: dict[str, str] = {}
+        self.is_held_up = False
         self._not_finite: int | None = None  # the first iteration for which a gradient was not finite
         self._finished = False
         self._first_to_leave: tuple[int, str] | None = None  # the iteration that it left before, and its name
@@ -234,7 +236,7 @@ class Job:
             )
         member.reported = report.iteration
         member.assigned = report.iteration + 1
-        member.reported_at = now
+        member.reported_at, member.awaited_at = now, None
         lowered = report.at_once is not None and self.members.lower_at_once(worker, report.at_once)
         if maximum is not None and maximum < member.bounds.maximum:
             lowered |= self.members.lower_maximum(worker, maximum, self.planner.least_size())
@@ -250,8 +252,17 @@ class Job:
         elif member.last is not None:
             self.members.let_go()
 
-    def heartbeat(self, worker: str, incarnation: str, attempt: int, now: float) -> int | None:
+    def heartbeat(
+        self, worker: str, incarnation: str, attempt: int, now: float, *, between: bool = False
+    ) -> int | None:
         """Handle a worker's heartbeat, which names the attempt that it is in.
+
+        Args:
+            worker: The worker's name.
+            incarnation: The id of this start of the worker.
+            attempt: The attempt that it is in.
+            now: The time.
+            between: Whether its script does something else, between two batches or before the first.
 
         Returns:
             The attempt to recover with, if the worker has to (`must_recover`); else None.
@@ -263,6 +274,9 @@ class Job:
             return None  # the answer to another call, which it waits for, says that it is released
         member = self.presence.hear(worker, incarnation, now)
         member.beats = True
+        if member.is_between and not between:
+            member.reported_at, member.awaited_at = now, None  # so that it has time for its batch
+        member.is_between = between
         if member.suspended and not self.members.staying:
             self._welcome(worker, member, now)  # it may wait for work itself, and there is nobody else
         self.attempts.catch_up(member, attempt)
@@ -419,7 +433,11 @@ class Job:
         overdue = deadlines.overdue(
             members, self.iterations.progress, self.iterations.planned, config.report_timeout, typical, now
         )
+        self.is_held_up = any(deadlines.is_between(member, config, now) for member in members.values())
         for worker, iteration in list(overdue):
+            if deadlines.is_between(members[worker], config, now):
+                self._note_wait(worker, iteration, now)
+                continue
             said = f"did not report iteration {iteration} in time"
             progress = self.iterations.progress.get(iteration)
             if progress is not None and (piece := progress.given_piece(worker)) is not None:
@@ -738,13 +756,19 @@ class Job:
                 iterations.add(progress)
             self.outbox.effects.answer = True
 
+    def _note_wait(self, worker: str, iteration: int, now: float) -> None:
+        """Say, now and then, that the others wait for a member that does something else."""
+        member = self.members.by_name[worker]
+        if member.awaited_at is None or now - member.awaited_at >= self.config.report_timeout:
+            member.awaited_at = now
+            said = f"does something else between two batches; the others wait for it at iteration {iteration}"
+            self.outbox.log(f"{worker} {said}", worker)
+
     def _look_for_missing(self, now: float) -> None:
         """Do without the members that others wait for in vain at a rendezvous; let a change begin in time."""
         number, config = self.attempts.number, self.config
         if self.attempts.recovering:
-            silent, late = deadlines.missing(
-                self.members.by_name, number, config.silence, config.report_timeout, now
-            )
+            silent, late = deadlines.missing(self.members.by_name, number, config, now)
             for worker in silent:
                 if self.attempts.recovering and self.presence.suspend(worker):
                     self._advance(now)

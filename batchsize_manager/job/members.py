@@ -34,9 +34,11 @@ class Member:
     attempt: int  # the attempt that it is in, as far as its calls show
     announced: int  # the last attempt that this manager, or the saved state, has announced to it
     heard_at: float  # when it last called
-    reported_at: float  # when it reported last, joined, or was given a piece
+    reported_at: float  # when it reported last, joined, was given a piece, or was between batches
     unreleasable: bool = False  # the others could not go on without it, at present
     beats: bool = False  # it sends heartbeats, or will
+    is_between: bool = False  # its script does something else between two batches, says its last heartbeat
+    awaited_at: float | None = None  # when an event last said that the others wait for its next batch
     suspended: bool = False  # it was silent while others waited: nothing is planned for it
     contested: tuple[str, float] | None = None  # the incarnation that wants its name, and since when
     back_by: float | None = None  # its connection broke: until when it may come back
@@ -74,6 +76,8 @@ class Member:
             state = "away"
         elif self.suspended:
             state = "silent"
+        elif self.awaited_at is not None:
+            state = "between batches"
         else:
             state = "working"
         return Standing(worker, state, self.bounds, self.assigned, max(0.0, now - self.heard_at), self.device)

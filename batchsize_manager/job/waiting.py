@@ -45,7 +45,10 @@ def awaited(job: Job) -> str:
     first = job.iterations.progress.get(iteration)
     missing = [] if first is None else [n for n, parts in first.open.items() if n in members and parts]
     if missing:
-        return f"{names(missing)} {_have(missing)} not reported iteration {iteration}{refused}"
+        between = [name for name in missing if members.by_name[name].is_between]
+        verb = "does" if len(between) == 1 else "do"
+        why = f"; {names(between)} {verb} something else between two batches" if between else ""
+        return f"{names(missing)} {_have(missing)} not reported iteration {iteration}{why}{refused}"
     if attempts.wanted:
         return f"another group is to be formed, since {attempts.wanted}{refused}"
     return f"the next iteration, {job.iterations.planned}, is not planned yet{refused}"

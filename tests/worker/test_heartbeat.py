@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 import idl
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.proxy import Proxy
@@ -17,8 +18,9 @@ from idl.records import Report
 from rpc import client as client_module
 from rpc.address import Address
 from rpc.client import Client
+from tests.scripts import train_least_squares as problem
 from tests.services import in_threads, join_request, manager_service, serving, shard_service
-from tests.worker.least_squares import Worker, trained_alone
+from tests.worker.least_squares import Worker, services, trained_alone
 from worker.daemon_thread import in_daemon
 from worker.heartbeat import Heartbeat
 from worker.membership import Membership
@@ -30,7 +32,7 @@ class Member:
     """A member that ignores all answers."""
 
     attempt = 0
-    paused = False
+    is_between = False
 
 
 def test_leaving_does_not_wait_for_a_name_to_be_looked_up(monkeypatch):
@@ -155,3 +157,49 @@ def test_a_heartbeat_under_way_tells_of_another_attempt(wait_until):
         assert len(told) == 3
         beats.abandon(ConnectionLostError("its worker dies"))
         wait_until(lambda: not managed.held, "the connection's end")
+
+
+class Evaluating(Worker):
+    """A worker whose script does something else between two batches until it is told to go on."""
+
+    def __init__(self, *arguments, **options):
+        self.may_go_on = threading.Event()
+        super().__init__(*arguments, **options)
+
+    def _train(self):
+        for part in problem.go_through(self.session, self._iterations, self._at):
+            self.done.append(part.assignment)
+            if part.assignment.iteration == 10:
+                assert self.may_go_on.wait(240)
+
+
+def test_the_others_wait_for_a_script_that_does_something_else(wait_until):
+    """Workers wait for longer than their time-outs, with plans ahead too, and the job goes on afterwards."""
+    seconds = 12.0  # longer than a busy machine holds anybody up, as when a shard imports what it needs
+    with contextlib.ExitStack() as stack:
+        jobs = []
+        for lookahead in (0, 2):
+            manager, shards = stack.enter_context(
+                services(2, heartbeat=0.1, report_timeout=seconds, lookahead=lookahead)
+            )
+            make = partial(Worker, barrier_timeout=seconds), Evaluating
+            jobs.append((manager, [one(manager, shards, f"w{i}", 30) for i, one in enumerate(make)]))
+        for manager, (_, evaluating) in jobs:
+            client = stack.enter_context(ManagerClient(manager))
+
+            def state(client=client):
+                return {member.worker: member.state for member in client.status("default").members}
+
+            wait_until(lambda state=state: state().get("w1") == "between batches", "the others to wait")
+            waited = client.status("default").summary.age
+            wait_until(
+                lambda client=client, waited=waited: (
+                    client.status("default").summary.age > waited + 1.25 * seconds
+                ),
+                "time-outs to pass",
+            )
+            evaluating.may_go_on.set()
+        for _, workers in jobs:
+            for worker in workers:
+                worker.end()
+                assert np.allclose(worker.session.exchange.parameters, trained_alone(30))

@@ -437,5 +437,6 @@ def _check_members(session: Session, device: torch.device, group: distributed.Pr
         raise InvalidRequestError(
             f"the batch sizes of the {distributed.get_world_size(group)} ranks sum to {count} of "
             f"{assignment.total} samples: all ranks of the process group, and no others, must be workers of "
-            f"the job {session.config.job!r} (start its manager with `--workers` as many)"
+            f"the job {session.config.job!r} (start its manager with `--workers` as many); "
+            f"without torchrun, give balance the optimizer, too"
         )

@@ -34,6 +34,11 @@ class Loader(loader.Loader):
     """
 
     accumulation: Accumulation | None = None
+    _advice = (
+        "call optimizer.step() for each batch, before the next one is taken; whoever reads one batch ahead "
+        "(a prefetcher, Accelerate's or Lightning's loop) does not, nor does a GradScaler that leaves out a "
+        "step after an overflow"
+    )
     _seed_generators = staticmethod(seed_generators)
 
     def __iter__(self) -> Iterator[Any]:
@@ -60,6 +65,37 @@ class _Pinned:
         return pin_memory_of(self._collate(samples))  # type: ignore[no-untyped-call]
 
 
+# Arguments of torch's loader that this one lacks, with their defaults there.
+_OTHERS: Mapping[str, Any] = {
+    "sampler": None,
+    "batch_sampler": None,
+    "timeout": 0,
+    "multiprocessing_context": None,
+    "pin_memory_device": "",
+    "in_order": True,
+}
+
+
+def _check_others(given: Mapping[str, Any]) -> None:
+    """Check that further arguments have the defaults of torch's loader.
+
+    Raises:
+        TypeError: One is no argument of it.
+        InvalidRequestError: One has another value.
+    """
+    for name, value in given.items():
+        if name not in _OTHERS:
+            raise TypeError(f"DataLoader() got an unexpected keyword argument {name!r}")
+        if value != _OTHERS[name]:
+            instead = "leave it out"
+            if "sampler" in name:
+                instead = (
+                    "the manager plans which worker has which samples: give shuffle=, seed= and drop_last=, "
+                    "or a data set that chooses its samples itself, such as torch.utils.data.Subset"
+                )
+            raise InvalidRequestError(f"{name}={value!r}: an evenpace loader has none; {instead}")
+
+
 class DataLoader(Loader):
     """A replacement of `torch.utils.data.DataLoader` for the training data.
 
@@ -83,7 +119,7 @@ class DataLoader(Loader):
             part of a batch is one batch of samples.
         num_workers: Processes that load samples ahead of time; 0 loads them in this process when needed.
         prefetch_factor: Batches that each of them loads ahead.
-        persistent_workers: Whether they go on from epoch to epoch.
+        persistent_workers: Whether they go on from epoch to epoch, with the data set as it was at first.
         pin_memory: Whether batches are in page-locked memory, for faster copies to a GPU; without one it has
             no effect.
         collate_fn: Makes a batch from a list of samples.
@@ -91,6 +127,7 @@ class DataLoader(Loader):
         compare_samples: Whether workers that join compare numbers of four samples, loaded three times, to see
             that they have the same data set; random samples are left out.
         session: The session with the services; by default this process's.
+        others: Further arguments of `torch.utils.data.DataLoader`, with its own defaults alone.
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
@@ -102,19 +139,23 @@ class DataLoader(Loader):
         batch_size: int | Mapping[int, int] = 1,
         *,
         session: Session | None = None,
-        shuffle: bool = False,
+        shuffle: bool | None = None,
         seed: int = 0,
         generator: torch.Generator | None = None,
         drop_last: bool = False,
         micro_batch: int | None = None,
         num_workers: int = 0,
-        prefetch_factor: int = 2,
-        persistent_workers: bool = True,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
         pin_memory: bool = False,
-        collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         compare_samples: bool = True,
+        **others: Any,
     ) -> None:
+        _check_others(others)
+        prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
+        collate_fn = collate_fn or torch_data.default_collate
         if isinstance(dataset, torch_data.IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise InvalidRequestError(
                 f"dataset {type(dataset).__name__}: must be map-style, with __len__ and __getitem__"
@@ -143,10 +184,24 @@ class DataLoader(Loader):
             else Source(dataset, len(dataset), partial(load, dataset), collate_fn),
             batch_size,
             session,
-            shuffle=shuffle,
+            shuffle=bool(shuffle),
             seed=seed,
             drop_last=drop_last,
             micro_batch=micro_batch,
             compare_samples=compare_samples,
         )
-        self.dataset = dataset
+
+    @property
+    def dataset(self) -> Any:
+        """The data set; a job has one, of one size."""
+        return self.source.drawing["dataset"]
+
+    def __iter__(self) -> Iterator[Any]:
+        size, now = len(self.source), len(self.dataset)
+        if now != size:
+            raise InvalidRequestError(
+                f"the data set has {now} samples, and had {size} when the loader was made, as a job has "
+                f"throughout: put others in the place of samples, or begin another job (`--job`) with the "
+                f"parameters of a checkpoint"
+            )
+        return super().__iter__()

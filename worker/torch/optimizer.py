@@ -133,6 +133,11 @@ class _Link:
         self._parameters = [p for group in trained for p in group]
         if not self._parameters:
             raise InvalidRequestError("the optimiser has no parameters that require a gradient")
+        if any(map(torch.nn.parameter.is_lazy, self._parameters)):
+            raise InvalidRequestError(
+                "the model has lazy layers, whose shapes its first batch gives: run it once before "
+                "evenpace.torch.distribute, as by `model(inputs)` with one of its batches"
+            )
         statistics = {_plain(name): tensor for name, tensor in running_statistics(model).items()}
         self._tensors = [*self._parameters, *statistics.values()]
         self._order = order_of(trained, list(statistics.values()), model, self._server.shards, bucket)

@@ -60,7 +60,7 @@ class PartitionedLoader(Loader):
         listen: str = "127.0.0.1:0",
         seed: int = 0,
         drop_last: bool = False,
-        collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         room_mib: int = 1024,
         insecure: bool = False,
     ) -> None:
@@ -87,7 +87,12 @@ class PartitionedLoader(Loader):
         )
         try:
             super().__init__(
-                _Partition(dataset, self.partition.dataset_size, self.partition.draw, collate_fn),
+                _Partition(
+                    dataset,
+                    self.partition.dataset_size,
+                    self.partition.draw,
+                    collate_fn or torch_data.default_collate,
+                ),
                 batch_size,
                 session,
                 seed=seed,

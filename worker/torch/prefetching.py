@@ -46,7 +46,7 @@ class PrefetchingSource(Source):
         worker_init_fn: Callable[[int], None] | None,
         *,
         generator: torch.Generator | None = None,
-        persistent_workers: bool = True,
+        persistent_workers: bool = False,
     ) -> None:
         super().__init__(dataset, len(dataset), functools.partial(load, dataset), collate)
         self._guesses = _Guesses()
@@ -170,22 +170,33 @@ class _Guesses:
 def _begin_loading(parent: int, user_init: Callable[[int], None] | None, number: int) -> None:
     """Let a loading process end with its worker, whose connections it would hold open, and initialise it."""
     end_with_parent(parent)
+    info = torch_data.get_worker_info()
+    assert info is not None
+    # The script's own, although earlier versions of PyTorch refuse plain assignments.
+    object.__setattr__(info, "dataset", info.dataset.samples_of)  # type: ignore[attr-defined]
     if user_init is not None:
         user_init(number)
 
 
 class _Pickled(torch_data.Dataset[bytes]):
-    """A data set for loading processes, whose items are the pickled samples of lists of indices."""
+    """A data set for loading processes, whose items are the pickled samples of lists of indices.
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    Args:
+        samples_of: The script's data set.
+
+    Attributes:
+        samples_of: As given.
+    """
+
+    def __init__(self, samples_of: Any) -> None:
+        self.samples_of = samples_of
 
     def __getitem__(self, guess: _Guess) -> bytes:
         samples = []
         for seed, indices in guess:
             if seed is not None:
                 seed_generators(seed)
-            samples.append(load(self._dataset, indices))
+            samples.append(load(self.samples_of, indices))
         return pickle.dumps(samples, protocol=5)
 
 

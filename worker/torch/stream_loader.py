@@ -58,13 +58,13 @@ class StreamLoader(Loader):
         seed: int = 0,
         drop_last: bool = False,
         micro_batch: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] = torch_data.default_collate,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         session = session or own_session()
         stream = Stream(dataset, size, session.log_fields())
         self._order = StreamOrder(stream.size, shuffle_buffer, seed)
         super().__init__(
-            _StreamSource(dataset, stream, self._order, collate_fn),
+            _StreamSource(dataset, stream, self._order, collate_fn or torch_data.default_collate),
             batch_size,
             session,
             seed=seed,

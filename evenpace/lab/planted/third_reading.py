@@ -279,6 +279,59 @@ PLANTED = (
         ),
         "tests/worker/data/test_epochs.py -k before_its_first",
     ),
+    Planted(
+        "A worker that evaluates or saves for longer than",
+        (
+            Change(
+                "batchsize_manager/job/deadlines.py",
+                "return member.is_between and now",
+                "return False and now",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_job.py tests/batchsize_manager/job/test_rendezvous.py "
+        "-k something_else",
+    ),
+    Planted(
+        "Workers end with a time-out where another's script",
+        (
+            Change(
+                "worker/session.py",
+                "        self.meter.resume()\n        self._membership.is_between = True\n",
+                "        self.meter.resume()\n",
+            ),
+        ),
+        "tests/worker/test_heartbeat.py -k something_else",
+    ),
+    Planted(
+        "What a script changes in its data set between epochs",
+        (
+            Change(
+                "worker/torch/loader.py",
+                "persistent_workers: bool = False,",
+                "persistent_workers: bool = True,",
+            ),
+        ),
+        "tests/worker/torch/test_adapter.py -k scripts_data_set",
+    ),
+    Planted(
+        "PyTorch's own defaults, passed on by hand,",
+        (
+            Change("worker/torch/loader.py", "collate_fn or torch_data.default_collate", "collate_fn"),
+            Change("worker/torch/loader.py", "shuffle=bool(shuffle)", "shuffle=shuffle"),
+        ),
+        "tests/worker/torch/test_adapter.py -k own_defaults",
+    ),
+    Planted(
+        "Lazy layers end `distribute` with a traceback",
+        (
+            Change(
+                "worker/torch/optimizer.py",
+                "if any(map(torch.nn.parameter.is_lazy,",
+                "if False and any(map(torch.nn.parameter.is_lazy,",
+            ),
+        ),
+        "tests/worker/torch/test_adapter.py -k 'lazy or one_batch_ahead'",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}

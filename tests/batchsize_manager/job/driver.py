@@ -99,10 +99,10 @@ class Driver:
 class Beating(Driver):
     """A driver whose workers can send heartbeats."""
 
-    def beat(self, *names):
+    def beat(self, *names, between=False):
         """Let workers send a heartbeat now."""
         for name in names:
-            self.job.heartbeat(name, name, 0, self.now)
+            self.job.heartbeat(name, name, 0, self.now, between=between)
 
     def report_part(self, name, part, attempt=None):
         """Let a worker report the part that it names."""

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
+from batchsize_manager.job.waiting import awaited
 from batchsize_manager.policies import POLICIES, make_policy
 from batchsize_manager.policies.base import Split
 from batchsize_manager.policies.even import Even
 from batchsize_manager.sizers import Sizes, Sizing
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
+from idl.exchange import FIXED_GROUP, PARAMETER_SERVER
 from idl.plan import Assignment, JobSpec
 from idl.synchronisation import Synchronisation
-from tests.batchsize_manager.job.driver import Driver, asp, backup, ssp
+from tests.batchsize_manager.job.driver import Beating, Driver, asp, backup, ssp
 
 # -- from the first join to the end
 
@@ -384,6 +386,32 @@ def test_nobody_is_removed_when_nobody_waits():
     assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(10**6 + 10)
     assert list(driver.job.members) == ["a"]
+
+
+@pytest.mark.parametrize("exchange", [PARAMETER_SERVER, FIXED_GROUP])
+def test_a_script_that_does_something_else_is_waited_for(exchange):
+    """A member between two batches is not late while it is heard of; events say who is waited for."""
+    driver = Beating("a", "b", report_timeout=20.0, exchange=exchange)
+    driver.report("b", 0)
+    for now in range(2, 62, 2):
+        driver.now = float(now)
+        driver.beat("a", between=True)
+        driver.beat("b")
+        driver.tick_at(driver.now)
+    assert driver.job.members.standings(driver.now)[0].state == "between batches"
+    said = [event for event in driver.job.outbox.events if "something else" in event]
+    assert said == ["a does something else between two batches; the others wait for it at iteration 0"] * 3
+    assert "a has not reported iteration 0; a does something else" in awaited(driver.job)
+    driver.beat("a")  # it has begun its batch, and has time for it
+    assert driver.job.members.standings(driver.now)[0].state == "working"
+    for now in (61.0, 79.9):
+        driver.tick_at(now)
+        driver.beat("b")
+        assert "a" in driver.job.members
+        assert not driver.job.is_held_up
+    driver.beat("a")
+    driver.tick_at(80.0)
+    assert list(driver.job.members) == ["b"]
 
 
 def test_who_has_gone_does_not_wait():

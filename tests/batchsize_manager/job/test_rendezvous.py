@@ -317,6 +317,19 @@ def test_who_lives_but_does_not_arrive_is_taken_out():
     assert driver.seat("a") == (0, 1, "a:1", None, False)
 
 
+def test_a_script_that_does_something_else_is_not_late_for_a_group():
+    """While it is heard of, a member between two batches is waited for; then it has the usual time."""
+    driver = running("a", "b", total=30, report_timeout=60.0)
+    driver.job.recover("a", "a", 1, driver.now)
+    driver.arrive("a", 2, 0, 1)
+    for now in (50.0, 100.0, 150.0, 200.0, 259.0, 261.0):
+        driver.now = now
+        driver.beat("a")
+        driver.beat("b", between=now < 200.0)
+        driver.job.tick(now)
+        assert ("b" in driver.job.members) == (now < 260.0)
+
+
 def test_a_drained_worker_goes_before_another_plan_is_made():
     """At the end of the iteration, the others are sent for."""
     driver = running("a", "b", total=30)

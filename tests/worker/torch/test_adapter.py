@@ -528,6 +528,76 @@ def test_loading_processes_persist_unless_they_are_not_to(job, persistent):
     assert (epochs[0] - {here} == epochs[1] - {here}) == persistent
 
 
+def test_torchs_own_defaults_may_be_given(job):
+    """Scripts pass them on; another value of what an evenpace loader lacks is refused, with what to do."""
+    defaults = {"sampler": None, "batch_sampler": None, "timeout": 0, "multiprocessing_context": None}
+    more = {"collate_fn": None, "prefetch_factor": None, "shuffle": None, "in_order": True}
+    session = job(1)("w")
+    loader = DataLoader(Squares(8), 4, session=session, **defaults, **more)
+    optimizer = distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
+    for _ in loader:
+        optimizer.step()
+    for wrong in ({"sampler": [0]}, {"batch_sampler": [[0]]}):
+        with pytest.raises(InvalidRequestError, match=r"sampler=.*: an evenpace loader has none; .*Subset"):
+            DataLoader(Squares(8), 4, session=session, **wrong)
+    with pytest.raises(InvalidRequestError, match="timeout=3: an evenpace loader has none; leave it out"):
+        DataLoader(Squares(8), 4, session=session, timeout=3)
+    with pytest.raises(TypeError, match="smapler"):
+        DataLoader(Squares(8), 4, session=session, smapler=None)
+
+
+def test_lazy_layers_are_refused(job):
+    """The error says to run the model once."""
+    loader = DataLoader(Squares(8), 4, session=job(1)("w"))
+    optimizer = torch.optim.SGD(nn.LazyLinear(1).parameters(), lr=0.1)
+    with pytest.raises(InvalidRequestError, match=r"lazy layers.* run it once before"):
+        distribute(optimizer, loader)
+
+
+def test_who_reads_one_batch_ahead_is_told_so(job):
+    """The error of a step that was left out names what does that behind a script's back."""
+    loader = DataLoader(Squares(8), 4, session=job(1)("w"))
+    distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(InvalidRequestError, match=r"reads one batch ahead .*GradScaler"):
+        next(batches)
+
+
+class Changing(torch.utils.data.Dataset):
+    """A data set that the script changes between epochs, and its loading processes when they begin."""
+
+    size, epoch, opened = 12, 0, 1
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        assert torch.utils.data.get_worker_info().dataset is self
+        return torch.tensor([self.epoch, self.opened])
+
+
+def _open(number):
+    info = torch.utils.data.get_worker_info()
+    assert (info.id, info.num_workers) == (number, 1)
+    info.dataset.opened = 0
+
+
+def test_loading_processes_have_the_scripts_data_set(job):
+    """They see what it changes between epochs, and `worker_init_fn` has it in `get_worker_info().dataset`."""
+    data = Changing()
+    loader = DataLoader(data, 4, session=job(1)("w"), num_workers=1, worker_init_fn=_open)
+    model = nn.Linear(1, 1)
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    for data.epoch in range(3):
+        for batch in loader:
+            assert batch.tolist() == [[data.epoch, 0]] * 4
+            optimizer.step()
+    data.size = 16
+    with pytest.raises(InvalidRequestError, match="has 16 samples, and had 12 when the loader was made"):
+        iter(loader)
+
+
 def test_a_seed_and_a_generator_are_one_too_many(job):
     """The error names the seed."""
     with pytest.raises(InvalidRequestError, match="seed 3: give a seed or a generator, not both"):
