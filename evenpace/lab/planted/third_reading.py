@@ -208,6 +208,11 @@ PLANTED = (
         ),
         "tests/worker/data/test_batch_sizes.py",
     ),
+    Planted(
+        "With control groups of version 2, which nearly all",
+        (Change("worker/resources/cpu_limits.py", "if cgroups.holds_processes(parent):", "if False:"),),
+        "tests/worker/resources/test_cpu_limits.py -k no_parents",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
