@@ -24,7 +24,7 @@ def test_limits_and_monitors_hold_on_a_kernel_with_version_2(tmp_path):
     script = tmp_path / "script"
     script.write_text(
         f"cd {ROOT}\nmkdir /sys/fs/cgroup/shell\necho $$ >/sys/fs/cgroup/shell/cgroup.procs\n"
-        f"{sys.executable} -m pytest -p no:cacheprovider -p no:xdist -q {' '.join(map(str, tests))} "
+        f"{sys.executable} -m pytest -p no:cacheprovider -q {' '.join(map(str, tests))} "
         "-k 'case or control_group or nest or sees_the_limit'\n"
     )
     kernel = ROOT / "runs" / "vm"
