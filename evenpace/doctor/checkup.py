@@ -35,6 +35,7 @@ CHECKS: Mapping[str, Check] = {
     "open files": resource_limits.open_files,
     "processes": resource_limits.processes,
     "CPU": resource_limits.cpu,
+    "CPU limits": resource_limits.cpu_limits,
     "threads": resource_limits.threads,
     "memory": resource_limits.memory,
     "shared memory": resource_limits.shared_memory,

@@ -12,6 +12,7 @@ from evenpace.doctor.findings import GIB, MIB, Finding, Subject, note, ok, probl
 from rpc.limits import ServerLimits
 from worker.resources import cgroups
 from worker.resources.cgroups import Cgroup
+from worker.resources.cpu_limits import kind_here
 
 _OTHER_FILES = 1000  # besides connections, as in `evenpace.serve`
 _FEW_FILES = 256
@@ -79,6 +80,14 @@ def cpu(subject: Subject) -> Iterator[Finding]:
         )
     else:
         yield ok("CPU", summary)
+
+
+def cpu_limits(subject: Subject) -> Iterator[Finding]:
+    """Limit a process of our own for a moment, as `--cpu-share` limits workers."""
+    try:
+        yield ok("CPU limits", f"set by {kind_here('cgroup')}")
+    except OSError as error:
+        yield note("CPU limits", "set by stopping and continuing processes, which is coarser", str(error))
 
 
 def threads(subject: Subject) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +32,7 @@ from idl.errors import InvalidRequestError
 from idl.measures import waiting_share
 from idl.records import IterationRecord
 from rpc.address import Address
-from worker.resources.cpu_limits import LimitKind, limit_cpu
+from worker.resources.cpu_limits import LimitKind, kind_here
 
 _SNAPSHOTS = 20  # snapshots of the parameters in each run, about, for the curves of loss and accuracy
 _RECENT = 10  # last iterations that the live table covers
@@ -250,12 +249,7 @@ def _figures(run: UnequalRun, evaluator: Evaluator, trained: UnequalConfig) -> d
 
 def _choose_limit(wanted: LimitKind) -> tuple[LimitKind, str]:
     """Try out which kind of CPU limit works here; return it, and its description in words."""
-    with subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL) as child:
-        try:
-            with limit_cpu(child.pid, 0.5, "probe", wanted) as limit:
-                name = limit.kind
-        finally:
-            child.kill()
+    name = kind_here(wanted)
     return ("cgroup" if name.startswith("cgroup") else "duty-cycle"), name
 
 

@@ -85,6 +85,14 @@ def find_group(controller: str, membership: str, root: Path = Path("/")) -> Cgro
     return None
 
 
+def holds_processes(group: Cgroup) -> bool:
+    """Return whether a group of version 2, other than the root of all, holds processes.
+
+    The root alone may do so and have children with controllers as well.
+    """
+    return bool(_read(group.path / "cgroup.type") and _read(group.path / "cgroup.procs"))
+
+
 def cpu_quota(group: Cgroup) -> float | None:
     """Return the CPU quota that is set on this very group, in cores; `None` where there is none."""
     if group.version == 2:

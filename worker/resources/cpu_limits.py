@@ -6,6 +6,7 @@ continues the limited one. This module must not know what the limited processes 
 
 import contextlib
 import errno
+import logging
 import math
 import os
 import re
@@ -21,12 +22,16 @@ from uuid import uuid4
 from worker.resources import cgroups, duty_cycle
 from worker.resources.cgroups import Cgroup
 
+log = logging.getLogger(__name__)
+
 # The kernel's default of 100 ms makes short iterations pure noise; it grants no less than 1 ms.
 _PERIOD_US = 10_000
 _SMALLEST_QUOTA_US = 1_000
 
 LimitKind = Literal["auto", "cgroup", "duty-cycle"]
 
+_OWN = "evenpace-"  # begins the names of our groups
+_MARK = "user.evenpace.cpu"  # attribute of a group that has got the cpu controller for its children from us
 _CLOSE_TIMEOUT = 5.0  # seconds, for processes to leave a group or for the duty cycler to end
 
 
@@ -82,7 +87,8 @@ def limit_cpu(
         pid: The process, one of our own user's.
         share: Cores that it may use, such as 0.25; above 0 and at most the number of CPUs.
         name: Part of the control group's name, such as "worker-3".
-        kind: "auto" takes the kernel's limit where it can be set, else stops and continues.
+        kind: "auto" takes the kernel's limit where it can be set, else stops and continues, which is logged
+            with the reason.
 
     Returns:
         The limit in force; close it to lift it.
@@ -107,9 +113,35 @@ def limit_cpu(
                 raise OSError(
                     error.errno,
                     f"cannot limit process {pid} to {share} cores by a control group ({error}); "
-                    'run where the cpu controller can be written, or ask for kind "duty-cycle"',
+                    f'{_remedy()}, or ask for kind "duty-cycle"',
                 ) from error
+            log.warning(
+                "a CPU limit stops and continues its process, which is coarser than a control group (%s): %s",
+                error,
+                _remedy(),
+            )
     return _limit_by_duty_cycle(pid, share)
+
+
+def kind_here(wanted: LimitKind = "auto") -> str:
+    """Limit a process of our own for a moment; return how that was enforced, as `CpuLimit.kind`.
+
+    Raises:
+        OSError: `wanted` is "cgroup", and no control group can be made here.
+    """
+    with subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL) as child:
+        try:
+            with limit_cpu(child.pid, 0.5, "probe", wanted) as limit:
+                return limit.kind
+        finally:
+            child.kill()
+
+
+def _remedy() -> str:
+    """Return what gets a process a control group."""
+    if os.geteuid() == 0:
+        return "run where the cpu controller can be written"
+    return "start it by `systemd-run --user --scope`, which gives ordinary users a group, or run as root"
 
 
 def remove_leftovers(name_prefix: str) -> None:
@@ -125,10 +157,11 @@ def remove_leftovers(name_prefix: str) -> None:
             for group in parent.path.glob(f"{_label(name_prefix)}*"):
                 with contextlib.suppress(OSError):  # it is in use, or gone already
                     group.rmdir()
+            _take_cpu_back(parent)
 
 
 def _label(name: str) -> str:
-    return f"evenpace-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"
+    return f"{_OWN}{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"
 
 
 def _limit_by_cgroup(pid: int, share: float, name: str) -> CpuLimit:
@@ -140,7 +173,7 @@ def _limit_by_cgroup(pid: int, share: float, name: str) -> CpuLimit:
     label = f"{_label(name)}-{uuid4().hex[:8]}"
     with contextlib.ExitStack() as undo:
         if home.version == 2:
-            _confine(_make_v2(home, label), home, pid, share, undo)
+            _confine(_make_v2(home, label, undo), home, pid, share, undo)
         else:
             group = Cgroup(1, home.top, home.path / label)
             group.path.mkdir()
@@ -149,28 +182,44 @@ def _limit_by_cgroup(pid: int, share: float, name: str) -> CpuLimit:
         return CpuLimit(f"cgroup v{home.version}", share, undo.pop_all().close)
 
 
-def _make_v2(home: Cgroup, label: str) -> Cgroup:
+def _make_v2(home: Cgroup, label: str, undo: contextlib.ExitStack) -> Cgroup:
     """Make a group with the cpu controller as near to `home` as the kernel allows.
 
-    A group of version 2 that holds processes cannot hand its controllers down, so that the new one
-    often has to stand beside `home` or further up.
+    A group of version 2 that holds processes is no parent, so that the new one mostly stands beside `home` or
+    further up. To give such a group's children a controller seems to work, but makes them groups of threads,
+    to which no process can be moved.
     """
     refusal: OSError | None = None
     for parent in home.lineage():
         group = Cgroup(2, home.top, parent.path / label)
         try:
-            control = parent.path / "cgroup.subtree_control"
-            if "cpu" not in control.read_text().split():
-                control.write_text("+cpu")
-            group.path.mkdir()
+            if cgroups.holds_processes(parent):
+                raise OSError(errno.EBUSY, "processes are in this control group", str(parent.path))
+            with contextlib.ExitStack() as given:
+                given.callback(_take_cpu_back, parent)
+                control = parent.path / "cgroup.subtree_control"
+                if "cpu" not in control.read_text().split():
+                    control.write_text("+cpu")
+                    with contextlib.suppress(OSError):  # before Linux 5.7
+                        os.setxattr(parent.path, _MARK, b"")
+                group.path.mkdir()
+                undo.push(given.pop_all())
         except OSError as error:
-            refusal = refusal or error
+            refusal = error
         else:
             return group
         # Beside a group with a limit of its own, the process would escape from that.
         if cgroups.cpu_quota(parent) or cgroups.memory_limit(parent):
             break
     raise refusal or FileNotFoundError(errno.ENOENT, "no control group to stand in")
+
+
+def _take_cpu_back(parent: Cgroup) -> None:
+    """Take the controller back that a group has from us for its children, unless a limit still needs it."""
+    if not any(parent.path.glob(f"{_OWN}*")):
+        with contextlib.suppress(OSError):
+            os.removexattr(parent.path, _MARK)  # fails where it was not from us
+            (parent.path / "cgroup.subtree_control").write_text("-cpu")
 
 
 def _confine(group: Cgroup, home: Cgroup, pid: int, share: float, undo: contextlib.ExitStack) -> None:

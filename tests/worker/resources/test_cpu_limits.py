@@ -443,6 +443,23 @@ def test_version_2_sets_cpu_max_in_a_group_of_its_own(tmp_path, monkeypatch, sha
     assert (tmp_path / "cgroup.procs").read_text() == str(os.getpid())
 
 
+def test_version_2_has_no_parents_that_hold_processes(tmp_path, monkeypatch):
+    """Such a group stays as it is; the limit is in one beside it, whose parent has the controller from us."""
+    home = tmp_path / "session"
+    home.mkdir()
+    for group, processes in ((tmp_path, ""), (home, f"{os.getpid()}\n")):
+        (group / "cgroup.type").write_text("domain\n")
+        (group / "cgroup.procs").write_text(processes)
+        (group / "cgroup.subtree_control").write_text("")
+    monkeypatch.setattr(cgroups, "find_group", lambda *_: Cgroup(2, tmp_path, home))
+    monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
+    with limit_cpu(os.getpid(), 0.5, "beside", "cgroup"):
+        assert len(list(tmp_path.glob("evenpace-beside-*"))) == 1
+        assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+    assert [path.name for path in home.iterdir() if path.is_dir()] == []
+    assert (home / "cgroup.subtree_control").read_text() == ""
+
+
 def test_version_2_does_not_let_a_process_escape_from_a_limit(tmp_path, monkeypatch):
     """A group that is limited itself is never left for a place beside it."""
     inner = tmp_path / "inner"
