@@ -331,6 +331,8 @@ PLANTED = (
             ),
         ),
         "tests/worker/torch/test_adapter.py -k 'lazy or one_batch_ahead'",
+    ),
+    Planted(
         "With control groups of version 2, which nearly all",
         (Change("worker/resources/cpu_limits.py", "if cgroups.holds_processes(parent):", "if False:"),),
         "tests/worker/resources/test_cpu_limits.py -k no_parents",
