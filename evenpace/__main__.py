@@ -1,5 +1,17 @@
-"""Entry point of `python -m evenpace`, which is the same as `evenpace`."""
+"""Entry point of `evenpace`, and of `python -m evenpace`."""
 
-from evenpace.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; Ctrl-C is no error either while it is imported."""
+    try:
+        from evenpace.cli import main as run
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

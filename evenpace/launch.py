@@ -10,7 +10,7 @@ from pathlib import Path
 
 from evenpace._packages import check_folder
 from idl.errors import InvalidRequestError
-from worker.resources.cpu_limits import LimitKind, limit_cpu
+from worker.resources.cpu_limits import LimitKind, check_share, limit_cpu
 from worker.session import Session
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,11 @@ def limit_when_ready(session: Session, share: float, name: str, kind: LimitKind)
 
     The limit does not hold before: importing a framework takes seconds of CPU, which a tenth of a core makes
     half a minute.
+
+    Raises:
+        ValueError: The share is out of its range.
     """
+    check_share(share)
     session.before_training.append(lambda: _limit(session, share, name, kind))
 
 

@@ -193,7 +193,8 @@ def headline(workers: int, factors: Estimate | None, won: Estimate, balanced: Es
     if workers < 2 and abs(won.likely) < _WORTH_SAYING:
         return "one worker: nothing to balance"
     if balanced is not None and balanced.likely >= _WORTH_BALANCING:
-        return f"split evenly{_in_all(won)}; balanced would be {would_be(balanced)} as fast"
+        faster = f"balanced would be {would_be(balanced)} as fast"
+        return f"split evenly{_in_all(won)}; {faster}: evenpace job policy JOB proportional"
     if factors.most <= _CERTAIN * factors.least:
         return f"{speedup(factors.likely)}{_in_all(won)}"
     if factors.least >= 1 + _SAME or factors.most <= 1 - _SAME:

@@ -76,6 +76,8 @@ class Verdicts:
             return "has nobody to be compared with"
         if seen < _ENOUGH:
             return f"too early to tell, after {seen} iteration{'s' if seen > 1 else ''}"
+        if ratio >= _FASTER:
+            return f"takes {phrases.times(ratio)} times as long per sample as the others' median"
         return "keeps pace with the others"
 
 
@@ -119,11 +121,11 @@ def balanced(size: float, even: float, won: float | None) -> str:
     if abs(size - even) < 1:
         return f"takes an even share, {phrases.samples(size)} samples"
     text = f"takes {phrases.samples(size)} instead of {phrases.samples(even)} samples"
-    if won is None or won == 0:
-        return text
-    if won > 0:
+    if won is not None and won > 0 and size < even:
         return f"{text}, which saves it {phrases.seconds(won)} per iteration"
-    return f"{text}, {phrases.seconds(-won)} more per iteration for the others' sake"
+    if won is not None and won < 0 and size > even:
+        return f"{text}, {phrases.seconds(-won)} more per iteration for the others' sake"
+    return text
 
 
 def _steadied(values: Array) -> Array:

@@ -165,6 +165,10 @@ def test_a_worker_refuses_a_script_beside_such_a_module(tmp_path):
         (["--manager", "127.0.0.1:1", "--job", "", "train.py"], "job '': must be a text of 1 to 200"),
         (["--manager", "127.0.0.1:1", "--ps", "127.0.0.1:1", "missing.py"], "'missing.py': no such file"),
         (
+            ["--manager", "127.0.0.1:1", "--cpu-share", "9999", "train.py"],
+            "share is 9999.0; it must be above 0",
+        ),
+        (
             [
                 *("--min-batch-size", "9", "--max-batch-size", "5"),
                 *("--manager", "h:1", "--ps", "h:1", "train.py"),
@@ -216,3 +220,17 @@ def test_the_ordinary_example_learns_as_much(tmp_path):
     done = python(str(EXAMPLES / "train_digits.py"), cwd=tmp_path)
     accuracy = re.fullmatch(r"accuracy ([\d.]+)%\n", done.stdout)
     assert abs(float(accuracy[1]) - float(shown[1])) < 3
+
+
+def test_an_interruption_while_commands_are_imported_is_no_error():
+    """Ctrl-C in the first half second ends the command with a word and the status of one that is interrupted."""
+    code = (
+        "import runpy, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'evenpace.cli.services': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "runpy.run_module('evenpace', run_name='__main__')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "Interrupted.\n")

@@ -99,9 +99,7 @@ def limit_cpu(
         PermissionError: It belongs to another user.
         OSError: `kind` is "cgroup", and no control group can be made here.
     """
-    cpus = os.cpu_count() or 1
-    if not (math.isfinite(share) and 0 < share <= cpus):
-        raise ValueError(f"share is {share}; it must be above 0 and at most {cpus}, the CPUs here")
+    check_share(share)
     if kind not in ("auto", "cgroup", "duty-cycle"):
         raise ValueError(f'kind is {kind!r}; it must be "auto", "cgroup" or "duty-cycle"')
     duty_cycle.require_own(pid)
@@ -121,6 +119,17 @@ def limit_cpu(
                 _remedy(),
             )
     return _limit_by_duty_cycle(pid, share)
+
+
+def check_share(share: float) -> None:
+    """Check that a process can be limited to a share.
+
+    Raises:
+        ValueError: It is not above 0, or more than the CPUs here.
+    """
+    cpus = os.cpu_count() or 1
+    if not (math.isfinite(share) and 0 < share <= cpus):
+        raise ValueError(f"share is {share}; it must be above 0 and at most {cpus}, the CPUs here")
 
 
 def kind_here(wanted: LimitKind = "auto") -> str:

@@ -337,6 +337,16 @@ PLANTED = (
         (Change("worker/resources/cpu_limits.py", "if cgroups.holds_processes(parent):", "if False:"),),
         "tests/worker/resources/test_cpu_limits.py -k no_parents",
     ),
+    Planted(
+        "Ctrl-C while commands are imported ends with",
+        (Change("evenpace/__main__.py", "except KeyboardInterrupt:", "except ZeroDivisionError:"),),
+        "tests/evenpace/test_cli.py -k interruption",
+    ),
+    Planted(
+        "Words on a page do not fit its figures:",
+        (Change("evenpace/overview/stragglers.py", "if ratio >= _FASTER:", "if False:"),),
+        "tests/evenpace/overview/test_overview_view.py -k words_fit",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}

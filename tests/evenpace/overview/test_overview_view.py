@@ -13,6 +13,7 @@ from evenpace.lab.traces import read_usage, response
 from evenpace.overview import phrases
 from evenpace.overview.job_view import JobView
 from evenpace.overview.statistics import others_median, quantile
+from evenpace.overview.stragglers import balanced
 from tests import SHARED_DATA
 from tests.evenpace.overview.played import OVERHEAD, iteration, play
 
@@ -144,6 +145,15 @@ def test_the_text_says_what_the_balancer_did():
     )
     assert figures["worker-1"].won_per_iteration == pytest.approx(180 / 316 - 1, rel=0.05)
     assert figures["worker-1"].balanced_text.startswith("takes 316 instead of 180 samples, 0.4")
+
+
+def test_the_words_fit_the_figures():
+    """A larger batch saves its worker nothing, and who is slower without being a straggler keeps no pace."""
+    assert balanced(306, 300, 0.01) == "takes 306 instead of 300 samples"
+    assert balanced(294, 300, -0.01) == "takes 294 instead of 300 samples"
+    figures = by_name(viewed(noisy([0.010, 0.010, 0.010, 0.012], 100, noise=0.01)).figures())
+    assert figures["worker-0"].verdict_text == "keeps pace with the others"
+    assert figures["worker-3"].verdict_text == "takes 1.2 times as long per sample as the others' median"
 
 
 def test_machines_of_a_real_trace_are_told_apart():

@@ -66,10 +66,12 @@ def test_a_headline_says_what_balancing_would_win():
     one, saved = phrases.Estimate(1.0, 1.0, 1.0), phrases.Estimate(20.0, 22.0, 24.0)
     known, wide = phrases.Estimate(2.0, 2.1, 2.2), phrases.Estimate(1.1, 1.8, 2.3)
     say = phrases.headline
-    assert say(4, one, saved, known) == "split evenly; 22 s saved; balanced would be 2.1× as fast"
+    assert say(4, one, saved, known) == (
+        "split evenly; 22 s saved; balanced would be 2.1× as fast: evenpace job policy JOB proportional"
+    )
     assert (
         say(4, one, phrases.Estimate(0.0, 0.0, 0.0), wide)
-        == "split evenly; balanced would be up to 2.3× as fast"
+        == "split evenly; balanced would be up to 2.3× as fast: evenpace job policy JOB proportional"
     )
     assert say(4, one, saved, phrases.Estimate(1.0, 1.05, 1.1)) == "as fast as even; 22 s saved"
 
