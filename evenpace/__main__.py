@@ -8,7 +8,7 @@ def main() -> None:
     try:
         from evenpace.cli import main as run
     except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
+        sys.stderr.write("Interrupted.\n")
         sys.exit(130)
     run()
 

@@ -223,7 +223,7 @@ def test_the_ordinary_example_learns_as_much(tmp_path):
 
 
 def test_an_interruption_while_commands_are_imported_is_no_error():
-    """Ctrl-C in the first half second ends the command with a word and the status of one that is interrupted."""
+    """Ctrl-C in the first half second ends the command with a word and the status of an interruption."""
     code = (
         "import runpy, sys\n"
         "class Interrupted:\n"
@@ -232,5 +232,5 @@ def test_an_interruption_while_commands_are_imported_is_no_error():
         "sys.meta_path.insert(0, Interrupted())\n"
         "runpy.run_module('evenpace', run_name='__main__')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    ended = python("-c", code, cwd=ROOT)
     assert (ended.returncode, ended.stderr) == (130, "Interrupted.\n")
