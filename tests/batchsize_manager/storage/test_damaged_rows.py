@@ -65,14 +65,16 @@ DAMAGES = st.builds(
 )
 
 
+OPTIONS = PolicyOptions(predictor="ema")  # which has no use for the models of NARX that jobs have here
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """The folder of a manager that was stopped with three jobs, each with models, records and events."""
     folder = tmp_path_factory.mktemp("state")
-    options = PolicyOptions(predictor="ema")
     rng = np.random.default_rng(0)
     learned = pack_models({"narx": {name: {"weights": rng.normal(size=3)} for name in jobs.WORKERS}})
-    with jobs.manager(folder, options=options) as manager:
+    with jobs.manager(folder, options=OPTIONS) as manager:
         for name in JOBS:
             managed = manager.begin(name=name)
             managed.note(managed.job.take_effects())
@@ -90,7 +92,7 @@ def written(tmp_path_factory):
 def started(folder):
     """Start a manager with a state."""
     config = JobConfig(workers=len(jobs.WORKERS))
-    return ManagerService(ManagerConfig("proportional", job=config, state=folder))
+    return ManagerService(ManagerConfig("proportional", OPTIONS, job=config, state=folder))
 
 
 def restored(service):
