@@ -173,7 +173,7 @@ def test_learned_limit_holds_in_all_later_plans(lookahead):
 
 def test_a_job_goes_on_from_where_it_was_saved():
     """Workers with a checkpoint get the iteration after it, and the manager its learned state."""
-    learned = pack_models({"narx": {"w": {"x": np.arange(3.0)}}})
+    learned = pack_models({"lstm": {"w": {"x": np.arange(3.0)}}})
     with serving(manager_service()) as address, member(address) as worker:
         joining(worker, resume=Resume(85), learned=learned)
         part = worker.next()
