@@ -39,7 +39,7 @@ def test_leaving_does_not_wait_for_a_name_to_be_looked_up(monkeypatch):
     """Leaving does not wait for a name lookup, which cannot be interrupted; the thread ends after it."""
     looking, through = threading.Event(), threading.Event()
 
-    def dial(address, seconds, contexts):
+    def dial(address, seconds, contexts, begun):
         looking.set()
         assert any(through.wait(0.1) for _ in range(200))  # ten times as long as the thread is waited for
         raise OSError("no such name")
