@@ -382,7 +382,7 @@ def test_the_policy_is_changed_from_the_page(opened, page, run, wait_until):
     form.get_by_label("Policy").select_option("even")
     form.get_by_role("button").click()
     dialog = tab.get_by_role("dialog")
-    expect(dialog).to_contain_text("From proportional with ema to even.")
+    expect(dialog).to_contain_text("From proportional with auto to even.")
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_have_count(0)
     assert page.get("/api/jobs/digits")["policy"] == "proportional"
