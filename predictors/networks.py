@@ -14,7 +14,14 @@ from predictors.time_series import LAGS, SPEED, samples
 
 def missing() -> str:
     """Return the name of a package that fits need and that is not installed; empty if all are."""
-    return next((name for name in ("keras", "torch") if importlib.util.find_spec(name) is None), "")
+    for name in ("keras", "torch"):
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:  # some finders raise it in place of returning None
+            found = None
+        if found is None:
+            return name
+    return ""
 
 
 @dataclass(frozen=True)
