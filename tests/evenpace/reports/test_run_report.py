@@ -349,7 +349,7 @@ def test_a_manager_that_runs_is_asked(tmp_path):
         result = report("live", "--manager", address, "--out", out, "--json", told)
         assert result.exit_code == 0, result.output
         live = json.loads(told.read_text())
-        assert (live["facts"]["state"], live["facts"]["predictor"]) == ("running", "ema")
+        assert (live["facts"]["state"], live["facts"]["predictor"]) == ("running", "auto")
         assert live["facts"]["sizer"] == "fixed"
         with ManagerClient(address) as client:
             client.set_sizer("live", "similarity", (5, 50))
