@@ -192,9 +192,8 @@ class VariableLink:
         self._noted = []
         for number in itertools.islice(self._turns, min(_VARIABLES, len(self._trained))):
             stride = -(-_size(self._trained[number]) // _ELEMENTS) or 1
-            begin = (
-                self._turn * 7919 % stride
-            )  # spread out, as this has no divisor in common with most strides
+            # Turns are spread out by a number that has no divisor in common with most strides.
+            begin = self._turn * 7919 % stride
             self._noted.append((number, begin, stride, pulled[number].reshape(-1)[begin::stride].copy()))
 
     def _warn_of_changes(self, pulled: Iterable[_Sample]) -> None:

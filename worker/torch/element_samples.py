@@ -22,9 +22,7 @@ class ElementSamples:
         self._tensors = tensors
         self._turns = itertools.cycle(self._numbers)
         self._turn = 0
-        self._noted: list[
-            tuple[int, int, torch.Tensor]
-        ] = []  # a tensor's number, the first element, and bytes
+        self._noted: list[tuple[int, int, torch.Tensor]] = []  # a tensor's number, the turn, and bytes
 
     def note(self) -> None:
         """Note elements of the next tensors."""
