@@ -120,6 +120,7 @@ def test_a_push_under_way_is_not_answered_by_the_job_that_came_back(tmp_path, wa
             fail(torch.optim.SGD, "step")
             with pytest.raises(RewoundError):
                 push_and_pull(second, 1, start=4, count=4)
+            second.open()  # once the job has come back
             half.send(half.rest)
             with pytest.raises(RewoundError, match="since the push began"):
                 answer(half)

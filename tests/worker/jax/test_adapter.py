@@ -399,7 +399,6 @@ def test_jax_and_pytorch_train_one_job(job):
         return nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
 
     def with_torch():
-        net = model()
         loader = TorchDataLoader(dataset, 16, session=session("torch", Bounds(maximum=5)), **plan)
         optimizer = torch_distribute(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), loader)
         torch_has_opened.set()
@@ -407,6 +406,7 @@ def test_jax_and_pytorch_train_one_job(job):
 
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(inputs), torch.from_numpy(targets))
     torch_has_opened = threading.Event()
+    net = model()  # not beside the other thread, whose loader uses PyTorch's generator
     in_threads(with_torch, with_jax)
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

@@ -92,6 +92,12 @@ def services(workers, **changes):
         yield manager, shard, partitions
 
 
+def seeded(inputs, outputs):
+    """Make a linear layer, not beside threads that draw from PyTorch's generator."""
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs)
+
+
 def train(wait_until, digits, make_loader, max_gap, arrive=lambda number, loader: None):
     """Train a linear model with five workers of fixed batch sizes.
 
@@ -107,7 +113,7 @@ def train(wait_until, digits, make_loader, max_gap, arrive=lambda number, loader
         worker has in the end, once none is on its way, where each has a part.
     """
     _, trained, images, labels = digits
-    loaders, models = [None] * 5, [None] * 5
+    loaders, models = [None] * 5, [seeded(64, 10) for _ in range(5)]
     with services(5, max_gap=max_gap) as (manager, shard, partitions):
 
         def work(number):
@@ -115,8 +121,7 @@ def train(wait_until, digits, make_loader, max_gap, arrive=lambda number, loader
             config = SessionConfig(manager, (shard,), worker=f"w{number}", bounds=Bounds(size, size))
             session = Session(config)
             loader = loaders[number] = make_loader(number, session, str(partitions))
-            torch.manual_seed(0)
-            model = models[number] = nn.Linear(64, 10)
+            model = models[number]
             optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9, weight_decay=0.2)
             optimizer = distribute(optimizer, loader)
             while session.assignment.iteration < ITERATIONS:
@@ -199,7 +204,7 @@ def train_with(sizing, batch_size, passes):
     Returns:
         The samples of each pass, by worker and number, and the sizes of its batches.
     """
-    used = [([], {}) for _ in range(passes)]
+    used, models = [([], {}) for _ in range(passes)], [seeded(1, 1) for _ in range(2)]
     config = ManagerConfig("even", job=JobConfig(workers=2, sizing=sizing))
     with (
         serving(ManagerService(config)) as manager,
@@ -212,8 +217,7 @@ def train_with(sizing, batch_size, passes):
             targets = torch.randn(24, generator=torch.Generator().manual_seed(number))
             samples = TensorDataset(torch.arange(24), targets)
             loader = PartitionedLoader(samples, batch_size, session=session, partitions=str(partitions))
-            torch.manual_seed(0)
-            model = nn.Linear(1, 1)
+            model = models[number]
             optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1e-3), loader)
             for drawn, sizes in used:
                 for indices, values in loader:

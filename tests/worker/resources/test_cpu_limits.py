@@ -127,8 +127,13 @@ def duty_cycler():
     The kernel shows no command of a process for a moment after `Popen` has returned.
     """
 
+    def is_cycler(child):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            return duty_cycle.__file__ in child.cmdline()
+        return False
+
     def cyclers():
-        return [child for child in psutil.Process().children() if duty_cycle.__file__ in child.cmdline()]
+        return list(filter(is_cycler, psutil.Process().children()))
 
     wait_until(cyclers)
     (cycler,) = cyclers()

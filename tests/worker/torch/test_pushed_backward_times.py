@@ -34,7 +34,6 @@ FIRST = WorkerRecord._fields.index("backward_time")  # of the four, the last fie
 
 def make_model():
     """Make layers that compute for a time that is given, in float32."""
-    torch.manual_seed(1)
     return nn.Sequential(*(Layer([SECONDS]) for _ in range(LAYERS)))
 
 
@@ -43,9 +42,9 @@ def train(session, change=None, **options):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     micro_batch = options.pop("micro_batch", None)
-    loader = DataLoader(
-        torch.randn(BATCH * ITERATIONS, WIDTH), BATCH, session=session, micro_batch=micro_batch
-    )
+    # By a generator of its own, since the workers are threads.
+    samples = torch.randn(BATCH * ITERATIONS, WIDTH, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(samples, BATCH, session=session, micro_batch=micro_batch)
     distribute(optimizer, loader, model, **options)
     for batch in loader:
         optimizer.zero_grad()
@@ -89,11 +88,14 @@ def test_a_slow_link_is_busy_while_the_backward_pass_computes():
     for part in (part for record in found for part in record.parts.values()):
         assert 0 < part.first_bucket_time < part.backward_time < part.batch_processing_time
         assert part.other_buckets_time > 0
-        hidden = part.other_buckets_time + part.last_bucket_time - part.communication_time
-        assert -LATE < hidden < part.backward_time - part.first_bucket_time + LATE
-    for part in (record.parts["slow"] for record in found):
-        hidden = part.other_buckets_time + part.last_bucket_time - part.communication_time
-        assert hidden > 0.8 * (part.backward_time - part.first_bucket_time), "it always has some to send"
+    for name in NAMES:
+        parts = [record.parts[name] for record in found]
+        room = np.median([part.backward_time - part.first_bucket_time for part in parts])
+        hidden = np.median(
+            [part.other_buckets_time + part.last_bucket_time - part.communication_time for part in parts]
+        )
+        assert -LATE < hidden < room + LATE
+        assert name == "fast" or hidden > 0.8 * room, "it always has some to send"
     for field in ("other_buckets_time", "last_bucket_time"):
         assert median(found, "slow", field) > 4 * median(found, "fast", field)
     # The last bucket is one layer's of all, and its parameters are what is left to be pulled after that.
