@@ -347,6 +347,11 @@ PLANTED = (
         (Change("evenpace/overview/stragglers.py", "if ratio >= _FASTER:", "if False:"),),
         "tests/evenpace/overview/test_overview_view.py -k words_fit",
     ),
+    Planted(
+        "A report's table of workers is cut",
+        (Change("evenpace/reports/run.html.j2", 'class="scroll out"', 'class="scroll"'),),
+        "tests/evenpace/reports/test_report_browser.py -k runs_page",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}

@@ -27,7 +27,11 @@ def worker_names(count: int) -> list[str]:
 
 
 def records(
-    workers: int, iterations: int, late: int = 0, total_of: Callable[[int], int] | None = None
+    workers: int,
+    iterations: int,
+    late: int = 0,
+    total_of: Callable[[int], int] | None = None,
+    **shares: float,
 ) -> list[IterationRecord]:
     """Iterations of workers of unequal speed, that an average over the past has split.
 
@@ -36,6 +40,7 @@ def records(
         iterations: Likewise.
         late: The last worker comes with this iteration.
         total_of: Function from an iteration to its batch's samples; None: `EVEN` for each worker.
+        **shares: Further times of a worker's record, as shares of its batch processing time.
     """
     random = np.random.default_rng(1)
     names = worker_names(workers)
@@ -58,6 +63,7 @@ def records(
                 0.5,
                 float(known[i]) if number else math.nan,
                 communication_time=0.1 * float(times[k]),
+                **{field: share * float(times[k]) for field, share in shares.items()},
             )
             for k, i in enumerate(there)
         }

@@ -12,6 +12,12 @@ from tests.evenpace.reports.compared_runs import make_two, write_two
 from tests.evenpace.reports.stored_runs import records, write_run
 
 SCREENSHOTS = Path("runs/screenshots")
+OVERLAPPED = {
+    "backward_time": 0.6,
+    "first_bucket_time": 0.1,
+    "other_buckets_time": 0.4,
+    "last_bucket_time": 0.1,
+}
 PATIENCE = 120_000  # ms; a browser needs much of a machine that may have other things to do
 
 
@@ -48,6 +54,10 @@ def look_at(browser, page_file, name):
         assert found.violations_count == 0, found.generate_report()
         assert page.evaluate("[...document.querySelectorAll('figure svg')].every(s => s.clientHeight > 50)")
         page.screenshot(path=SCREENSHOTS / f"{name}-{scheme}.png", full_page=True)
+        page.set_viewport_size({"width": 1280, "height": 800})
+        assert page.evaluate(
+            "[...document.querySelectorAll('.scroll')].every(s => s.scrollWidth <= s.clientWidth)"
+        )
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         assert said == []
@@ -62,7 +72,7 @@ def test_a_runs_page_is_fit_for_everybody(browser, tmp_path, workers, iterations
     from click.testing import CliRunner
 
     said = ("worker-1 joined, for iteration 20 on",)
-    write_run(tmp_path, records(workers, iterations, late=20), said=said)
+    write_run(tmp_path, records(workers, iterations, late=20, **OVERLAPPED), said=said)
     arguments = ["report", "digits", "--state", str(tmp_path), "--out", str(tmp_path / "page.html")]
     assert CliRunner().invoke(cli, arguments, catch_exceptions=False).exit_code == 0
     look_at(browser, tmp_path / "page.html", f"run-report-{workers}")
