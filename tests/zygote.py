@@ -61,9 +61,11 @@ IMPORTED = (
 )
 
 _ordinary = subprocess.Popen
-_STARTERS = {"lab", "demo"}  # commands that start processes of ours in turn
+_STARTERS = {"lab", "demo", "run", "profile"}  # commands that start processes of ours in turn
 _PR_SET_CHILD_SUBREAPER = 36
-_MOST = 2**17  # bytes of a request
+MOST = 2**17  # bytes of a request
+_ROOM = 2048 * " "  # for the command lines of what is forked
+NAME = "tests.zygote"  # is in a zygote's command line, and in no other
 
 
 @contextlib.contextmanager
@@ -72,7 +74,7 @@ def installed() -> Iterator[None]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         popen = subprocess.Popen(
-            [sys.executable, "-c", f"from tests.zygote import _main; _main({theirs.fileno()})"],
+            [sys.executable, "-c", f"from tests.zygote import _main; _main({theirs.fileno()})", _ROOM],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             cwd=ROOT,
@@ -120,14 +122,14 @@ class _Zygote:
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
         self._lock = threading.Lock()
-        self.settings = _settings(os.environ)
+        self.settings = settings(os.environ)
         self.mounts = os.readlink(_mounts())
 
     def fork(self, request: Mapping[str, object], streams: Sequence[int]) -> int:
         """Return the process id of a new process.
 
         Args:
-            request: What it becomes; see `_become`.
+            request: What it becomes; see `become`.
             streams: Its standard input, output and error.
 
         Raises:
@@ -161,7 +163,7 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
         given = dict(zip(_PARAMETERS, rest, strict=True))
         environment = dict(os.environ if given["env"] is None else given["env"])
         command = _command(args) if _is_plain(given) else None
-        if command is None or _settings(environment) != self.zygote.settings:
+        if command is None or settings(environment) != self.zygote.settings:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         network, arguments = command
@@ -197,12 +199,17 @@ def _is_plain(given: Mapping[str, Any]) -> bool:
     return not any(given[name] for name in unusual) and (given["cwd"] is None or os.path.isdir(given["cwd"]))
 
 
+def is_forked() -> bool:
+    """Return whether this process is one that a zygote has forked."""
+    return _End.status is not None
+
+
 def _mounts() -> str:
     """The file of this thread's mount namespace, for any process."""
     return f"/proc/{threading.get_native_id()}/ns/mnt"
 
 
-def _settings(environment: Mapping[str, str]) -> dict[str, str]:
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of an environment that must be the zygote's."""
     return {
         name: value
@@ -249,13 +256,13 @@ def _run(requests: socket.socket) -> None:
     with requests:
         request = _serve(requests)
     if request is not None:
-        _become(request)
+        become(request)
 
 
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
     """Return, in a new process, the request for it; in the zygote itself, None in the end."""
     while True:
-        text, streams, _, _ = socket.recv_fds(requests, _MOST, 3)
+        text, streams, _, _ = socket.recv_fds(requests, MOST, 3)
         if not text:
             return None
         reading, writing = os.pipe()
@@ -281,43 +288,59 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
         os.close(reading)
 
 
-def _become(request: Mapping[str, Any]) -> None:
-    """Turn a new process into `python -m MODULE ARGUMENTS`.
+def become(request: Mapping[str, Any]) -> None:
+    """Turn a new process into `python -m MODULE ARGUMENTS`, or `python SCRIPT ARGUMENTS`.
 
     Args:
-        request: `namespaces`, the files of those that it enters; `arguments`, the module first; `cwd`;
-            `environment`; `session`, whether it gets one of its own; `files`, its limits of open files;
-            `cpus` that it may use; `parent`, the id of the process that asked.
+        request: `namespaces`, the files of those that it enters; `arguments`, the module or the script's
+            path first; `cwd`; `environment`; `session`, whether it gets one of its own; `files`, its limits
+            of open files; `cpus` that it may use; `parent`, the id of the process that asked. What is left
+            out stays as it is here.
     """
     if os.getppid() != request["parent"]:  # it has ended meanwhile
         os._exit(1)
     module, *arguments = request["arguments"]
-    for path in request["namespaces"]:
+    is_script = module.endswith(".py")
+    for path in request.get("namespaces", ()):
         with open(path) as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
                 raise OSError(ctypes.get_errno(), "setns", path)
-    if request["session"]:
+    if request.get("session"):
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    resource.setrlimit(resource.RLIMIT_NOFILE, tuple(request["files"]))
-    os.sched_setaffinity(0, request["cpus"])
+    if "files" in request:
+        resource.setrlimit(resource.RLIMIT_NOFILE, tuple(request["files"]))
+        os.sched_setaffinity(0, request["cpus"])
     os.chdir(request["cwd"])
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()
     os.environ.update(request["environment"])
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:] = [request["cwd"], *path, *(entry for entry in sys.path[1:] if entry not in own)]
+    first = os.path.dirname(os.path.abspath(module)) if is_script else request["cwd"]
+    sys.path[:] = [first, *path, *(entry for entry in sys.path[1:] if entry not in own)]
     sys.argv = [module, *arguments]
-    sys.orig_argv = [sys.executable, "-m", *request["arguments"]]
+    sys.orig_argv = [sys.executable, *([] if is_script else ["-m"]), *request["arguments"]]
+    show(sys.orig_argv)
     np.random.seed()
     tempfile.tempdir = None  # it was chosen by the variables of the zygote
-    if "." in module:  # it may have been imported, unlike a package's __main__
+    if "." in module and not is_script:  # it may have been imported, unlike a package's __main__
         sys.modules.pop(module, None)
     _open_streams()
     with _End(), contextlib.ExitStack() as ending:
         if arguments and arguments[0] in _STARTERS:
             ending.enter_context(_forking(_fork_zygote()))
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if is_script:
+            runpy.run_path(module, run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def show(words: Sequence[str]) -> None:
+    """Write a command line where the kernel shows this process's."""
+    fields = open("/proc/self/stat").read().rpartition(")")[2].split()  # noqa: SIM115 - closed with the line
+    begin, end = int(fields[45]), int(fields[46])
+    text = "\0".join(words).encode()[: end - begin - 1]
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
 class _End:
@@ -349,6 +372,7 @@ def _fork_zygote() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         ours.close()
+        show([sys.executable, NAME])
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with open(os.devnull, "r+b", buffering=0) as nothing:
             for number in range(3):

@@ -14,7 +14,6 @@ from pathlib import Path
 
 _ROOT = os.geteuid() == 0
 _UNSHARE = ["unshare", "--net", *([] if _ROOT else ["--map-current-user", "--keep-caps"])]
-_ENTER = ["nsenter", "--net", *([] if _ROOT else ["--user", "--preserve-credentials"])]
 _KEEP = "ip link set lo up && echo up && exec cat"  # cat ends when nobody is left who could write to it
 
 
@@ -29,16 +28,23 @@ def own_network() -> Iterator[list[str]]:
         keeper = _namespace()
         if keeper is not None:
             stack.enter_context(keeper)  # closes its pipes, and waits for its end
-            yield [*_ENTER, f"--target={keeper.pid}", "--"]
+            yield _enter(keeper.pid)
         else:
             lock = Path(tempfile.gettempdir()) / f"evenpace-network-{os.geteuid()}.lock"
             fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
             yield []
 
 
+def _enter(keeper: int) -> list[str]:
+    """Return the command to put before another, for a namespace's keeper; the tests' zygote knows root's."""
+    if _ROOT:
+        return ["nsenter", f"--net=/proc/{keeper}/ns/net", "--"]
+    return ["nsenter", "--net", "--user", "--preserve-credentials", f"--target={keeper}", "--"]
+
+
 def _namespace() -> "subprocess.Popen[str] | None":
     """A process that keeps a namespace until its input ends; none where it could not make one."""
-    if not all(map(shutil.which, (_UNSHARE[0], _ENTER[0], "ip"))):
+    if not all(map(shutil.which, (_UNSHARE[0], "nsenter", "ip"))):
         return None
     keeper = subprocess.Popen(
         [*_UNSHARE, "sh", "-c", _KEEP],

@@ -8,11 +8,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
+from tests import zygote
 
 # Run after each block: who trains in the background must end well, while services go on.
 _WORKERS_END = r"""
@@ -51,7 +54,7 @@ class Terminal:
         self.log = self._files / "output"
         with self.log.open("wb") as output:
             self._bash = subprocess.Popen(
-                [*through, "bash", "--norc"],
+                [*through, sys.executable, "-m", "tests.scripts.terminal_shell"],
                 cwd=folder,
                 env=dict(environment),
                 stdin=subprocess.PIPE,
@@ -143,14 +146,22 @@ class Terminal:
         return names
 
     def _processes(self) -> list[psutil.Process]:
-        """Everything that runs in this terminal's session, but the bash itself."""
+        """Everything that runs in this terminal's session, but the bash itself, and who forks others.
+
+        Who stands for what was forked is none of them either: it ends as that does.
+        """
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 ours = os.getsid(process.pid) == self._bash.pid and process.pid != self._bash.pid
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                if ours and process.status() != psutil.STATUS_ZOMBIE and not self._is_helper(process):
                     found.append(process)
         return found
+
+    @staticmethod
+    def _is_helper(process: psutil.Process) -> bool:
+        words = " ".join(process.cmdline())
+        return zygote.NAME in words or "tests/scripts/forked_command.py" in words
 
     def _type(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended; who waits for an outcome is told

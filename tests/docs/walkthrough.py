@@ -207,9 +207,11 @@ def _furnish(folder: Path) -> None:
     (folder / "train.py").write_text(example.replace("epochs(15)", "epochs(3)"))
     binaries = folder / ".bin"
     binaries.mkdir()
-    command = binaries / "evenpace"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m evenpace "$@"\n')
-    command.chmod(0o755)
+    forked = f'exec "{sys.executable}" -I -S "{ROOT}/tests/scripts/forked_command.py"'
+    for name, arguments in {"evenpace": '-m evenpace "$@"', "python": '"$@"'}.items():
+        command = binaries / name
+        command.write_text(f"#!/bin/sh\n{forked} {arguments}\n")
+        command.chmod(0o755)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from tests import EXAMPLES
+from tests import EXAMPLES, zygote
 from tests.scripts import train_least_squares
 from tests.services import has_ended
 
@@ -46,8 +46,9 @@ class Run:
         return self.read_until(r"^run \| .*; the manager is at (\S+:\d+)\.")[1]
 
     def parts(self):
-        """Return the processes that it has started so far."""
-        return psutil.Process(self.popen.pid).children(recursive=True)
+        """Return the processes that it has started so far, without what has forked them."""
+        children = psutil.Process(self.popen.pid).children(recursive=True)
+        return [child for child in children if zygote.NAME not in child.cmdline()]
 
     def end(self):
         """Read to the end, and return the exit status."""
