@@ -24,11 +24,11 @@ from tests.services import MemberWorker, ShardWorker, manager_service, serving, 
 
 # How long an example takes to draw and to try is the machine's affair, and no finding. The same examples are
 # drawn each time, lest a change fail by what another one has brought; `make fuzz` draws others.
+settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
+settings.register_profile("evenpace", settings.get_profile("ci"), max_examples=30)
 settings.register_profile(
-    "evenpace", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile(
-    "search", settings.get_profile("evenpace"), derandomize=False, print_blob=True, max_examples=10_000
+    "search", settings.get_profile("ci"), derandomize=False, print_blob=True, max_examples=10_000
 )
 settings.load_profile("evenpace")
 # Hypothesis takes some numbers from the source of our modules, as far as they happen to be imported, which

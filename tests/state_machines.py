@@ -4,8 +4,10 @@ from hypothesis import settings
 
 
 def driven(examples, steps):
-    """Settings for so many examples, or more where the profile wants that, of at most so many steps."""
-    return settings(max_examples=max(examples, settings.default.max_examples), stateful_step_count=steps)
+    """Settings for so many examples, of at most so many steps; fewer or more where the profile wants that."""
+    usual = settings.default.max_examples
+    most = max(examples, usual) if usual >= 100 else examples * usual // 100
+    return settings(max_examples=most, stateful_step_count=steps)
 
 
 def replay(machine, *steps):

@@ -11,6 +11,7 @@ from tests.docs.terminal import Terminal
 from tests.docs.walkthrough import Page, not_printed
 
 RUNNABLE = [path for path in DOCUMENTS if any(block.runs for block in blocks(path))]
+FIRST = ("README", "CONTRIBUTING", "architecture", "troubleshooting")  # those that `make test` follows, too
 PRINTED = """\
 listening on 127.0.0.1:4300
 2026-01-01 INFO job default: w1 joined, for iteration 10 on
@@ -21,7 +22,11 @@ epoch 1: 199 samples, loss 0.7
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem in FIRST else pytest.mark.ci) for path in RUNNABLE],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_the_document_can_be_followed(path, tmp_path):
     """All blocks of a document run, in order, as they stand there."""
     with own_network() as through:

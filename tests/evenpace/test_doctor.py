@@ -602,6 +602,7 @@ def clock_offset(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_manager_whose_clock_is_ahead(wait_until, clock_offset):
     """The manager's clock is compared with this machine's by a job's first event."""
     offset, environment = clock_offset
@@ -648,6 +649,7 @@ def test_a_port_that_evenpace_has():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_few_open_files():
     """A low limit of open files is a problem, also in the exit status; a middling one is a warning."""
     for limit, level, status in ((200, "problem", {1}), (4000, "warning", {0, 1})):
@@ -659,6 +661,7 @@ def test_few_open_files():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_network_without_loopback():
     """A network namespace whose loopback is down is a problem."""
     prefix = ("unshare", "--net")

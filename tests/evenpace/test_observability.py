@@ -234,6 +234,7 @@ def prometheus(tmp_path_factory, wait_until):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_real_prometheus_answers_every_query_of_the_dashboard(prometheus, wait_until):
     """All parts are scraped, and each panel has data while a job trains, but for those of faults."""
     wait_until(lambda: len(prometheus.query("up == 1") or ()) == 4, "four targets that are up")
@@ -251,6 +252,7 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard(prometheus, wait
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_no_alert_fires_while_all_is_well(prometheus, wait_until):
     """Prometheus evaluates every rule without an error, and none fires in a run without faults."""
 

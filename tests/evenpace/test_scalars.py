@@ -351,6 +351,7 @@ def fetched(url):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
     """Two workers write event files; their values are the manager's, and TensorBoard serves them."""
     runs = tmp_path / "runs"

@@ -162,6 +162,7 @@ def slack(one, other):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("behaviour", ["away", "silent"])
 def test_a_collector_that_is_away_stops_nobody(tmp_path, wait_until, behaviour):
     """Workers train to their end with a collector that refuses connections, or is silent."""

@@ -161,6 +161,7 @@ def test_two_files_with_one_shard_are_refused(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("lookahead", [0, 2])
 @pytest.mark.parametrize("point", ["10:push:0", "10:report:0"])
 @pytest.mark.parametrize("noticed", ["by absence", "by contest", "by an operator"])

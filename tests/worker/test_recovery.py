@@ -184,6 +184,7 @@ OVERLAPPING = [
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize(("freeze", "thawed"), OVERLAPPING)
 def test_one_that_comes_back_goes_on_without_those_that_stay_frozen(

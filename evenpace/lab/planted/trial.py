@@ -128,7 +128,8 @@ def _run_tests(arguments: str, checkout: Path, timeout: float, stopping: threadi
     path = os.pathsep.join(filter(None, (str(checkout.resolve()), os.environ.get("PYTHONPATH"))))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci"),
+        *("-m", "not containers and not release"),
         *(f"--junitxml={report}", f"--basetemp={checkout.with_name('tests')}", *shlex.split(arguments)),
     ]
     with (

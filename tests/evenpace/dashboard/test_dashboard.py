@@ -323,6 +323,7 @@ def test_others_reach_the_page_by_tls_or_not_at_all(command):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_thousand_workers(tmp_path, wait_until):
     """Events of a job of a thousand workers stay small, and the table comes in parts."""
     config = LoadConfig(jobs=1, workers=1000, seconds=1, compute=1.0)
@@ -355,6 +356,7 @@ def test_a_thousand_workers(tmp_path, wait_until):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_demo_has_a_page(tmp_path, wait_until):
     """The demo first prints its page's address; an open page sees both runs there."""
     command = [sys.executable, "-m", lingering_demo.__name__, "demo", "--out", str(tmp_path / "demo")]

@@ -22,6 +22,7 @@ _CHROMIUM = shutil.which("chromium")
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.ci,
     pytest.mark.skipif(_CHROMIUM is None, reason="needs chromium"),
 ]
 

@@ -89,6 +89,7 @@ def test_the_demo_shows_what_balancing_gains(finished):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_demos_figures_are_its_records(finished):
     """Summary and report have what was recorded; both runs end with the same parameters, and have learned."""
     printed, summary, report, folder = finished
@@ -124,6 +125,7 @@ def test_the_demos_figures_are_its_records(finished):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_demo_shows_that_the_mapping_does_not_matter(tmp_path):
     """With batch normalisation and dropout, 1 worker and 4 uneven ones end alike in micro-batches alone."""
     options = ["--mapping", "--out", str(tmp_path / "run"), "--json", str(tmp_path / "figures.json")]
@@ -148,6 +150,7 @@ def test_options_without_a_part_in_the_mapping_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path, wait_until, number):
     """Ctrl-C, and SIGTERM, stop every process that the demo started, and those that limit its workers."""

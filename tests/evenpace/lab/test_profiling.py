@@ -134,6 +134,7 @@ def test_memory_that_is_short_ends_a_profile_before_batches_in_pieces(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_micro_batches_and_all_reduce(tmp_path):
     """Sizes are multiples of a job's micro-batches; a script of torch.distributed is a group of one."""
     arguments = ["--epochs", "1000", "--out", str(tmp_path / "out.npy")]

@@ -106,6 +106,7 @@ def svmlight(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_logistic_regression_finds_scikit_learns_optimum(tmp_path, cluster, wait_until, svmlight):
     """Two workers with parts of 292 and 8 samples descend to what scikit-learn's solver finds."""
     paths, dense, labels = svmlight
@@ -123,6 +124,7 @@ def test_logistic_regression_finds_scikit_learns_optimum(tmp_path, cluster, wait
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_an_svm_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wait_until, svmlight):
     """Small batches, the last of an epoch smaller still, give one process's parameters."""
     paths, _, _ = svmlight
@@ -136,6 +138,7 @@ def test_an_svm_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wa
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_cifarnet_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wait_until):
     """Parts of 12 and 4 images, or 4 and 4, give one process's parameters, to rounding."""
     arguments = ["--samples", "56", "--test-samples", "50", "--batch-size", "16", "--iterations", "8"]
@@ -156,6 +159,7 @@ RESNET32 += ["--lr", "0.005", "--evaluate-every", "4"]
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_resnet32_trains_with_batch_norm_on_cifar10(tmp_path, cluster, wait_until):
     """The loss on real images goes down, and only batch norm's running means differ between workers."""
     if not CIFAR10.is_dir():
@@ -172,6 +176,7 @@ def test_resnet32_trains_with_batch_norm_on_cifar10(tmp_path, cluster, wait_unti
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_resnet32_trains_with_group_norm(tmp_path, cluster, wait_until):
     """The loss on generated images goes down, and both workers end with one model."""
     job = Job(cluster, wait_until, tmp_path, "resnet32", "--norm", "group", *RESNET32)
@@ -180,6 +185,7 @@ def test_resnet32_trains_with_group_norm(tmp_path, cluster, wait_until):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_transformer_learns_a_text(tmp_path, cluster, wait_until):
     """Perplexity falls from that of guessing among 256 bytes; both workers end with one model."""
     arguments = ["--samples", "200", "--test-samples", "10", "--batch-size", "40", "--epochs", "2"]

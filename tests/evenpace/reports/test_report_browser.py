@@ -11,6 +11,8 @@ from tests.evenpace.lab.simulations.simulated import write_page
 from tests.evenpace.reports.compared_runs import make_two, write_two
 from tests.evenpace.reports.stored_runs import records, write_run
 
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
+
 SCREENSHOTS = Path("runs/screenshots")
 OVERLAPPED = {
     "backward_time": 0.6,
@@ -65,7 +67,6 @@ def look_at(browser, page_file, name):
         page.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "iterations"), [(4, 300), (200, 40)])
 def test_a_runs_page_is_fit_for_everybody(browser, tmp_path, workers, iterations):
     """A run's page is accessible with few workers and many, light and dark, wide and narrow."""
@@ -78,14 +79,12 @@ def test_a_runs_page_is_fit_for_everybody(browser, tmp_path, workers, iterations
     look_at(browser, tmp_path / "page.html", f"run-report-{workers}")
 
 
-@pytest.mark.slow
 def test_the_page_of_two_runs_is_fit_for_everybody(browser, tmp_path):
     """The demo's page is accessible, light and dark, wide and narrow."""
     write_two_runs_page(make_two(write_two(tmp_path)), tmp_path / "two.html")
     look_at(browser, tmp_path / "two.html", "two-runs-report")
 
 
-@pytest.mark.slow
 def test_the_page_of_simulations_is_fit_for_everybody(browser, tmp_path):
     """The page of two workloads under three policies is accessible, light and dark, wide and narrow."""
     path = tmp_path / "simulations.html"

@@ -289,6 +289,7 @@ def test_ranks_with_shards_end_when_one_is_gone(tmp_path, wait_until, fault):
             assert line.endswith("start the job again, and it goes on from the script's checkpoint")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("way", ["ddp", "connect"])
 def test_the_examples_train_under_torchrun(way):
     """The ordinary script, and the balanced one by `evenpace.connect`, learn digits.

@@ -26,7 +26,7 @@ KINDS = ("kill", "freeze", "drain", "join")
 MOST, LEAST = 5, 3  # workers; of those that train, lest nobody is left that has the state
 FORMING_SECONDS = 0.04  # less than these workers take from the manager's decision to their next iteration
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
 
 class Faults:

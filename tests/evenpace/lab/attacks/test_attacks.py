@@ -25,6 +25,7 @@ def target(address):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_attack_on_live_services_does_no_harm(tmp_path):
     """All kinds of inputs are tried, and the honest job ends with the parameters of an undisturbed run."""
     path = tmp_path / "attack.json"

@@ -15,6 +15,7 @@ def run(*options):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_changes_and_turns_are_measured(tmp_path):
     """A change costs what its parts take at least, and a drain sends no state.
 

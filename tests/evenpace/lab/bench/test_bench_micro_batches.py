@@ -12,6 +12,7 @@ from idl.errors import InvalidRequestError
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_both_take_turns_on_the_same_micro_batches(tmp_path, monkeypatch):
     """Times are shares of plain accumulation's; memory does not grow with the number of micro-batches."""
     monkeypatch.setattr(micro_batches, "_CASES", (("digits", ("--batch-norm",), (4,)),))

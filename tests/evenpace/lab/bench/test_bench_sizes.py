@@ -10,6 +10,7 @@ from evenpace.lab.bench.config import SizesConfig
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_changes_start_no_attempt_and_discard_no_plan(tmp_path):
     """All changes come where they are due, and no more plans are made than iterations, but those ahead."""
     path = tmp_path / "sizes.json"

@@ -44,6 +44,7 @@ def run(folder, *options, blocked=(), prepared=False):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_all_parts_run(tmp_path):
     """Each is done, or says that it needs a GPU; the step times are a table, too."""
     code, results, done = run(tmp_path, "--device", "cpu", "--csv", str(tmp_path / "out.csv"), prepared=True)

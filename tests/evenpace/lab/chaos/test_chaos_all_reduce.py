@@ -18,7 +18,7 @@ from evenpace.lab.chaos.verdict import judge
 JOB, WORKERS = "job-0", ("w0", "w1")
 SETTINGS = ChaosConfig(0.05, 3, ("kill", "join"), len(WORKERS), exchange="all-reduce", gap=2.0)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
 
 @pytest.fixture(scope="module")

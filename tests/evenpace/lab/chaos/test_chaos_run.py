@@ -29,6 +29,7 @@ def start(tmp_path, *options):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_nothing_is_lost_under_faults(tmp_path):
     """A short run: each kind of fault fires, nothing is violated, and nothing is left behind."""
     path = tmp_path / "chaos.json"
@@ -48,6 +49,7 @@ def test_nothing_is_lost_under_faults(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_two_jobs_come_to_the_bits_of_a_run_without_faults(tmp_path):
     """The manager is killed, and connections to shards are cut; each job has a verdict of its own."""
     path = tmp_path / "chaos.json"
@@ -62,6 +64,7 @@ def test_two_jobs_come_to_the_bits_of_a_run_without_faults(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_exact_sums_come_to_the_same_bits_whatever_is_killed(tmp_path):
     """Workers and shards are killed, too, and splits follow the speeds."""
     path = tmp_path / "chaos.json"
@@ -76,6 +79,7 @@ def test_exact_sums_come_to_the_same_bits_whatever_is_killed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_nothing_is_lost_while_the_size_changes(tmp_path):
     """The batch has another size with every short epoch, and the manager is killed, too."""
     path = tmp_path / "chaos.json"
@@ -91,6 +95,7 @@ def test_nothing_is_lost_while_the_size_changes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("options", [(), ("--exact",)])
 def test_nothing_is_lost_with_all_reduce(tmp_path, options):
     """A worker that joins, one that is drained, and kills, the manager's among them, cost no sample."""
@@ -112,6 +117,7 @@ def test_nothing_is_lost_with_all_reduce(tmp_path, options):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_an_interrupted_run_leaves_nothing(tmp_path, wait_until):
     """Ctrl-C ends the processes, and removes the files."""
     with start(tmp_path, "--minutes", "5") as process:

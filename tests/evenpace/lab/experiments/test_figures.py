@@ -69,6 +69,7 @@ def runs(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
     tmp_path, samples, monkeypatch, seen, wait_for_the_first_snapshot, runs
 ):
@@ -117,6 +118,7 @@ def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_figure_8_cuts_one_workers_bandwidth(tmp_path, samples, monkeypatch, seen, needs_network, runs):
     """The worker's iterations take far longer right after, its batches shrink, and no namespace stays."""
     keep_pace.hold_workers(monkeypatch, scheme_run, seen, worker_0=0.0005, worker_1=0.0005)

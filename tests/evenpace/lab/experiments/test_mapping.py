@@ -52,6 +52,7 @@ TRANSFORMER = {"iterations": 20, "batch_size": 48, "samples": 200, "lr": 0.01}
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "options", "mapping"),
     [
@@ -81,6 +82,7 @@ def test_any_mapping_ends_with_the_parameters_of_one_process(trained, tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("name", "options", "mapping"),
     [("transformer", TRANSFORMER, "churn"), ("resnet32", RESNET32 | {"lr": 0.05}, "4-uneven")],
@@ -94,6 +96,7 @@ def test_exact_sums_end_with_the_same_bits(tmp_path, images, name, options, mapp
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_without_micro_batches_the_mapping_shows(tmp_path):
     """The command prints and saves what each mapping ends with, beside VirtualFlow's tables."""
     command = ["lab", "experiment", "mapping", "--workloads", "transformer"]
@@ -115,6 +118,7 @@ def test_without_micro_batches_the_mapping_shows(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path, monkeypatch):
     """What was trained with the same options is not trained again, unless that is asked for."""
     run, begun = MappedTraining.run, []
@@ -159,6 +163,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_an_event_that_did_not_come_about_is_an_error(tmp_path):
     """A training that ends before all events shows nothing of them."""
     config = MappingConfig(out=tmp_path, iterations=1, batch_size=24, samples=60, test_samples=60)

@@ -121,6 +121,7 @@ def test_an_unknown_experiment_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_what_was_run_is_not_run_again(tmp_path):
     """The second run draws from the first one's figures; with other options, or when asked, it runs anew."""
     arguments = ("--only", "fig11", "--set", f"fig11:{SIZES}")
@@ -140,6 +141,7 @@ def test_what_was_run_is_not_run_again(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_stopping_it_leaves_a_page_and_no_process(tmp_path, wait_until):
     """SIGINT in the middle of an experiment: what was complete is drawn, and all processes have ended."""
     arguments = ("--only", "fig11,fig6", "--set", f"fig11:{SIZES}", "--set", "fig6:--shares 0.4,0.2")
