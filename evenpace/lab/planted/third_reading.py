@@ -352,6 +352,15 @@ PLANTED = (
         (Change("evenpace/reports/run.html.j2", 'class="scroll out"', 'class="scroll"'),),
         "tests/evenpace/reports/test_report_browser.py -k runs_page",
     ),
+    Planted(
+        "A worker that was frozen or cut off while the others",
+        (
+            Change("batchsize_manager/service.py", "FINISHED if is_well else None", "None"),
+            Change("batchsize_manager/job/job.py", "heard_at < self._left_well_at", "heard_at < -inf"),
+        ),
+        "tests/worker/test_recovery.py tests/batchsize_manager/job/test_effects.py "
+        "-k 'was_away or stay_frozen and effects'",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
