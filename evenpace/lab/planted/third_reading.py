@@ -361,6 +361,17 @@ PLANTED = (
         "tests/worker/test_recovery.py tests/batchsize_manager/job/test_effects.py "
         "-k 'was_away or stay_frozen and effects'",
     ),
+    Planted(
+        "`optimizer.state_dict()` within an epoch ends a worker",
+        (
+            Change(
+                "worker/exchanges/parameter_server.py",
+                "if version >= 0 and not assignment.count:",
+                "if False and not assignment.count:",
+            ),
+        ),
+        "tests/worker/data/test_epochs.py -k optimisers_state",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
