@@ -372,6 +372,17 @@ PLANTED = (
         ),
         "tests/worker/data/test_epochs.py -k optimisers_state",
     ),
+    Planted(
+        "In a job by all-reduce, the record of a step",
+        (
+            Change(
+                "batchsize_manager/job/iterations.py",
+                "if not self.reported_by_one or sum(",
+                "if True or sum(",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_rendezvous.py -k recorded",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
