@@ -383,6 +383,11 @@ PLANTED = (
         ),
         "tests/batchsize_manager/job/test_rendezvous.py -k recorded",
     ),
+    Planted(
+        "A script that calls `evenpace.connect` and is drained",
+        (Change("evenpace/context.py", "    _end_well_once_released()\n    return", "    return"),),
+        "tests/evenpace/test_endings.py -k by_itself",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
