@@ -28,6 +28,7 @@ from batchsize_manager.storage.past import join_records, read_past
 from batchsize_manager.storage.state_format import StateError
 from batchsize_manager.storage.state_writer import StateWriter
 from idl import check
+from idl.endings import FINISHED
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
 from idl.translation import read_bounds, read_exchange, read_place, read_report, read_resume, read_spec
 from idl.version import __version__
@@ -210,7 +211,7 @@ class ManagerService:
             )
         managed = self._jobs.get(job_name)
         if request.run is not None and (managed is None or managed.run != request.run):
-            raise self._no_job(job_name)
+            raise self._no_job(job_name, request.run)
         if managed is None:
             if len(self._jobs) >= self._config.jobs:
                 raise UnavailableError(f"{len(self._jobs)} jobs are running; no more are allowed")
@@ -425,11 +426,14 @@ class ManagerService:
             raise self._no_job(name)
         return managed, worker, incarnation
 
-    def _no_job(self, name: str) -> NotMemberError:
+    def _no_job(self, name: str, run: str | None = None) -> NotMemberError:
+        """Return the error of a call about a job that does not run, by a member of `run` if that is given."""
         ended = self._ended.get(name)
         failure = ended.ending if ended is not None and ended.job.attempts.failure else ""
+        is_well = ended is not None and ended.run == run and ended.ending == FINISHED
         return NotMemberError(
-            f"there is no job {name!r}: {self._given_up.get(name) or failure or 'join first'}"
+            f"there is no job {name!r}: {self._given_up.get(name) or failure or 'join first'}",
+            FINISHED if is_well else None,
         )
 
     def _attach(self, managed: ManagedJob, worker: str, incarnation: str, peer: Connection) -> None:

@@ -2,12 +2,14 @@
 
 import atexit
 import contextlib
+import logging
 import sys
 from collections.abc import Sequence
+from types import TracebackType
 
 from evenpace.observing import Observing
 from idl.bounds import Bounds
-from idl.errors import InvalidRequestError
+from idl.errors import InvalidRequestError, ReleasedError
 from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.places import parse_where
@@ -16,6 +18,8 @@ from worker.own_session import own_session as session
 from worker.session import Session, SessionConfig, default_worker_name
 
 __all__ = ["connect", "session"]
+
+log = logging.getLogger(__name__)
 
 
 def connect(
@@ -40,6 +44,8 @@ def connect(
     insecure: bool = False,
 ) -> Session:
     """Make this process's session, in a script that is not started by `evenpace worker`.
+
+    Where this worker is released before its first batch, the script ends there, with status 0.
 
     Args:
         manager: HOST:PORT of the BatchSizeManager; HOST:PORT,HOST:PORT for places that are tried in turn, or
@@ -92,7 +98,9 @@ def connect(
         push_dtype=push_dtype,
     )
     address = Address.parse(metrics) if metrics else None
-    return open_session(config, Observing(address, traces=traces, trace_every=trace_every), insecure=insecure)
+    made = open_session(config, Observing(address, traces=traces, trace_every=trace_every), insecure=insecure)
+    _end_well_once_released()
+    return made
 
 
 def open_session(config: SessionConfig, observing: Observing, *, insecure: bool) -> Session:
@@ -117,6 +125,20 @@ def open_session(config: SessionConfig, observing: Observing, *, insecure: bool)
     atexit.register(_close, made)
     set_own_session(made)
     return made
+
+
+def _end_well_once_released() -> None:
+    """Have a `ReleasedError` that nobody catches end the process as `evenpace worker` would."""
+    earlier = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if not isinstance(error, ReleasedError):
+            earlier(kind, error, traceback)
+            return
+        log.warning("%s; its script ends here", error)
+        raise SystemExit(0)  # whose status Python takes from the hook
+
+    sys.excepthook = end
 
 
 def _close(session: Session) -> None:

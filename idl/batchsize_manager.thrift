@@ -320,7 +320,7 @@ struct IterationRecord {
 struct History {
   1: string run                     // as in AssignmentReply
   2: list<list<string>> workers     // names, a list for each set of workers that an iteration had
-  3: list<IterationRecord> iterations  // complete ones only, oldest first
+  3: list<IterationRecord> iterations  // complete, oldest first; with formed_group: reported by all
 }
 
 /** The jobs to list; where tokens are required, a list of all needs a token for all jobs. */

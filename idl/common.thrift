@@ -25,6 +25,7 @@ exception InvalidRequest {
  */
 exception NotMember {
   1: string message
+  2: optional string ended          // why the run of that member is over, where it has ended well: nothing is left to do
 }
 
 /** A call that the service cannot serve now (it is shutting down, or still starting); to be repeated later. */

@@ -13,11 +13,23 @@ class InvalidRequestError(EvenpaceError, ValueError):
 
 
 class ReleasedError(InvalidRequestError):
-    """A job's part that this worker was released from before it had begun: no reason to start it again."""
+    """A part in a job from which this worker was released, or which has ended well: nothing is left to do."""
 
 
 class NotMemberError(EvenpaceError):
-    """A call from a worker that is not, or no longer, a member of the job."""
+    """A call from a worker that is not, or no longer, a member of the job.
+
+    Args:
+        message: The reason, in words.
+        ended: Why the worker's run is over, where it has ended well; else None.
+    """
+
+    def __init__(self, message: str, ended: str | None = None) -> None:
+        super().__init__(message, ended)
+        self.ended = ended
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class UnavailableError(EvenpaceError):

@@ -26,6 +26,7 @@ from idl.errors import (
     NotMemberError,
     NotYetError,
     ProtocolError,
+    ReleasedError,
     RewoundError,
     UnavailableError,
 )
@@ -415,13 +416,17 @@ class Membership:
 
         Raises:
             InvalidRequestError: There is no room for it any more, or others have its name.
+            ReleasedError: The job has ended well meanwhile.
         """
         if self._leaving:
             raise error
         try:
             client.call("resume", self._again, bulk=memoryview(b""))
-        except NotMemberError:
-            raise error from None
+        except NotMemberError as again:
+            if again.ended is None:
+                raise error from None
+            self.released = again.ended
+            raise ReleasedError(f"this worker was released: {again.ended}") from None
         log.warning(
             "the manager did not know this worker any more (%s); it has joined again",
             error,

@@ -5,11 +5,12 @@ exchange have the gradient, and calls `finish_iteration`. Before, a loader, or a
 `begin_iteration`.
 """
 
+import contextlib
 import logging
 import math
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import idl
@@ -175,12 +176,10 @@ class Session:
         while not self._has_started:
             assignment = self.join()
             self._membership.is_between = False
-            try:
+            with self._recovering():
                 self.exchange.open(assignment, self.training.first_iteration)
                 self._take(assignment)
                 self._has_started = True
-            except RewoundError as error:
-                self._recover(error)
         for act in self.before_training:
             act()
         self.meter.begin_training()
@@ -196,11 +195,9 @@ class Session:
         """
         self._membership.is_between = False
         self.assignment = self._begun = instead or self.assignment
-        try:
+        with self._recovering():
             for act in self.before_batch:
                 act()
-        except RewoundError as error:
-            self._recover(error)
         self.meter.stopwatch.start()
 
     def report_ahead(self) -> None:
@@ -248,10 +245,8 @@ class Session:
             )
         self._membership.is_between = False
         self.meter.tally.end_compute(done)
-        try:
+        with self._recovering():
             self._finish(done, groups)
-        except RewoundError as error:
-            self._recover(error)
         self.meter.resume()
         self._membership.is_between = True
         return self.assignment
@@ -331,6 +326,18 @@ class Session:
             communication_time=measured.communicated,
             **measured.backward._asdict(),
         )
+
+    @contextlib.contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """Recover where a block finds the job rewound; have no assignment where the job has ended well."""
+        try:
+            try:
+                yield
+            except RewoundError as error:
+                self._recover(error)
+        except ReleasedError:
+            self.assignment = None
+            self._note_release()
 
     def _recover(self, error: RewoundError) -> None:
         """Recover the job into another attempt, and continue there."""

@@ -375,10 +375,10 @@ class ShardClients:
         for name, array in slots.items():
             versions = {reply.version for reply in self._pull(version, array, name)}
             if version >= 0 and versions != {version}:
-                # A worker with samples in its next batch keeps the shards from stepping.
+                # A worker with samples in its next batch keeps the shards from stepping, until it is silent.
                 raise InvalidRequestError(
-                    f"the optimiser's state of iteration {version} is gone: the other workers have taken a "
-                    f"step in which this one had no part; save it after the next"
+                    f"the optimiser's state of iteration {version} is gone: this worker was silent, and the "
+                    f"others have taken the step for it; save it after the next"
                 )
         return OptimizerState(replies[0].steps, slots)
 

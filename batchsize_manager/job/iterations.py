@@ -31,7 +31,7 @@ class Iterations:
         history: The records of complete iterations.
         completed_at: The time at which the last complete iteration was completed, in seconds.
         reported_by_one: Whether an iteration whose members have all gone is complete only if one of them has
-            reported it: then, and not else, the group has taken its step.
+            reported it: then, and not else, the group has taken its step, with the samples of all.
     """
 
     def __init__(self, synchronisation: Synchronisation, first_iteration: int, outbox: Outbox) -> None:
@@ -75,8 +75,7 @@ class Iterations:
     def record_interrupted(self, iteration: int, now: float) -> None:
         """Record the interrupted iterations before `iteration`, as the job goes on after them.
 
-        A member has taken their steps, and the others get its state. Where nobody has reported one, its
-        record is missing.
+        A member has taken their steps, and the others get its state.
         """
         while self.first_open < iteration:
             progress = self._interrupted.get(self.first_open)
@@ -164,11 +163,16 @@ class Iterations:
     def _record(
         self, progress: IterationProgress, released_at: float, now: float
     ) -> Mapping[str, WorkerRecord]:
-        """Record the first open iteration as complete, and return the observations of it, by worker."""
+        """Record the first open iteration as complete, and return the observations of it, by worker.
+
+        Where the manager forms the members' group, a step has all samples, also those of members that did not
+        report it, as they were lost then: there is no record of it, since it would not add up to the batch.
+        """
         duration = now - max(progress.planned_at, self.completed_at)
         record, observations = progress.complete(released_at, duration, self.history.last)
-        self.history.add(record)
-        self._outbox.complete(record)
+        if not self.reported_by_one or sum(record.batch_sizes) == record.total:
+            self.history.add(record)
+            self._outbox.complete(record)
         self.first_open += 1
         self.completed_at = now
         return observations

@@ -91,6 +91,7 @@ class Job:
         self.is_held_up = False
         self._not_finite: int | None = None  # the first iteration for which a gradient was not finite
         self._finished = False
+        self._left_well_at = -inf  # the time at which the last one left by itself; -inf: by an error
         self._first_to_leave: tuple[int, str] | None = None  # the iteration that it left before, and its name
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position, progress)
@@ -383,6 +384,7 @@ class Job:
         """
         member = self.members.known(worker, incarnation)
         self.outbox.tally.left += 1
+        self._left_well_at = -inf if failed else now
         if not failed and self.config.synchronisation.mode == "bsp":
             left = member.assigned, worker
             self._first_to_leave = min(self._first_to_leave or left, left)
@@ -702,8 +704,16 @@ class Job:
                 self._advance(now)
 
     def _remove_dead(self, worker: str, why: str, now: float) -> None:
-        """Take out a worker that has died; in a group that stays, no other can go on without it."""
+        """Take out a worker that has died; in a group that stays, no other can go on without it.
+
+        A job has ended well without those that were not heard of since another has finished.
+        """
+        member = self.members.by_name.get(worker)
         self._remove(worker, why, now)
+        if not self.members and member is not None and member.heard_at < self._left_well_at:
+            self._finished = True
+            if member.suspended:  # for long: nobody is about to start it again
+                self.presence.awaited_until = None
         if self.members.reduce and self.members.started and self.members:
             self.attempts.failure = f"{worker} {why}, and the others cannot go on without it"
 

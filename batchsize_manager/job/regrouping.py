@@ -176,12 +176,14 @@ class Regrouping:
     def note_step(self) -> None:
         """Note what the last change has cost, once the first iteration of its group is complete."""
         group, number = self._attempts.group, self._attempts.number
-        if self._changing is None or group is None or self._iterations.first_open <= group.iteration:
+        if self._changing is None or group is None:
+            return
+        records = self._iterations.history.page(group.iteration, 1)
+        if not records:
             return
         (why, ended), self._changing = self._changing, None
         until_step = self._iterations.completed_at - ended
-        first = self._iterations.history.page(group.iteration, 1)[0]
-        until_plan = max(0.0, until_step - first.duration)
+        until_plan = max(0.0, until_step - records[0].duration)
         change = GroupChange(number, group.iteration, len(group.names), why, until_plan, until_step)
         self.changes.append(change)
         self._outbox.tally.group_changes.add(until_step)

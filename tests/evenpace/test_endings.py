@@ -9,6 +9,7 @@ from batchsize_manager.client import ManagerClient
 from idl.endings import FINISHED, GONE
 from tests import ROOT
 from tests.services import manager_service, serving, shard_service
+from tests.worker.least_squares import Worker
 
 TRAIN = """
 import evenpace
@@ -41,3 +42,27 @@ def test_a_job_has_ended_well_if_its_worker_has(tmp_path, started, end, status, 
             events = [event.text for event in client.status(job.job).events]
     assert (job.state, job.reason) == ("ended", why)
     assert events[-1].endswith("left" if why == FINISHED else "left after an error")
+
+
+def test_a_script_that_connects_by_itself_ends_well_where_it_is_drained_before_its_first_batch(
+    tmp_path, wait_until
+):
+    """With a line, and status 0, as under `evenpace worker`."""
+    with serving(manager_service(workers=3)) as manager, serving(shard_service()) as shard:
+        other = Worker(manager, [shard], "other", 5)
+        script = tmp_path / "train.py"
+        text = TRAIN.format(manager=str(manager), shard=str(shard))
+        script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{text}\n")
+        with (
+            subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True) as popen,
+            ManagerClient(manager) as client,
+        ):
+            wait_until(lambda: [job.members for job in client.jobs().jobs] == [2], "both workers")
+            names = [member.worker for member in client.status("default").members]
+            client.drain("default", next(name for name in names if name != "other"))
+            _, said = popen.communicate(timeout=60)
+        other.session.close()
+        other.join(60)
+    assert popen.returncode == 0, said
+    assert "drained by an operator; its script ends here" in said
+    assert "Traceback" not in said

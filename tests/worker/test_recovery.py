@@ -15,6 +15,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.lab.proxy import Proxy
 from evenpace.observer import Observer
+from idl.endings import FINISHED
 from idl.errors import ConnectionLostError, NotMemberError
 from rpc.client import Client
 from tests.float64 import SCRIPT, train_alone
@@ -531,3 +532,33 @@ def test_who_waits_in_a_pull_learns_that_the_manager_has_forgotten_the_job():
         for worker in workers:
             with pytest.raises(NotMemberError, match="there is no job 'default': join first"):
                 worker.end()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_who_was_away_when_its_job_ended_ends_as_the_job_has(failed, wait_until):
+    """Where the others have finished without it, nothing is left to do; elsewhere it ends by an error."""
+    service = ManagerService(ManagerConfig("even", job=JobConfig(workers=2, reconnect_grace=0.1)))
+    with serving(service) as manager, serving(shard_service()) as shard, Proxy() as proxy:
+        away = proxy.add("away", manager)
+        link = proxy.links["away"]
+
+        def go_away():
+            link.refusing = True
+            proxy.do(link.cut)
+
+        def fail():
+            workers[0].session.failed = failed
+
+        workers = [
+            Worker(address, [shard], f"w{i}", ITERATIONS, at)
+            for i, (address, at) in enumerate([(manager, once(9, fail)), (away, once(5, go_away))])
+        ]
+        workers[0].end()
+        wait_until(lambda: service.ended, "the job's end")
+        proxy.do(lambda: setattr(link, "refusing", False))
+        if failed:
+            with pytest.raises(NotMemberError, match="there is no job 'default': join first"):
+                workers[1].end()
+        else:
+            assert len(workers[1].end()) < ITERATIONS
+            assert workers[1].session.released == FINISHED

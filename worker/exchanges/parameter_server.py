@@ -415,11 +415,18 @@ class ParameterServer:
 
         Raises:
             InvalidRequestError: The training has not begun, this worker was released, or, in bsp, it has no
-                part in its next batch and the others have gone on.
+                part in its next batch, or others have got its part and gone on.
         """
         if assignment is None or self._taken is None:
             raise InvalidRequestError("there is nothing to save: this worker is not in a running job")
         version = assignment.iteration if self._synchronisation.mode == "bsp" else -1
+        if version >= 0 and not assignment.count:
+            raise InvalidRequestError(
+                f"the optimiser's state cannot be saved before iteration {version}: its batch of "
+                f"{assignment.total} samples has none for this worker, so that the others go on without it. "
+                f"Save it at the end of an epoch, or after the next step; or have the loader leave out an "
+                f"epoch's last, small batch (drop_last=True)"
+            )
         try:
             return self._shards.state(version, self._parameters)
         except RewoundError as error:

@@ -352,6 +352,42 @@ PLANTED = (
         (Change("evenpace/reports/run.html.j2", 'class="scroll out"', 'class="scroll"'),),
         "tests/evenpace/reports/test_report_browser.py -k runs_page",
     ),
+    Planted(
+        "A worker that was frozen or cut off while the others",
+        (
+            Change("batchsize_manager/service.py", "FINISHED if is_well else None", "None"),
+            Change("batchsize_manager/job/job.py", "heard_at < self._left_well_at", "heard_at < -inf"),
+        ),
+        "tests/worker/test_recovery.py tests/batchsize_manager/job/test_effects.py "
+        "-k 'was_away or stay_frozen and effects'",
+    ),
+    Planted(
+        "`optimizer.state_dict()` within an epoch ends a worker",
+        (
+            Change(
+                "worker/exchanges/parameter_server.py",
+                "if version >= 0 and not assignment.count:",
+                "if False and not assignment.count:",
+            ),
+        ),
+        "tests/worker/data/test_epochs.py -k optimisers_state",
+    ),
+    Planted(
+        "In a job by all-reduce, the record of a step",
+        (
+            Change(
+                "batchsize_manager/job/iterations.py",
+                "if not self.reported_by_one or sum(",
+                "if True or sum(",
+            ),
+        ),
+        "tests/batchsize_manager/job/test_rendezvous.py -k recorded",
+    ),
+    Planted(
+        "A script that calls `evenpace.connect` and is drained",
+        (Change("evenpace/context.py", "    _end_well_once_released()\n    return", "    return"),),
+        "tests/evenpace/test_endings.py -k by_itself",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}

@@ -128,6 +128,25 @@ def test_a_job_whose_last_worker_has_finished_has_ended_well(failed, why):
     assert driver.job.take_effects().over == Over(why, failed=False)
 
 
+@pytest.mark.parametrize("thaws", [False, True])
+def test_a_job_has_ended_well_without_those_that_stay_frozen(thaws):
+    """Nobody waits for them once they are taken out; one that has come back has to finish itself."""
+    driver = Beating("a", "b", total=16, promising="ab", silence=10.0, absence=60.0, keep=600.0)
+    driver.finish("a", "b")
+    driver.finish("a")
+    for driver.now in (5.0, 11.0, 30.0):
+        driver.beat("a")
+        driver.tick_at(driver.now)
+    driver.finish("a")
+    driver.job.leave("a", "a", driver.now)
+    if thaws:
+        driver.tick_at(31.0)
+        driver.beat("b")
+    driver.tick_at(driver.now + 60.0)
+    over = driver.job.take_effects().over
+    assert over == (None if thaws else Over(FINISHED, failed=False))
+
+
 def test_a_job_that_cannot_go_on_is_over_with_what_it_has_learned():
     """Though members are left, and nothing was logged."""
     driver = Driver("a", "b", total=16, exchange=FIXED_GROUP)

@@ -142,19 +142,33 @@ def test_a_newcomer_waits_until_the_iteration_is_complete():
     assert driver.span("c") == (1, 50, 10)
 
 
-def test_half_a_step_is_a_step_and_is_recorded():
+@pytest.mark.parametrize("all_tell", [False, True])
+def test_half_a_step_is_a_step_and_is_recorded_once_all_have_reported_it(all_tell):
     """The job goes on after it, with the state of one that has taken it; reports that came late count."""
     driver = running("a", "b", "c", total=30)
     parts = {name: driver.next(name) for name in "abc"}
     driver.tell("c", parts["c"])
     assert driver.job.recover("a", "a", 1, driver.now) == 2
-    driver.tell("b", parts["b"])
+    for name in "ab" if all_tell else "b":
+        driver.tell(name, parts[name])
     driver.arrive("a", 2, 0, 1)
     driver.meet("b", "c", attempt=2, steps=1, formed=1)
     assert driver.seat("a") == (0, 3, "a:1", 1, True)
     assert driver.seat("c") == (2, 3, "a:1", 1, False)
     assert driver.span("a") == (1, 30, 10)
-    assert driver.iterations() == {0: ("c", "b")}
+    assert driver.iterations() == ({0: ("c", "a", "b")} if all_tell else {})
+
+
+def test_a_step_without_the_report_of_one_that_has_died_is_not_recorded():
+    """Its samples were summed with the others', so that theirs alone are no whole batch."""
+    driver = running("a", "b", "c", total=30)
+    driver.next("c")
+    driver.finish("a", "b")
+    driver.job.operations.remove("c", driver.now)
+    driver.meet("a", "b", attempt=2, steps=1, formed=1)
+    assert [driver.span(name) for name in "ab"] == [(1, 30, 15), (1, 45, 15)]
+    driver.finish("a", "b")
+    assert driver.iterations() == {1: ("a", "b")}
 
 
 def test_a_step_that_nobody_has_any_more_is_taken_again():

@@ -592,6 +592,11 @@ class AnyChange(RuleBasedStateMachine):
         assert all((w.formed or 0) <= max(number, self.lost_in) for w in self.workers.values())
 
     @invariant()
+    def records_add_up_to_whole_batches(self):
+        """Also those of steps that were half done when the group broke."""
+        assert all(sum(one.batch_sizes) == one.total for one in self.job.history(0, 1000))
+
+    @invariant()
     def the_history_has_each_iteration(self):
         """Records follow each other; where a manager was started again, some may be missing."""
         numbers = [record.iteration for record in self.job.history(0, 1000)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from evenpace.lab.cluster import LocalCluster
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from tests import EXAMPLES
+from tests.services import in_threads
 from tests.worker.least_squares import services
 from worker.data.slices import Slices
 from worker.session import Session, SessionConfig
@@ -19,12 +21,13 @@ SAMPLES, BATCH, EPOCHS = 12, 4, 4
 
 
 @contextlib.contextmanager
-def taking_part(manager, shards, name):
+def taking_part(manager, shards, name, samples=SAMPLES, momentum=0.0):
     """Make a worker's slices, in a job whose parameters are a single number."""
     session = Session(SessionConfig(manager, tuple(shards), worker=name, barrier_timeout=120))
     with contextlib.closing(session):
-        slices = Slices(SAMPLES, BATCH, session)
-        session.exchange.prepare(Layout("float64", "sgd", (Group(1, {"lr": 0.1}),)), np.zeros(1))
+        slices = Slices(samples, BATCH, session)
+        group = Group(1, {"lr": 0.1, "momentum": momentum})
+        session.exchange.prepare(Layout("float64", "sgd", (group,)), np.zeros(1))
         yield slices
 
 
@@ -92,6 +95,38 @@ def test_a_released_worker_has_no_further_epochs():
         thread.join(120)
     assert [epoch for epoch, _ in seen["a"]] == [0, 1]
     assert [epoch for epoch, _ in seen["b"]] == list(range(EPOCHS))
+
+
+def test_the_optimisers_state_is_refused_where_the_next_batch_has_no_part_for_a_worker():
+    """The others may take that step at any time; elsewhere each worker gets the state of its parameters."""
+    seen = {}
+    with services(2) as (manager, shards):
+
+        def train(name):
+            with taking_part(manager, shards, name, samples=BATCH + 1, momentum=0.9) as slices:
+                session, seen[name] = slices.session, []
+
+                def save():
+                    part = session.assignment
+                    try:
+                        saved = session.exchange.optimizer_state(part).steps
+                    except InvalidRequestError as error:
+                        saved = str(error)
+                    seen[name].append((part.iteration, part.count, saved))
+
+                session.before_batch.append(save)
+                go_through(slices, 2)
+
+        in_threads(partial(train, "a"), partial(train, "b"))
+    for worker in "ab":
+        for iteration, count, saved in seen[worker]:
+            assert saved == iteration if count else "has none for this worker" in saved
+    assert [sorted(count for _, count, _ in both) for both in zip(seen["a"], seen["b"], strict=True)] == [
+        [2, 2],
+        [0, 1],
+        [2, 2],
+        [0, 1],
+    ]
 
 
 def test_an_epoch_without_a_pass_is_an_error():
