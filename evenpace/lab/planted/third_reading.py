@@ -351,6 +351,20 @@ PLANTED = (
         "A report's table of workers is cut",
         (Change("evenpace/reports/run.html.j2", 'class="scroll out"', 'class="scroll"'),),
         "tests/evenpace/reports/test_report_browser.py -k runs_page",
+        "`balance` refuses RMSprop and others, and advises",
+        (
+            Change(
+                "worker/torch/preconditioner.py",
+                "        log.info(\n            \"optimizer %s:",
+                "        raise ValueError(\n            \"optimizer %s:",
+            ),
+            Change(
+                "worker/torch/formed_group.py",
+                "            if group.commit() is not None:\n                raise _NoStepError",
+                "            if False:\n                raise _NoStepError",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k 'rmsprop or (killed_within and closure)'",
     ),
 )
 

@@ -144,6 +144,7 @@ def test_mistakes_are_named(results):
         "Sequential: balance takes a model in torch's DistributedDataParallel, each of whose ranks has all",
         "1 synchronises its statistics",
         "shard_size 2: only for a model in FSDP2",
+        "optimizer LBFGS with max_iter=20, line_search_fn=None: how often it evaluates a batch depends",
         "broadcast_buffers=False",
         "balance needs to be the model's only communication hook",
         "the session has a parameter server, which weights gradients: leave out `ps`",
