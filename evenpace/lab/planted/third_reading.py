@@ -355,8 +355,8 @@ PLANTED = (
         (
             Change(
                 "worker/torch/preconditioner.py",
-                "        log.info(\n            \"optimizer %s:",
-                "        raise ValueError(\n            \"optimizer %s:",
+                '        log.info(\n            "optimizer %s:',
+                '        raise ValueError(\n            "optimizer %s:',
             ),
             Change(
                 "worker/torch/formed_group.py",
@@ -365,6 +365,17 @@ PLANTED = (
             ),
         ),
         "tests/worker/torch/test_formed_groups.py -k 'rmsprop or (killed_within and closure)'",
+    ),
+    Planted(
+        "BatchNorm ends a worker whose part, or micro-batch,",
+        (
+            Change(
+                "worker/torch/micro_batches.py",
+                "        refuse_single_values(model, session.training.micro_batch)\n",
+                "",
+            ),
+        ),
+        "tests/worker/torch/test_untrained.py -k one_value",
     ),
 )
 
