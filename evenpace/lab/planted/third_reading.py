@@ -377,6 +377,19 @@ PLANTED = (
         ),
         "tests/worker/torch/test_untrained.py -k one_value",
     ),
+    Planted(
+        "Where a disk is full, reports, models, checkpoints",
+        (
+            Change(
+                "rpc/writing.py",
+                "raise OSError(error.errno, error.strerror, str(path)) from error",
+                "raise",
+            ),
+            Change("rpc/logs.py", "if isinstance(error, OSError):", "if False:"),
+        ),
+        "tests/rpc/test_writing.py tests/rpc/test_logs.py tests/ps/test_ps_checkpoints.py "
+        "-k 'names_the_file or full_disk'",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}
