@@ -1,6 +1,7 @@
 """A worker's script: DDP or FSDP2 in groups that the manager forms; parameters differ at first."""
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -241,6 +242,7 @@ def main():
         "--die-assembling", type=int, nargs="+", help="The size of a group, and the ranks that die in it."
     )
     parser.add_argument("--closure", action="store_true", help="Compute gradients within the step.")
+    parser.add_argument("--join", action="store_true", help="Train in the context of `model.join()`.")
     parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
     parser.add_argument("--static-graph", action="store_true", help="Likewise.")
     parser.add_argument("--loading", type=int, default=0, help="Processes that load samples.")
@@ -292,7 +294,8 @@ def main():
         die_assembling(*options.die_assembling)
     if options.await_record:
         optimizer.register_step_pre_hook(WaitForRecord(session))
-    with options.out.with_suffix(".txt").open("a", buffering=1) as seen:
+    joins = model.join() if options.join else contextlib.nullcontext()
+    with options.out.with_suffix(".txt").open("a", buffering=1) as seen, joins:
         for batch in batches(loader, by_epoch, options.evaluate):
             now = session.assignment
             if options.stop.exists() and now.iteration >= int(options.stop.read_text()):

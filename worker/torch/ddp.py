@@ -7,6 +7,7 @@ once: to the gradients by a communication hook, or to the loss.
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import distributed, nn
 from torch.autograd import Variable
+from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError
@@ -162,7 +164,22 @@ def balance(
         exchange.form_groups_by(formed)
         session.before_batch.append(exchange.form_group)
     loader.accumulation = accumulation
+    model.join = _join_nobody  # type: ignore[method-assign]
+    model.join_hook = _refuse_to_join  # type: ignore[method-assign]
     return model
+
+
+def _join_nobody(*_: Any, **__: Any) -> AbstractContextManager[None]:
+    """Return what `DistributedDataParallel.join` does here: every rank goes through all batches."""
+    return nullcontext()
+
+
+def _refuse_to_join(**_: Any) -> JoinHook:
+    raise InvalidRequestError(
+        "torch.distributed.algorithms.Join of a model that balance was given: every worker goes through all "
+        "batches, with samples without weight where it has no part, so that there is nothing to join; take "
+        "the context away"
+    )
 
 
 def _form_groups_of_shards(

@@ -390,6 +390,17 @@ PLANTED = (
         "tests/rpc/test_writing.py tests/rpc/test_logs.py tests/ps/test_ps_checkpoints.py "
         "-k 'names_the_file or full_disk'",
     ),
+    Planted(
+        "With `model.join()` around the loop,",
+        (
+            Change(
+                "worker/torch/ddp.py",
+                "    model.join = _join_nobody  # type: ignore[method-assign]\n",
+                "",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k rmsprop",
+    ),
 )
 
 UNPLANTED: Mapping[str, str] = {}

@@ -147,6 +147,7 @@ def test_mistakes_are_named(results):
         "optimizer LBFGS with max_iter=20, line_search_fn=None: how often it evaluates a batch depends",
         "broadcast_buffers=False",
         "balance needs to be the model's only communication hook",
+        "every worker goes through all batches, with samples without weight where it has no part",
         "the session has a parameter server, which weights gradients: leave out `ps`",
         "before the parameter server weights them: leave out `ps`",
         "weighted(loss): only for batches that an evenpace loader gave",
