@@ -351,20 +351,6 @@ PLANTED = (
         "A report's table of workers is cut",
         (Change("evenpace/reports/run.html.j2", 'class="scroll out"', 'class="scroll"'),),
         "tests/evenpace/reports/test_report_browser.py -k runs_page",
-        "`balance` refuses RMSprop and others, and advises",
-        (
-            Change(
-                "worker/torch/preconditioner.py",
-                '        log.info(\n            "optimizer %s:',
-                '        raise ValueError(\n            "optimizer %s:',
-            ),
-            Change(
-                "worker/torch/formed_group.py",
-                "            if group.commit() is not None:\n                raise _NoStepError",
-                "            if False:\n                raise _NoStepError",
-            ),
-        ),
-        "tests/worker/torch/test_formed_groups.py -k 'rmsprop or (killed_within and closure)'",
     ),
     Planted(
         "BatchNorm ends a worker whose part, or micro-batch,",
@@ -400,6 +386,45 @@ PLANTED = (
             ),
         ),
         "tests/worker/torch/test_formed_groups.py -k rmsprop",
+    ),
+    Planted(
+        "`fit(loader, validation_split=…)`, and a JAX",
+        (
+            Change("worker/keras/model_hooks.py", 'if options.get("validation_split"):', "if False:"),
+            Change(
+                "worker/jax/gradient.py",
+                "            _check_takes(loss_fn, params, piece, *rest, **key)\n",
+                "",
+            ),
+        ),
+        "tests/worker/jax/test_gradient.py tests/scripts/keras_cases.py -k 'mistakes or loader_alone'",
+    ),
+    Planted(
+        "`train_on_batch` of a distributed Keras model,",
+        (
+            Change(
+                "worker/keras/model_hooks.py",
+                "for batch in map(_without_none, iterator):",
+                "for batch in iterator:",
+            ),
+        ),
+        "tests/scripts/keras_cases.py -k train_on_batch",
+    ),
+    Planted(
+        "`balance` refuses RMSprop and others, and advises",
+        (
+            Change(
+                "worker/torch/preconditioner.py",
+                '        log.info(\n            "optimizer %s:',
+                '        raise ValueError(\n            "optimizer %s:',
+            ),
+            Change(
+                "worker/torch/formed_group.py",
+                "            if group.commit() is not None:\n                raise _NoStepError",
+                "            if False:\n                raise _NoStepError",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k 'rmsprop or (killed_within and closure)'",
     ),
 )
 
