@@ -21,6 +21,7 @@ from idl.layout import Group, Layout, Part, Tensor
 from idl.synchronisation import Synchronisation
 from ps.model_tensors import ModelTensors
 from ps.optimizer_state import ShardSnapshot
+from rpc.writing import writing
 
 _FIRST_LINE = b"evenpace shard checkpoint 2\n"
 _LENGTH = struct.Struct("<Q")
@@ -61,10 +62,10 @@ def write(path: Path, checkpoint: ShardCheckpoint) -> None:
     """Write a checkpoint; it is on the disk when this returns.
 
     Raises:
-        OSError: The file cannot be written; a part of it may be there.
+        OSError: The file cannot be written; it names `path`. A part of it may be there.
     """
     checksum = 0
-    with path.open("wb") as stream:
+    with writing(path), path.open("wb") as stream:
         for piece in _pieces(checkpoint):
             stream.write(piece)
             checksum = zlib.crc32(piece, checksum)

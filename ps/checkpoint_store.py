@@ -25,6 +25,7 @@ from ps import checkpoint as files
 from ps.checkpoint import ShardCheckpoint, UnreadableError
 from ps.log_fields import log_fields
 from rpc.periodic import Periodic
+from rpc.writing import writing
 
 log = logging.getLogger(__name__)
 
@@ -337,7 +338,7 @@ class JobStore:
 
     def _append(self, ledger: Path, line: bytes) -> None:
         try:
-            with ledger.open("ab+") as stream:
+            with writing(ledger), ledger.open("ab+") as stream:
                 if stream.tell():
                     stream.seek(-1, os.SEEK_END)
                     if stream.read(1) != b"\n":  # the process was killed while it wrote the last line

@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from idl.errors import InvalidRequestError
 from rpc.credentials import CA_FILE, Credentials
 from rpc.tokens import write_secret
+from rpc.writing import writing
 
 CA_KEY_FILE = "ca-key.pem"
 
@@ -238,8 +239,9 @@ def _refuse_to_overwrite(key: Path, force: bool) -> None:
 
 def _write(file: Path, certificate: x509.Certificate) -> Path:
     temporary = file.with_name(f".{file.name}.new")
-    temporary.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    return temporary.replace(file)
+    with writing(file):
+        temporary.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        return temporary.replace(file)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> str:

@@ -61,7 +61,7 @@ class LogSetup:
             handler = logging.StreamHandler(sys.stderr)
             colours = sys.stderr.isatty()
         else:
-            handler = WatchedFileHandler(file, encoding="utf-8")
+            handler = _LogFile(file, encoding="utf-8")
             colours = False
         formatter = self._formatter(form, colours)
         formatter.form = form
@@ -100,6 +100,27 @@ class LogSetup:
         for key, value in self._common_fields().items():
             event.setdefault(key, value)
         return event
+
+
+class _LogFile(WatchedFileHandler):
+    """A log's file. That it cannot be written, as on a full disk, is said in one line, until it can be."""
+
+    _failure: OSError | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        before, self._failure = self._failure, None
+        super().emit(record)
+        if self._failure and not before:
+            sys.stderr.write(f"the log {self.baseFilename} cannot be written at present: {self._failure}\n")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - its name in logging
+        """Note an error of the file's; any other is a mistake in a call."""
+        error = sys.exception()
+        if isinstance(error, OSError):
+            self._failure = error
+        else:
+            super().handleError(record)
 
 
 class _Formatter(structlog.stdlib.ProcessorFormatter):

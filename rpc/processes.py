@@ -19,6 +19,7 @@ from typing import Self
 from idl.errors import EvenpaceError, UnavailableError
 from rpc.address import Address
 from rpc.logs import options_in_force
+from rpc.writing import writing
 
 _START_SECONDS = 60.0  # for a service to listen; importing torch takes seconds
 _STOP_SECONDS = 5.0  # for processes to end by themselves, before they are killed
@@ -101,8 +102,9 @@ class Process:
         self._close_pipes()
         with self.log.open("ab" if self.starts else "wb") as stream:
             if self.starts:
-                stream.write(f"--- start {self.starts}\n".encode())
-                stream.flush()
+                with writing(self.log):
+                    stream.write(f"--- start {self.starts}\n".encode())
+                    stream.flush()
             self._logged, self._address = stream.tell(), None
             self.popen = subprocess.Popen(
                 self.line(self.starts),

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc.reloaded_files import Reloaded
+from rpc.writing import writing
 
 ALL_JOBS = "*"  # in place of a job's name
 _PREFIX = "evenpace1."
@@ -160,13 +161,12 @@ def write_secret(file: Path, content: str | bytes) -> None:
     """
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(file)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(file)) from error
+        with writing(file):
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(file)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors import Array, DeviceKind, ModelKey, Models
+from rpc.writing import writing
 
 _SUFFIX = ".npz"
 _OWN_SUFFIX = f".models{_SUFFIX}"  # of the files that managers name; files of other names are never removed
@@ -41,10 +42,10 @@ def save_models(path: Path, models: Models) -> None:
     removed.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: The file cannot be written; it names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as stream:
+    with writing(path), tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as stream:
         try:
             stream.write(pack_models(models))
             stream.flush()

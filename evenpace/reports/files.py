@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rpc.writing import writing
+
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
     """Write `content` as JSON, in a folder that is made if need be.
@@ -30,10 +32,9 @@ def replace(path: Path, content: bytes) -> None:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        with writing(path):
+            draft.write_bytes(content)
+            draft.replace(path)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -50,9 +51,8 @@ def check_room(path: Path, size: int = 2**16) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_bytes(bytes(size))
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        with writing(path):
+            draft.write_bytes(bytes(size))
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()

@@ -22,6 +22,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from idl.errors import InvalidRequestError
 from idl.version import __version__
 from rpc.tokens import write_secret
+from rpc.writing import writing
 from scheduler.ray.commands import resources, task
 from scheduler.ray.manager_calls import ManagerCalls, Progress
 from scheduler.ray.nodes import draining_nodes
@@ -530,7 +531,7 @@ class Controller:
         if not self._prepared:
             return
         try:
-            with (self._logs / f"{name}.log").open("a") as stream:
+            with writing(file := self._logs / f"{name}.log"), file.open("a") as stream:
                 stream.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             log.warning("the log of %s cannot be written: %s", name, error)

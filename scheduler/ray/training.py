@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from idl.errors import InvalidRequestError
+from rpc.writing import writing
 
 FOLDER_VARIABLE, WORKER_VARIABLE = "EVENPACE_RAY_FOLDER", "EVENPACE_RAY_WORKER"
 """Variables of a worker: the job's folder, and the worker's name."""
@@ -80,7 +81,8 @@ def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> 
     kept = str(_keep(folder / _CHECKPOINTS, checkpoint)) if checkpoint is not None else None
     line = json.dumps({"worker": worker, "time": time.time(), "metrics": metrics, "checkpoint": kept})
     (folder / _REPORTS).mkdir(parents=True, exist_ok=True)
-    with (folder / _REPORTS / f"{worker}.jsonl").open("a") as stream:
+    reports = folder / _REPORTS / f"{worker}.jsonl"
+    with writing(reports), reports.open("a") as stream:
         stream.write(f"\n{line}\n")  # the last line may have no end, if this worker was killed before
 
 

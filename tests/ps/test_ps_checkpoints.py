@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from ps.jobs import Jobs
 from ps.model_tensors import ModelTensors
 from ps.optimizers import DTYPES
 from ps.shard import Shard
+from tests.disks import fill
 from tests.ps.tensors import OPTIMIZERS, push, slice_of, values
 
 KERAS = [
@@ -371,6 +373,20 @@ def test_a_line_that_was_cut_does_not_spoil_the_next(store, tmp_path):
     job.append_to_ledger({"iteration": 2})
     settle(job)
     assert ledger.read_text().splitlines() == ['{"iteration": 1}', '{"iterat', '{"iteration": 2}']
+
+
+def test_a_checkpoint_on_a_full_disk_names_its_file(small_disk, caplog):
+    """So does a line of the ledger."""
+    store = CheckpointStore(small_disk / "state", ledger=small_disk)
+    job = saved(store, (1,))
+    job.append_to_ledger({"iteration": 1})
+    fill(small_disk / "ballast")
+    save(job, (2,))
+    job.append_to_ledger({"iteration": "x" * 2**16})
+    settle(job)
+    found = [re.search(r"No space left on device: '/.*\.(part|jsonl)'$", line) for line in caplog.messages]
+    assert {one and one[1] for one in found} == {"part", "jsonl"}
+    store.close()
 
 
 @pytest.mark.parametrize(

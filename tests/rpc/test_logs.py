@@ -21,6 +21,7 @@ from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.cluster import LocalCluster
 from rpc.limited_log import LimitedLog
 from rpc.logs import LogSetup, options_in_force
+from tests.disks import fill
 from tests.services import MemberWorker, Raw, ShardWorker, join_request, manager_service, serving
 from tests.wire import answer, framed
 
@@ -161,6 +162,22 @@ def test_libraries_do_not_talk_about_themselves(lines, level, written):
         logging.getLogger("matplotlib.font_manager").warning("missing")
 
     assert len(lines("console", act, level=level).splitlines()) == written
+
+
+def test_a_log_on_a_full_disk_says_so_in_one_line(small_disk, capsys):
+    """The line names the file; it comes again where the disk is full another time."""
+    with _logging_kept():
+        LogSetup("json", file=small_disk / "log")
+        for _ in range(2):
+            fill(small_disk / "ballast")
+            for _ in range(20):
+                log.info("x" * 1000)
+            (line,) = capsys.readouterr().err.splitlines()
+            assert f"the log {small_disk / 'log'} cannot be written" in line
+            assert "No space left" in line
+            (small_disk / "ballast").unlink()
+            log.info("again")
+        logging.getLogger().handlers[0].close()
 
 
 def test_a_file_that_is_moved_away_is_opened_again(lines, tmp_path):

@@ -351,11 +351,29 @@ def test_fit_takes_the_loader_alone(session):
         ((loader,), {"class_weight": {0: 1.0}}, "class_weight"),
         ((loader,), {"batch_size": 2}, "batch_size"),
         ((loader,), {"steps_per_epoch": 2}, "steps_per_epoch"),
+        ((loader,), {"validation_split": 0.1}, r"validation_split=0\.1.*validation_data"),
         ((np.zeros((2, 1)), np.zeros((2, 1))), {}, "fit of ndarray"),
         ((loader,), {"callbacks": keras.callbacks.BackupAndRestore("nowhere")}, "BackupAndRestore"),
     ):
         with pytest.raises(InvalidRequestError, match=said):
             model.fit(*arguments, **options)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_train_on_batch_takes_the_step_of_a_batch(session, eagerly):
+    """In a loop of the script's own, parameters are those of Keras alone."""
+    one, other = make_model(run_eagerly=eagerly), make_model()
+    loader = regression(session)
+    distribute(one, loader)
+    other.build((None, 1))
+    other.set_weights(one.get_weights())
+    for _ in loader.epochs(2):
+        for x, y in loader:
+            loss = one.train_on_batch(x, y)
+            assert np.allclose(loss, other.train_on_batch(x, y))
+    assert session.assignment.iteration == int(one.optimizer.iterations) == 6
+    for ours, theirs in zip(one.get_weights(), other.get_weights(), strict=True):
+        assert np.allclose(ours, theirs, atol=1e-6)
 
 
 @pytest.mark.parametrize("eagerly", [False, True])

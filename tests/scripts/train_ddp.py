@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import distributed, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -266,9 +267,13 @@ def refused(scenario):
     )
     refuses(evenpace.torch.balance, DistributedDataParallel(synchronised), scenario.loader)
     refuses(evenpace.torch.balance, DistributedDataParallel(make_model()), scenario.loader, shard_size=2)
+    model = make_model()
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    refuses(evenpace.torch.balance, DistributedDataParallel(model), scenario.loader, lbfgs)
     refuses(average_statistics, DistributedDataParallel(make_model(batch_norm=True)), scenario.session)
     model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
     refuses(evenpace.torch.balance, model, scenario.loader)
+    refuses(Join, [model])
     server = Session(SessionConfig(scenario.session.config.manager, (Address("127.0.0.1", 1),)))
     other = evenpace.torch.DataLoader(scenario.loader.dataset, BATCH, session=server)
     refuses(evenpace.torch.balance, model, other)

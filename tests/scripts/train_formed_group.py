@@ -1,6 +1,7 @@
 """A worker's script: DDP or FSDP2 in groups that the manager forms; parameters differ at first."""
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -105,6 +106,8 @@ def make(seed, optimizer, hidden=8, *, norm=False, sharded=False, shard_size=Non
             fully_shard(layer, mesh=mesh)
     if optimizer == "adam":
         made = torch.optim.Adam(module.parameters(), lr=0.02)
+    elif optimizer == "rmsprop":
+        made = torch.optim.RMSprop(module.parameters(), lr=0.01)
     else:
         made = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     by_batch = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 / (1 + step / 100))
@@ -238,6 +241,8 @@ def main():
     parser.add_argument(
         "--die-assembling", type=int, nargs="+", help="The size of a group, and the ranks that die in it."
     )
+    parser.add_argument("--closure", action="store_true", help="Compute gradients within the step.")
+    parser.add_argument("--join", action="store_true", help="Train in the context of `model.join()`.")
     parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
     parser.add_argument("--static-graph", action="store_true", help="Likewise.")
     parser.add_argument("--loading", type=int, default=0, help="Processes that load samples.")
@@ -289,7 +294,8 @@ def main():
         die_assembling(*options.die_assembling)
     if options.await_record:
         optimizer.register_step_pre_hook(WaitForRecord(session))
-    with options.out.with_suffix(".txt").open("a", buffering=1) as seen:
+    joins = model.join() if options.join else contextlib.nullcontext()
+    with options.out.with_suffix(".txt").open("a", buffering=1) as seen, joins:
         for batch in batches(loader, by_epoch, options.evaluate):
             now = session.assignment
             if options.stop.exists() and now.iteration >= int(options.stop.read_text()):
@@ -300,22 +306,28 @@ def main():
                 wait_for(options.hold)
             if options.change_alone and now.iteration == 5:
                 module[0].bias.data[0] += 1e-9
-            optimizer.zero_grad()
-            parts = evenpace.torch.micro_batches(batch) if options.micro_batch else (batch,)
-            for inputs, targets in parts:
-                loss = nn.functional.mse_loss(model(inputs), targets)
-                (evenpace.torch.weighted(loss) if sharded else loss).backward()
+
+            def evaluate(batch=batch):
+                optimizer.zero_grad()
+                time.sleep(options.pause if options.closure else 0)
+                parts = evenpace.torch.micro_batches(batch) if options.micro_batch else (batch,)
+                for inputs, targets in parts:
+                    loss = nn.functional.mse_loss(model(inputs), targets)
+                    (evenpace.torch.weighted(loss) if sharded else loss).backward()
+
+            if not options.closure:
+                evaluate()
             if options.clip:
                 nn.utils.clip_grad_norm_(model.parameters(), options.clip)
             if [now.iteration, now.attempt] == [*options.break_halfway[:1], 1] and (
                 distributed.get_rank() in options.break_halfway[1:]
             ):
                 break_halfway(session)
-            optimizer.step()
+            optimizer.step(*((evaluate,) if options.closure else ()))
             if average:
                 average.update(module)
             by_batch.step()
-            time.sleep(options.pause)
+            time.sleep(0 if options.closure else options.pause)
     state = {name: whole(value) for name, value in module.state_dict().items()}
     end = {
         "parameters": state,

@@ -5,6 +5,7 @@ make the time independent of the batch size, so that nothing could be balanced. 
 and no wire.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -35,6 +36,26 @@ class Taker(Protocol):
     def take(self, gradient: Any) -> None:
         """Take the gradient, whose arrays are ready stage by stage."""
         ...
+
+
+def _check_takes(loss_fn: Callable[..., Any], *arguments: Any, **key: Any) -> None:
+    """Check that a loss can be called with these arguments.
+
+    Raises:
+        InvalidRequestError: It cannot.
+    """
+    try:
+        takes = inspect.signature(loss_fn)
+    except ValueError:  # it has none
+        return
+    try:
+        takes.bind(*arguments, **key)
+    except TypeError as error:
+        raise InvalidRequestError(
+            f"loss_fn: {error}: it is called with the parameters, a part of the batch, what else the step "
+            f"is given, and rng= where value_and_grad has a key: give one, as by rng=jax.random.key(0), if "
+            f"it draws numbers, as dropout does"
+        ) from error
 
 
 def value_and_grad(
@@ -112,6 +133,7 @@ class ValueAndGrad:
                 if rng is None
                 else {"rng": jax.random.fold_in(jax.random.fold_in(rng, place[0]), place[1])}
             )
+            _check_takes(loss_fn, params, piece, *rest, **key)
             result = loss_fn(params, piece, *rest, **key)
             losses, aux = result if has_aux else (result, None)
             if jnp.shape(losses) != (size,):

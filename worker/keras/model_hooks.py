@@ -200,7 +200,7 @@ def _train_function(model: Any, link: VariableLink, loader: DataLoader) -> Calla
         step_of_epoch = step_of_epoch + 1 if iterator is epoch else 1
         epoch = iterator
         reached = max(reached, session.assignment.iteration if session.assignment else -1)
-        for batch in iterator:
+        for batch in map(_without_none, iterator):
             try:
                 logs = _take_step(model, step, batch, logs)
             except tf.errors.OpError as error:
@@ -213,6 +213,12 @@ def _train_function(model: Any, link: VariableLink, loader: DataLoader) -> Calla
         return logs
 
     return train
+
+
+def _without_none(batch: Any) -> Any:
+    """Return a batch as the loader gives it, without the weights of None that `train_on_batch` adds."""
+    is_longer = isinstance(batch, tuple) and batch[-1] is None
+    return keras.utils.pack_x_y_sample_weight(*batch) if is_longer else batch
 
 
 def _take_step(model: Any, step: Callable[[Any], Any], batch: Any, logs: Any) -> Any:
@@ -285,6 +291,11 @@ def _fit(model: Any, link: VariableLink, loader: DataLoader) -> Callable[..., An
     fit, optimizer = model.fit, model.optimizer
 
     def fit_in_job(x: Any = None, *arguments: Any, **options: Any) -> Any:
+        if options.get("validation_split"):
+            raise InvalidRequestError(
+                f"fit with validation_split={options['validation_split']}: all of the loader's samples are "
+                f"trained on; keep some out of it, and give them as validation_data=(x, y)"
+            )
         given = [name for name in _OF_ARRAYS if options.get(name) is not None]
         if x is not loader or arguments or given:
             raise InvalidRequestError(

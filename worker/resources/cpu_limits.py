@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Literal, Self
 from uuid import uuid4
 
+from rpc.writing import writing
 from worker.resources import cgroups, duty_cycle
 from worker.resources.cgroups import Cgroup
 
@@ -208,7 +209,7 @@ def _make_v2(home: Cgroup, label: str, undo: contextlib.ExitStack) -> Cgroup:
                 given.callback(_take_cpu_back, parent)
                 control = parent.path / "cgroup.subtree_control"
                 if "cpu" not in control.read_text().split():
-                    control.write_text("+cpu")
+                    _write(control, "+cpu")
                     with contextlib.suppress(OSError):  # before Linux 5.7
                         os.setxattr(parent.path, _MARK, b"")
                 group.path.mkdir()
@@ -228,7 +229,7 @@ def _take_cpu_back(parent: Cgroup) -> None:
     if not any(parent.path.glob(f"{_OWN}*")):
         with contextlib.suppress(OSError):
             os.removexattr(parent.path, _MARK)  # fails where it was not from us
-            (parent.path / "cgroup.subtree_control").write_text("-cpu")
+            _write(parent.path / "cgroup.subtree_control", "-cpu")
 
 
 def _confine(group: Cgroup, home: Cgroup, pid: int, share: float, undo: contextlib.ExitStack) -> None:
@@ -238,11 +239,11 @@ def _confine(group: Cgroup, home: Cgroup, pid: int, share: float, undo: contextl
     period = max(_PERIOD_US, math.ceil(_SMALLEST_QUOTA_US / share))
     quota = max(_SMALLEST_QUOTA_US, round(share * period))
     if group.version == 2:
-        (group.path / "cpu.max").write_text(f"{quota} {period}")
+        _write(group.path / "cpu.max", f"{quota} {period}")
     else:
-        (group.path / "cpu.cfs_period_us").write_text(str(period))
-        (group.path / "cpu.cfs_quota_us").write_text(str(quota))
-    (group.path / "cgroup.procs").write_text(str(pid))
+        _write(group.path / "cpu.cfs_period_us", str(period))
+        _write(group.path / "cpu.cfs_quota_us", str(quota))
+    _write(group.path / "cgroup.procs", str(pid))
 
 
 def _count_apart(home: Cgroup, membership: str, label: str, pid: int, undo: contextlib.ExitStack) -> None:
@@ -258,7 +259,12 @@ def _count_apart(home: Cgroup, membership: str, label: str, pid: int, undo: cont
     with contextlib.suppress(OSError):
         (counting.path / label).mkdir()
         undo.callback(_remove, counting.path / label, counting.path)
-        (counting.path / label / "cgroup.procs").write_text(str(pid))
+        _write(counting.path / label / "cgroup.procs", str(pid))
+
+
+def _write(control: Path, value: str) -> None:
+    with writing(control):
+        control.write_text(value)
 
 
 def _remove(group: Path, home: Path) -> None:
@@ -267,7 +273,7 @@ def _remove(group: Path, home: Path) -> None:
     while True:
         for pid in (group / "cgroup.procs").read_text().split():
             with contextlib.suppress(ProcessLookupError):  # it has just ended
-                (home / "cgroup.procs").write_text(pid)
+                _write(home / "cgroup.procs", pid)
         try:
             group.rmdir()
         except OSError as error:

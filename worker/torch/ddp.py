@@ -7,6 +7,7 @@ once: to the gradients by a communication hook, or to the loss.
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import distributed, nn
 from torch.autograd import Variable
+from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError
@@ -70,10 +72,9 @@ def balance(
     Args:
         model: The model, on all ranks; the ranks are the workers of the job.
         loader: The evenpace loader of the training data.
-        optimizer: The model's SGD, Adam or AdamW of torch.optim, or one derived from them. With Adam and
-            AdamW the gradient noise is that of the preconditioned gradients (Pollux, section 3.1, equation
-            5); of parameters that it does not step, none. Without an optimiser it is that of plain ones. The
-            training is the same.
+        optimizer: The model's optimiser. With Adam and AdamW of torch.optim the gradient noise is that of the
+            preconditioned gradients (Pollux, section 3.1, equation 5); of parameters that it does not step,
+            none. With others, and without one, it is that of plain gradients. The training is the same.
         also: Other objects with `state_dict` and `load_state_dict` that workers which join have to take over,
             such as a `GradScaler`; in the same order on all of them.
         shard_size: For a model in FSDP2 over a mesh of two dimensions, (1, 1) as each process begins alone:
@@ -88,14 +89,16 @@ def balance(
     Raises:
         InvalidRequestError: The model is not in `DistributedDataParallel`, or has a part of its parameters on
             each rank, as in FSDP2; it has synchronised batch normalisation, or a communication hook already;
-            the optimiser is another one; the session has a parameter server; `shard_size` is below 1, or
-            given or left out where the model's mesh does not fit; or, in a job with micro-batches or a group
-            that the manager forms, the loader has another model.
+            the optimiser is L-BFGS with more than one evaluation a step; the session has a parameter server;
+            `shard_size` is below 1, or given or left out where the model's mesh does not fit; or, in a job
+            with micro-batches or a group that the manager forms, the loader has another model.
     """
     session = loader.session
     exchange = AllReduce.of(
         session.exchange, "the session has a parameter server, which weights gradients: leave out `ps`"
     )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        _check_evaluates_once(optimizer)
     if optimizer is not None and _is_sharded_alone(model):
         _form_groups_of_shards(model, loader, exchange, optimizer, also, shard_size)
         return model
@@ -161,7 +164,22 @@ def balance(
         exchange.form_groups_by(formed)
         session.before_batch.append(exchange.form_group)
     loader.accumulation = accumulation
+    model.join = _join_nobody  # type: ignore[method-assign]
+    model.join_hook = _refuse_to_join  # type: ignore[method-assign]
     return model
+
+
+def _join_nobody(*_: Any, **__: Any) -> AbstractContextManager[None]:
+    """Return what `DistributedDataParallel.join` does here: every rank goes through all batches."""
+    return nullcontext()
+
+
+def _refuse_to_join(**_: Any) -> JoinHook:
+    raise InvalidRequestError(
+        "torch.distributed.algorithms.Join of a model that balance was given: every worker goes through all "
+        "batches, with samples without weight where it has no part, so that there is nothing to join; take "
+        "the context away"
+    )
 
 
 def _form_groups_of_shards(
@@ -234,6 +252,23 @@ def _check_replicated(model: object) -> None:
             f"{kind}: balance takes a model in torch's DistributedDataParallel; for others, such as those of "
             f"FSDP2's fully_shard, start the processes by torchrun, and scale the loss by weighted(loss)"
         )
+
+
+def _check_evaluates_once(optimizer: torch.optim.LBFGS) -> None:
+    """Check that L-BFGS evaluates the loss once for a step.
+
+    How often else depends on the losses, of which each rank has another one, so that ranks would part.
+
+    Raises:
+        InvalidRequestError: It does not.
+    """
+    for group in optimizer.param_groups:
+        if group["max_iter"] != 1 or group["line_search_fn"] is not None:
+            raise InvalidRequestError(
+                f"optimizer LBFGS with max_iter={group['max_iter']}, line_search_fn="
+                f"{group['line_search_fn']!r}: how often it evaluates a batch depends on its loss, which is "
+                f"another one on each rank; give it max_iter=1 and no line_search_fn, or take another one"
+            )
 
 
 def _is_sharded_alone(model: object) -> bool:

@@ -1,5 +1,6 @@
 """PyTorch: a process group of gloo or NCCL that is formed anew in each attempt of a job, under one model."""
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -457,16 +458,29 @@ def backend_for(device: torch.device, backends: str) -> str | None:
     return dict(one.split(":") for one in backends.split(",")).get(device.type)
 
 
+class _NoStepError(Exception):
+    """The gradient that a closure has computed does not count."""
+
+
 def guard_step(optimizer: torch.optim.Optimizer, group: FormedGroup) -> None:
     """Let an optimiser take no step with the gradient of a batch that does not count."""
     own = optimizer.step
 
     # A plain function, bound: learning-rate schedulers unwrap and wrap the method.
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        def evaluate() -> Any:
+            assert closure is not None
+            loss = closure()
+            if group.commit() is not None:
+                raise _NoStepError
+            return loss
+
+        if closure is not None:
+            with contextlib.suppress(_NoStepError):
+                return own(evaluate)
+            return group.skip_step()
         if group.commit() is not None:
             return group.skip_step()
-        if closure is not None:
-            return own(closure)
         group.report_step()
         return own()
 

@@ -21,7 +21,7 @@ from worker.torch.exact_sums import ExactSums
 from worker.torch.gradient_norms import PassNorms, squared_norm_of
 from worker.torch.preconditioner import Preconditioner
 from worker.torch.randomness import seed_generators
-from worker.torch.running_statistics import RunningStatistics, running_statistics
+from worker.torch.running_statistics import RunningStatistics, refuse_single_values, running_statistics
 from worker.torch.streams import Lane
 
 if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in benchmarks/gpu
@@ -78,6 +78,7 @@ class Accumulation:
         # Weakly: who ends the process group must let go of the model, and the loader has this.
         self._reduced = weakref.ref(model) if isinstance(model, DistributedDataParallel) else lambda: None
         self._statistics = RunningStatistics(model)
+        refuse_single_values(model, session.training.micro_batch)
         self._part: Slice | None = None  # that is under way, or was gone through last
         self._left = 0  # micro-batches of it that are to be begun
         self._at_once = 1

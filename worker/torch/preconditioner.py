@@ -1,12 +1,14 @@
 """PyTorch: the preconditioner of an optimiser that steps on the ranks, for the norms of gradients."""
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from idl.errors import InvalidRequestError
 from idl.preconditioning import STEPS, inverse_root
+
+log = logging.getLogger(__name__)
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -123,19 +125,16 @@ class Preconditioner:
 
 
 def preconditioner_of(optimizer: torch.optim.Optimizer | None) -> Preconditioner | None:
-    """Return the preconditioner of an optimiser; None for SGD, which has none, and for no optimiser.
-
-    Raises:
-        InvalidRequestError: It is another optimiser.
-    """
-    if optimizer is None or isinstance(optimizer, torch.optim.SGD):
-        return None
-    if not isinstance(optimizer, torch.optim.Adam):  # as AdamW is, too
-        raise InvalidRequestError(
-            f"optimizer {type(optimizer).__name__}: the gradient noise is known for SGD, Adam and AdamW of "
-            f"torch.optim; leave it out, and the noise is that of plain SGD"
+    """Return the preconditioner of Adam and its kin; None for other optimisers, and for none."""
+    if isinstance(optimizer, torch.optim.Adam):  # as AdamW is, too
+        return Preconditioner(optimizer)
+    if not isinstance(optimizer, torch.optim.SGD | None):
+        log.info(
+            "optimizer %s: the gradient noise is that of plain gradients, as of SGD; that of an optimiser's "
+            "steps is known for Adam and AdamW of torch.optim",
+            type(optimizer).__name__,
         )
-    return Preconditioner(optimizer)
+    return None
 
 
 def _in_order(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,16 @@
-"""PyTorch: what batch normalisation's running statistics become by several micro-batches."""
+"""PyTorch: batch normalisation in parts of batches, and its running statistics by several micro-batches."""
+
+from functools import partial
 
 import torch
 from torch import distributed, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from idl.errors import InvalidRequestError
+from worker.torch.module_hook import ModuleHook
+
+_OF_A_PART = "start workers with `--min-batch-size 2` or more"
+_OF_A_MICRO_BATCH = "give the loader a `micro_batch` that is larger and divides the batch size"
 
 
 def running_statistics(model: nn.Module | None) -> dict[str, torch.Tensor]:
@@ -18,6 +26,35 @@ def running_statistics(model: nn.Module | None) -> dict[str, torch.Tensor]:
         for key in ("running_mean", "running_var", "num_batches_tracked")
         if getattr(layer, key) is not None
     }
+
+
+def refuse_single_values(model: nn.Module | None, micro_batch: int | None) -> None:
+    """Have a model's batch normalisation refuse, in training, parts of batches with one value a channel.
+
+    PyTorch does so, too, but says nothing of parts.
+
+    Args:
+        model: The model; None for none.
+        micro_batch: Samples of the job's micro-batches; None for a job without.
+    """
+    for name, layer in model.named_modules() if model is not None else ():
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            check = partial(_check_values, name, micro_batch)
+            layer.register_forward_pre_hook(ModuleHook(check))
+
+
+def _check_values(
+    name: str, micro_batch: int | None, layer: nn.BatchNorm1d, inputs: tuple[torch.Tensor, ...]
+) -> None:
+    if not inputs or inputs[0].dim() < 2 or inputs[0].numel() != inputs[0].shape[1]:
+        return
+    if layer.training or layer.running_mean is None:
+        what, advice = ("part", _OF_A_PART) if micro_batch is None else ("micro-batch", _OF_A_MICRO_BATCH)
+        raise InvalidRequestError(
+            f"{name}: {type(layer).__name__} has one value for each channel, which has no variance, as this "
+            f"worker's {what} of the batch has one sample: {advice}, and drop_last=True where an epoch's "
+            f"last batch is too small; or take GroupNorm or LayerNorm"
+        )
 
 
 class RunningStatistics:

@@ -387,6 +387,78 @@ PLANTED = (
         "A script that calls `evenpace.connect` and is drained",
         (Change("evenpace/context.py", "    _end_well_once_released()\n    return", "    return"),),
         "tests/evenpace/test_endings.py -k by_itself",
+        "BatchNorm ends a worker whose part, or micro-batch,",
+        (
+            Change(
+                "worker/torch/micro_batches.py",
+                "        refuse_single_values(model, session.training.micro_batch)\n",
+                "",
+            ),
+        ),
+        "tests/worker/torch/test_untrained.py -k one_value",
+    ),
+    Planted(
+        "Where a disk is full, reports, models, checkpoints",
+        (
+            Change(
+                "rpc/writing.py",
+                "raise OSError(error.errno, error.strerror, str(path)) from error",
+                "raise",
+            ),
+            Change("rpc/logs.py", "if isinstance(error, OSError):", "if False:"),
+        ),
+        "tests/rpc/test_writing.py tests/rpc/test_logs.py tests/ps/test_ps_checkpoints.py "
+        "-k 'names_the_file or full_disk'",
+    ),
+    Planted(
+        "With `model.join()` around the loop,",
+        (
+            Change(
+                "worker/torch/ddp.py",
+                "    model.join = _join_nobody  # type: ignore[method-assign]\n",
+                "",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k rmsprop",
+    ),
+    Planted(
+        "`fit(loader, validation_split=…)`, and a JAX",
+        (
+            Change("worker/keras/model_hooks.py", 'if options.get("validation_split"):', "if False:"),
+            Change(
+                "worker/jax/gradient.py",
+                "            _check_takes(loss_fn, params, piece, *rest, **key)\n",
+                "",
+            ),
+        ),
+        "tests/worker/jax/test_gradient.py tests/scripts/keras_cases.py -k 'mistakes or loader_alone'",
+    ),
+    Planted(
+        "`train_on_batch` of a distributed Keras model,",
+        (
+            Change(
+                "worker/keras/model_hooks.py",
+                "for batch in map(_without_none, iterator):",
+                "for batch in iterator:",
+            ),
+        ),
+        "tests/scripts/keras_cases.py -k train_on_batch",
+    ),
+    Planted(
+        "`balance` refuses RMSprop and others, and advises",
+        (
+            Change(
+                "worker/torch/preconditioner.py",
+                '        log.info(\n            "optimizer %s:',
+                '        raise ValueError(\n            "optimizer %s:',
+            ),
+            Change(
+                "worker/torch/formed_group.py",
+                "            if group.commit() is not None:\n                raise _NoStepError",
+                "            if False:\n                raise _NoStepError",
+            ),
+        ),
+        "tests/worker/torch/test_formed_groups.py -k 'rmsprop or (killed_within and closure)'",
     ),
 )
 

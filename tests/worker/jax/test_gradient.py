@@ -169,3 +169,5 @@ def test_mistakes_are_named():
         step(params, batch | {"y": np.zeros(3)})
     with pytest.raises(InvalidRequestError, match="micro_batch_size 0"):
         value_and_grad(losses, 0)
+    with pytest.raises(InvalidRequestError, match=r"missing a required .*'rng'.*rng=jax\.random\.key"):
+        value_and_grad(lambda p, b, rng: losses(p, b), 8)(params, batch)

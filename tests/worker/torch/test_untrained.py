@@ -155,3 +155,20 @@ def test_values_that_a_step_would_lose_are_warned_of_once(caplog, change, warnin
     said = [record.message for record in caplog.records if "was changed" in record.message]
     assert len(said) == (warning is not None)
     assert all(text.startswith(warning) for text in said)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "advice"), [(None, "part .*--min-batch-size"), (1, "micro-batch .*`micro_batch`")]
+)
+def test_batch_normalisation_of_one_value_is_refused(micro_batch, advice):
+    """The error names the layer and what to do; images have several values, and evaluation needs none."""
+    images, flat = nn.BatchNorm2d(3), nn.BatchNorm1d(3)
+    model = nn.Sequential(images, nn.Flatten(), flat)
+    with OpenServices(1, 1) as services:
+        loader = DataLoader(Squares(24), 4, session=services.session("w"), micro_batch=micro_batch)
+        distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader, model)
+        images(torch.randn(1, 3, 2, 2))
+        for layer, one in ((images, torch.randn(1, 3, 1, 1)), (flat, torch.randn(1, 3))):
+            with pytest.raises(InvalidRequestError, match=rf"\d: BatchNorm\dd has one value .*{advice}"):
+                layer(one)
+            layer.eval()(one)
