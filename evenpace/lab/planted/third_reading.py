@@ -387,6 +387,8 @@ PLANTED = (
         "A script that calls `evenpace.connect` and is drained",
         (Change("evenpace/context.py", "    _end_well_once_released()\n    return", "    return"),),
         "tests/evenpace/test_endings.py -k by_itself",
+    ),
+    Planted(
         "BatchNorm ends a worker whose part, or micro-batch,",
         (
             Change(
