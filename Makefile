@@ -15,12 +15,13 @@ PYTEST = $(BIN)/pytest -n $(JOBS)
 
 FUZZ_RUNS ?= 1000000
 
-.PHONY: help demo test test-all test-containers fuzz check bench figures docs images image-contention base-image clean
+.PHONY: help demo quick test test-all test-containers fuzz check bench figures docs images image-contention base-image clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo   train on four uneven workers, first evenly, then balanced, and compare"
 	@echo "make test   run the tests; ONLY=ps takes those of one package, JOBS=4 shares them among four processes"
+	@echo "make quick  run the tests that start no clusters, on few examples; it takes ONLY and JOBS, too"
 	@echo "make test-all  run everything, for a release"
 	@echo "make fuzz   try other random examples than the tests do, and many more; $(FUZZ_RUNS) messages, too"
 	@echo "make check  run the linters, the format check and the type check"
@@ -40,9 +41,13 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(PYTEST) $(addprefix tests/,$(ONLY))
 
+quick: $(VENV)/ready
+	$(PYTEST) -m 'not slow and not ci and not release and not containers' --hypothesis-profile=quick \
+		$(addprefix tests/,$(ONLY))
+
 # For a release: what takes long, too.
 test-all: $(VENV)/ready
-	$(PYTEST) -m 'not containers'
+	$(PYTEST) -m 'not containers' --hypothesis-profile=ci
 	$(BIN)/evenpace lab chaos --minutes 10 --json runs/chaos.json
 	$(BIN)/evenpace lab chaos --minutes 2 --deterministic --json runs/chaos-deterministic.json
 	$(BIN)/evenpace lab chaos --minutes 2 --lookahead 2 --jobs 2 --workers 3 --json runs/chaos-jobs.json

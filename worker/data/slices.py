@@ -148,7 +148,11 @@ class Slices:
                 session.finish_iteration()
             finished, assignment = assignment, session.assignment
             if assignment is finished:  # an equal one is possible: a slice may be assigned to a worker again
-                raise InvalidRequestError(f"iteration {finished.iteration} was not finished: {self._advice}")
+                raise InvalidRequestError(
+                    f"iteration {finished.iteration} was not finished: {self._advice}; do so before the next "
+                    "batch is taken, unlike who reads one batch ahead (a prefetcher, the loops of Accelerate "
+                    "and Lightning)"
+                )
 
     @property
     def progress(self) -> float:

@@ -34,11 +34,7 @@ class Loader(loader.Loader):
     """
 
     accumulation: Accumulation | None = None
-    _advice = (
-        "call optimizer.step() for each batch, before the next one is taken; whoever reads one batch ahead "
-        "(a prefetcher, Accelerate's or Lightning's loop) does not, nor does a GradScaler that leaves out a "
-        "step after an overflow"
-    )
+    _advice = "call optimizer.step() for each batch, which a GradScaler leaves out after an overflow"
     _seed_generators = staticmethod(seed_generators)
 
     def __iter__(self) -> Iterator[Any]:

@@ -129,7 +129,7 @@ def _run_tests(arguments: str, checkout: Path, timeout: float, stopping: threadi
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci"),
-        *("-m", "not containers and not release"),
+        *("-m", "not containers"),
         *(f"--junitxml={report}", f"--basetemp={checkout.with_name('tests')}", *shlex.split(arguments)),
     ]
     with (
