@@ -6,7 +6,7 @@ from hypothesis import settings
 def driven(examples, steps):
     """Settings for so many examples, of at most so many steps; fewer or more where the profile wants that."""
     usual = settings.default.max_examples
-    most = max(examples, usual) if usual >= 100 else examples * usual // 100
+    most = max(examples, usual) if usual >= 100 else examples * usual // 250
     return settings(max_examples=most, stateful_step_count=steps)
 
 

@@ -500,8 +500,8 @@ KILLED, FROZEN = ({}, "w1 died"), ({"report_timeout": 20}, "w1 did not report")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "end"),
-    [("asp", KILLED), ("ssp", KILLED), ("backup", KILLED), ("ssp", FROZEN)],
-    ids=["asp-killed", "ssp-killed", "backup-killed", "ssp-frozen"],
+    [("asp", KILLED), ("backup", KILLED), ("ssp", FROZEN)],
+    ids=["asp-killed", "backup-killed", "ssp-frozen"],
 )
 def test_the_others_go_on_in_every_mode(tmp_path, wait_until, mode, end):
     """A worker that is killed or frozen is taken out, and the others train to their end."""

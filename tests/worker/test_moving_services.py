@@ -162,9 +162,17 @@ def test_two_files_with_one_shard_are_refused(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.parametrize("lookahead", [0, 2])
-@pytest.mark.parametrize("point", ["10:push:0", "10:report:0"])
-@pytest.mark.parametrize("noticed", ["by absence", "by contest", "by an operator"])
+@pytest.mark.parametrize(
+    ("noticed", "point", "lookahead"),
+    [
+        ("by absence", "10:push:0", 0),
+        ("by absence", "10:report:0", 2),
+        ("by contest", "10:push:0", 2),
+        ("by contest", "10:report:0", 0),
+        ("by an operator", "10:push:0", 0),
+        ("by an operator", "10:report:0", 2),
+    ],
+)
 def test_a_worker_that_thaws_after_it_was_replaced_ends(tmp_path, wait_until, noticed, point, lookahead):
     """It says so and disturbs nobody; the replacement wins, though the other still counts as a member."""
     absence = 2.0 if noticed == "by absence" else 600.0

@@ -149,6 +149,7 @@ def test_a_size_outside_of_new_bounds_is_brought_within_them():
     assert "the batch size goes from 64 to 100: its bounds" in "\n".join(run.job.outbox.events)
 
 
+@pytest.mark.ci
 def test_micro_batches_stay_whole():
     """A chosen size has no micro-batch that is not full."""
     run = Run(JobSpec(10**6, 64, micro_batch=24), sizing=Sizing("goodput", Sizes(64, 4096)))

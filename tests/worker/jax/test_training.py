@@ -96,6 +96,7 @@ def test_in_micro_batches_uneven_workers_equal_one_worker(trained):
     assert np.abs((losses * sizes).sum(axis=0) / sizes.sum(axis=0) - alone["losses"]).max() < 1e-10
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, wait_until):
     """Saved with NumPy in the middle of an epoch, a job resumes with fewer workers on more shards."""
@@ -112,6 +113,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, wait_until):
     assert np.abs(np.load(tmp_path / "final.npy") - train_alone("adamw")).max() < 1e-9
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_example_trains_as_well_on_two_workers(tmp_path, wait_until):
     """Each worker of the example ends with the same accuracy, about that of the ordinary script."""

@@ -98,6 +98,7 @@ def seeded(inputs, outputs):
     return nn.Linear(inputs, outputs)
 
 
+@pytest.mark.ci
 def train(wait_until, digits, make_loader, max_gap, arrive=lambda number, loader: None):
     """Train a linear model with five workers of fixed batch sizes.
 
@@ -339,7 +340,9 @@ def is_used_once(workers, origins, iteration):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("moment", "comes_back"), [("before", "frozen"), ("after", "killed")])
+@pytest.mark.parametrize(
+    ("moment", "comes_back"), [("before", "frozen"), pytest.param("after", "killed", marks=pytest.mark.ci)]
+)
 def test_a_receiver_that_stops_in_mid_transfer(wait_until, moment, comes_back):
     """If a receiver stops before it answers, no sample is lost or used by two workers."""
     with partitions_process("--workers", "3", "--silence", "20") as manager, contextlib.ExitStack() as stack:

@@ -47,7 +47,7 @@ def alone():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "mesh"),
-    [("adam", ("--sharded",)), ("sgd", ("--sharded",)), ("adam", COPIES), ("sgd", ("--shard-size", "1"))],
+    [("sgd", ("--sharded",)), ("adam", COPIES), ("sgd", ("--shard-size", "1"))],
 )
 def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer, mesh):
     """Where a worker joins and another is drained, parameters stay those of one process."""
@@ -101,7 +101,9 @@ def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("names", "shard_size"), [("abcd", "2"), ("ab", "1")])
+@pytest.mark.parametrize(
+    ("names", "shard_size"), [("abcd", "2"), pytest.param("ab", "1", marks=pytest.mark.ci)]
+)
 def test_shards_that_others_have_outlive_a_freeze(tmp_path, wait_until, names, shard_size):
     """The frozen one is a member again when it is back, and takes the others' state."""
     size = len(names)
@@ -123,7 +125,7 @@ def test_shards_that_others_have_outlive_a_freeze(tmp_path, wait_until, names, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("optimizer", "ranks"), [("adam", "13"), ("sgd", "13"), ("adam", "3")])
+@pytest.mark.parametrize(("optimizer", "ranks"), [("sgd", "13"), ("adam", "3")])
 def test_a_step_that_some_shards_have_made_is_made_by_all(tmp_path, wait_until, optimizer, ranks):
     """All or some copies of a shard do not know that all have their gradients; other ranks step."""
     with (

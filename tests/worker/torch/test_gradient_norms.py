@@ -112,10 +112,7 @@ def test_records_have_the_norms_of_every_contribution(
 @pytest.mark.parametrize(
     ("workers", "shards", "arguments", "options"),
     [
-        pytest.param(2, 2, [], [], id="slices"),
         pytest.param(2, 1, ["--micro-batch", "3"], [], id="slices of micro-batches"),
-        pytest.param(2, 1, ["--micro-batch", "3"], ["--exact"], id="slices of micro-batches, exact sums"),
-        pytest.param(2, 0, [], [], id="ranks"),
         pytest.param(2, 0, ["--micro-batch", "3"], [], id="ranks, micro-batches"),
         pytest.param(1, 0, ["--micro-batch", "3"], ["--exact"], id="one rank, micro-batches, exact sums"),
     ],
