@@ -239,11 +239,14 @@ def test_no_control_group_is_left(start):
 
 @pytest.mark.usefixtures("needs_cgroup")
 def test_limits_nest(start):
-    """A second limit on a process holds beside the first one, and goes without it."""
+    """A second limit on a process holds beside the first one, and goes without it.
+
+    With version 2 the first one's group holds the process, and is no parent: the second stops and continues.
+    """
     child, twin = start(SPIN), start(SPIN)
     name = f"nest-{uuid.uuid4().hex[:8]}"
     with limit_cpu(child.pid, 0.5, name, "cgroup") as outer:
-        with limit_cpu(child.pid, 0.1, name, "cgroup") as inner:
+        with limit_cpu(child.pid, 0.1, name) as inner:
             holds(inner, child.pid, twin.pid)
         holds(outer, child.pid, twin.pid)
     assert not left_groups(name)
