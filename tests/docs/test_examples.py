@@ -39,10 +39,8 @@ def _script(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "late"),
     [
-        *(
-            pytest.param(name, late, marks=() if name in (SCRIPTS[0], KERAS) else pytest.mark.ci)
-            for name, late in [*((name, name) for name in (*SCRIPTS, *TUTORIAL)), (KERAS, TENSORFLOW)]
-        )
+        pytest.param(name, late, marks=() if name in (SCRIPTS[0], KERAS) else pytest.mark.ci)
+        for name, late in [*((name, name) for name in (*SCRIPTS, *TUTORIAL)), (KERAS, TENSORFLOW)]
     ],
 )
 def test_a_script_trains_where_a_worker_dies_and_another_joins(name, late, tmp_path, wait_until, monkeypatch):

@@ -149,7 +149,6 @@ def test_a_size_outside_of_new_bounds_is_brought_within_them():
     assert "the batch size goes from 64 to 100: its bounds" in "\n".join(run.job.outbox.events)
 
 
-@pytest.mark.ci
 def test_micro_batches_stay_whole():
     """A chosen size has no micro-batch that is not full."""
     run = Run(JobSpec(10**6, 64, micro_batch=24), sizing=Sizing("goodput", Sizes(64, 4096)))
@@ -158,6 +157,7 @@ def test_micro_batches_stay_whole():
     assert all(size % 24 == 0 for size in sizes[20:])
 
 
+@pytest.mark.ci
 def test_hundreds_of_changes_leave_no_growing_state():
     """What is kept of them is as large after 2,000 as after 500, and so is what policies remember."""
     for policy in ("learned", "proportional"):

@@ -98,7 +98,6 @@ def seeded(inputs, outputs):
     return nn.Linear(inputs, outputs)
 
 
-@pytest.mark.ci
 def train(wait_until, digits, make_loader, max_gap, arrive=lambda number, loader: None):
     """Train a linear model with five workers of fixed batch sizes.
 
@@ -150,6 +149,7 @@ def train(wait_until, digits, make_loader, max_gap, arrive=lambda number, loader
     return right.float().mean().item(), right[slow].float().mean().item(), sizes
 
 
+@pytest.mark.ci
 def test_partitions_train_as_well_as_shuffled_data(digits, wait_until):
     """Five workers with two classes each, whose batch sizes differ by three, learn as on shuffled data."""
     torch.set_num_threads(1)

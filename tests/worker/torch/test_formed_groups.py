@@ -355,7 +355,6 @@ def test_a_worker_is_killed_within_an_iteration(tmp_path, wait_until, rank, opti
         check_equal_to_one_process(ended[0], first, iterations)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.ci)])
 def test_gradients_are_reduced_by_a_stand_in_for_nccl(tmp_path, wait_until, rank):
     """A worker joins, one is killed within an iteration, and one frozen: operations are aborted by then."""
@@ -386,6 +385,7 @@ def test_gradients_are_reduced_by_a_stand_in_for_nccl(tmp_path, wait_until, rank
         assert {line[5] for line in run.seen(one)} == {2, 3}
 
 
+@pytest.mark.ci
 def test_a_launcher_starts_a_killed_worker_again(tmp_path, wait_until):
     """One for each worker, as torchrun is by which each machine starts its own; the worker comes back."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
@@ -407,7 +407,6 @@ def test_a_launcher_starts_a_killed_worker_again(tmp_path, wait_until):
         assert run.seen("b")[-1][0] > run.seen("b")[0][0]
 
 
-@pytest.mark.ci
 def test_a_worker_is_frozen_and_thaws(tmp_path, wait_until):
     """It is passed over after the manager's silence, and takes the others' state when it is back."""
     options = ("--workers", "3", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
@@ -425,6 +424,7 @@ def test_a_worker_is_frozen_and_thaws(tmp_path, wait_until):
         assert run.seen("b")[-1][5] == 3
 
 
+@pytest.mark.ci
 def test_a_group_breaks_while_packets_are_lost_within_it(tmp_path, wait_until, needs_network):
     """Both sides are heard of by the manager all the time; the job goes on once packets pass again."""
     with (
