@@ -372,15 +372,20 @@ def _fork_zygote() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         ours.close()
-        show([sys.executable, NAME])
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with open(os.devnull, "r+b", buffering=0) as nothing:
-            for number in range(3):
-                os.dup2(nothing.fileno(), number)
+        stay_behind()
         _run(theirs)
         sys.exit()
     theirs.close()
     return ours
+
+
+def stay_behind() -> None:
+    """Let go of what this process was forked with, as a zygote does: streams, command line and Ctrl-C."""
+    show([sys.executable, NAME])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(os.devnull, "r+b", buffering=0) as nothing:
+        for number in range(3):
+            os.dup2(nothing.fileno(), number)
 
 
 def _open_streams() -> None:

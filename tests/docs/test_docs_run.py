@@ -59,6 +59,22 @@ def test_ctrl_c_ends_the_command_in_the_foreground_alone(tmp_path, wait_until):
         terminal.close()
 
 
+def test_what_a_terminal_has_forked_ends_with_who_stands_for_it(tmp_path, wait_until):
+    """Its status is that of the command, and a command that is killed is gone."""
+    (tmp_path / "end.py").write_text("import sys; sys.exit(3 if 'tests.zygote' in sys.modules else 4)")
+    (tmp_path / "wait.py").write_text("import time; open('begun', 'w').close(); time.sleep(600)")
+    command = f"{sys.executable} -I -S {ROOT}/tests/scripts/forked_command.py"
+    terminal = Terminal(tmp_path, "one", os.environ)
+    try:
+        terminal.run(f"status=0\n{command} end.py || status=$?\n[ $status = 3 ]", 60.0)
+        terminal.run(f"{command} wait.py &\nuntil [ -e begun ]; do sleep 0.1; done", 60.0)
+        assert len(terminal._processes()) == 1
+        terminal.run("kill -KILL $!", 60.0)
+        wait_until(lambda: not terminal._processes(), "the end of what was forked")
+    finally:
+        terminal.close()
+
+
 @pytest.mark.parametrize(
     "line",
     [

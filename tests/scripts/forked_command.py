@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 
-ZYGOTE = "EVENPACE_TESTS_ZYGOTE"  # the variable that names its socket, by the session
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -18,20 +17,24 @@ def main() -> None:
     """Ask for the process, and wait for its end."""
     arguments = sys.argv[1:]
     is_module = arguments[:2] == ["-m", "evenpace"]
-    is_near = os.environ.get(ZYGOTE) == f"evenpace-terminal-{os.getsid(0)}"  # a group is of one session
-    if is_near and (is_module or (arguments and arguments[0].endswith(".py"))):
+    if is_module or (arguments and arguments[0].endswith(".py")):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as zygote:
-            zygote.connect(f"\0{os.environ[ZYGOTE]}")
-            request = {
-                "arguments": arguments[1:] if is_module else arguments,
-                "cwd": os.getcwd(),
-                "environment": dict(os.environ),
-                "group": os.getpgid(0),
-            }
-            socket.send_fds(zygote, [json.dumps(request).encode()], [0, 1, 2])
-            if child := int(zygote.recv(64)):
-                follow(zygote, child)
+            if zygote.connect_ex(address()) == 0:
+                request = {
+                    "arguments": arguments[1:] if is_module else arguments,
+                    "cwd": os.getcwd(),
+                    "environment": dict(os.environ),
+                    "group": os.getpgid(0),
+                }
+                socket.send_fds(zygote, [json.dumps(request).encode()], [0, 1, 2])
+                if child := int(zygote.recv(64)):
+                    follow(zygote, child)
     os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def address() -> str:
+    """Return the address of the zygote of this session, whose processes it can put into one group."""
+    return f"\0evenpace-terminal-{os.getsid(0)}"
 
 
 def follow(zygote: socket.socket, child: int) -> None:
