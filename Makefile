@@ -9,8 +9,8 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 OWN_BASE := evenpace-base:bookworm
 BASE_IMAGE ?= $(shell docker image inspect $(OWN_BASE) >/dev/null 2>&1 && echo $(OWN_BASE) || echo python:3.11-slim)
 
-# As many processes as there are cores share the tests; JOBS names another number.
-JOBS ?= $(shell nproc)
+# Two processes for each core share the tests, many of which wait; JOBS names another number.
+JOBS ?= $(shell expr 2 \* $$(nproc))
 PYTEST = $(BIN)/pytest -n $(JOBS)
 
 FUZZ_RUNS ?= 1000000

@@ -122,8 +122,9 @@ class Terminal:
         if not self._processes():
             return
         # The shell waits for its last command; each command has a process group of its own.
-        foreground = max(psutil.Process(self._bash.pid).children(), key=_began)
-        os.killpg(foreground.pid, signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has ended meanwhile
+            for command in sorted(psutil.Process(self._bash.pid).children(), key=_began)[-1:]:
+                os.killpg(command.pid, signal.SIGINT)
         deadline = time.monotonic() + seconds
         while left := self._processes():
             assert time.monotonic() < deadline, f"after Ctrl-C these go on: {_commands(left)}"
