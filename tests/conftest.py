@@ -44,9 +44,9 @@ def _quick_starts() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def fresh_starts() -> Iterator[None]:
-    """Have processes import what they need themselves, and nothing else."""
-    with zygote.set_aside():
+def framework_starts() -> Iterator[None]:
+    """Fork workers from a process that has imported TensorFlow, Keras and JAX, and no PyTorch."""
+    with zygote.installed(zygote.FRAMEWORKS, "worker"):
         yield
 
 

@@ -59,6 +59,16 @@ IMPORTED = (
     "torch.distributed",
     "uvicorn",
 )
+# What workers with Keras on TensorFlow, or with JAX, need, which have no PyTorch.
+FRAMEWORKS = (
+    "evenpace.context",
+    "evenpace.jax",
+    "evenpace.keras",
+    "evenpace.launch",
+    "flax",
+    "optax",
+    "sklearn.datasets",
+)
 
 _ordinary = subprocess.Popen
 _STARTERS = {"lab", "demo", "run", "profile"}  # commands that start processes of ours in turn
@@ -69,33 +79,43 @@ NAME = "tests.zygote"  # is in a zygote's command line, and in no other
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
-    """Let `subprocess.Popen` start processes of `MODULES` by forking a zygote, which is started here."""
+def installed(imported: Sequence[str] = IMPORTED, command: str | None = None) -> Iterator[None]:
+    """Let `subprocess.Popen` start processes of `MODULES` by forking a zygote, which is started here.
+
+    Args:
+        imported: The modules that it imports.
+        command: The one command of `evenpace` that it is for; None for all.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         popen = subprocess.Popen(
-            [sys.executable, "-c", f"from tests.zygote import _main; _main({theirs.fileno()})", _ROOM],
+            [
+                sys.executable,
+                "-c",
+                f"from tests.zygote import _main; _main({theirs.fileno()}, {imported})",
+                _ROOM,
+            ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             cwd=ROOT,
         )
     try:
-        with _forking(ours):
+        with _forking(ours, command):
             yield
     finally:
         popen.wait()
 
 
 @contextlib.contextmanager
-def _forking(requests: socket.socket) -> Iterator[None]:
+def _forking(requests: socket.socket, command: str | None = None) -> Iterator[None]:
     """Likewise, with a zygote that is there; it ends when `requests`, the socket to it, is closed."""
-    _Popen.zygote = _Zygote(requests)
-    subprocess.Popen = _Popen  # type: ignore[misc]
+    before, zygotes = subprocess.Popen, _Popen.zygotes
+    subprocess.Popen, _Popen.zygotes = _Popen, {**zygotes, command: _Zygote(requests)}  # type: ignore[misc]
     try:
         with requests:
             yield
     finally:
-        subprocess.Popen = _ordinary  # type: ignore[misc]
+        subprocess.Popen, _Popen.zygotes = before, zygotes  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -157,18 +177,19 @@ def _adopting() -> Iterator[None]:
 class _Popen(subprocess.Popen):  # type: ignore[type-arg]
     """A process that is forked where that can be, and started as ever where not."""
 
-    zygote: _Zygote
+    zygotes: Mapping[str | None, _Zygote] = {}  # by the command that they are for; None: all others
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         given = dict(zip(_PARAMETERS, rest, strict=True))
         environment = dict(os.environ if given["env"] is None else given["env"])
         command = _command(args) if _is_plain(given) else None
-        if command is None or settings(environment) != self.zygote.settings:
+        network, arguments = command or (None, [])
+        zygote = self.zygotes.get(next(iter(arguments[1:2]), None), self.zygotes[None])
+        if command is None or settings(environment) != zygote.settings:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        network, arguments = command
         namespaces = [] if network is None else [network]
-        if os.readlink(_mounts()) != self.zygote.mounts:
+        if os.readlink(_mounts()) != zygote.mounts:
             namespaces.append(_mounts())
         request = {
             "namespaces": namespaces,
@@ -182,7 +203,7 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
         }
         streams = (given["p2cread"], given["c2pwrite"], given["errwrite"])
         inherited = [number if stream == -1 else stream for number, stream in enumerate(streams)]
-        self.pid = self.zygote.fork(request, inherited)
+        self.pid = zygote.fork(request, inherited)
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[pipe] for pipe in pipes))  # type: ignore[attr-defined]
@@ -239,13 +260,14 @@ def _command(args: Any) -> tuple[str | None, list[str]] | None:
 # -- in the zygote
 
 
-def _main(number: int) -> None:
-    """Import everything, and fork until the other end of the socket `number` is closed."""
+def _main(number: int, imported: Sequence[str]) -> None:
+    """Import modules, and fork until the other end of the socket `number` is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this
     # JAX warns of forks because of its threads, of which it has none before it computes.
     warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
     atexit.register(_End.now)  # the first of all, and so the last to be called
-    for name in IMPORTED:
+    os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}  # as they are imported
+    for name in imported:
         importlib.import_module(name)
     gc.freeze()  # what is forked need not look through, and so copy, what it shares
     _run(socket.socket(fileno=number))

@@ -238,7 +238,8 @@ def test_a_drained_worker_ends_well_and_comes_again(wait_until):
     assert set(counts[:-1]) <= {16, 8}
 
 
-@pytest.mark.parametrize("lookahead", [0, pytest.param(2, marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_paused_job_waits_and_goes_on(wait_until, lookahead):
     """Assignments are finished during a pause, no others begin, and sessions outlast their time-outs."""
     seconds = 12.0  # longer than a busy machine holds anybody up

@@ -497,6 +497,7 @@ MODES = {
 KILLED, FROZEN = ({}, "w1 died"), ({"report_timeout": 20}, "w1 did not report")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "end"),

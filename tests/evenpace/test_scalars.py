@@ -413,6 +413,7 @@ def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
     assert min(sizes.values()) <= 92 < 96 <= max(sizes.values())
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_line_is_the_same_for_every_framework(tmp_path, wait_until, monkeypatch):
     """One line writes every iteration, with PyTorch and a parameter server, Keras, or JAX."""

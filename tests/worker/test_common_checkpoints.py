@@ -55,6 +55,7 @@ def restart(shard):
     shard.start()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("intervals", [(7, 10), (50, 3)])
 def test_shards_with_intervals_of_their_own_go_on(tmp_path, intervals):

@@ -69,6 +69,7 @@ def moving(folder, *options, host="127.0.0.1"):
         yield manager, shard
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["manager", "shard"])
 @pytest.mark.parametrize("way", ["stop", "kill"])

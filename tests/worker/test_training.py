@@ -77,6 +77,7 @@ def test_the_others_go_on_when_a_worker_is_killed(tmp_path, wait_until):
     assert whole.batch_sizes.sum() == whole.total == 64
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_others_go_on_when_a_worker_freezes(tmp_path, wait_until):
     """A frozen worker is removed once the others have waited for the report time-out."""

@@ -58,6 +58,7 @@ def request(worker, iteration=0, learned_bytes=None):
     return asked
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("predictor", ["narx", "lstm"])
 def test_a_job_of_2000_workers_goes_on_from_its_checkpoint(predictor, wait_until):
     """All models are uploaded; a worker that joins a running job need not send them."""

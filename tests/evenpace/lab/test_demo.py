@@ -67,6 +67,7 @@ def finished(tmp_path_factory):
     return done.stdout, summary, json.loads((folder / "run" / "report.json").read_text()), folder
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_demo_shows_what_balancing_gains(finished):
     """Balanced is at least 0.6 times as fast as the workers' speeds allow, with the split that they ask for.
@@ -125,7 +126,7 @@ def test_the_demos_figures_are_its_records(finished):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_demo_shows_that_the_mapping_does_not_matter(tmp_path):
     """With batch normalisation and dropout, 1 worker and 4 uneven ones end alike in micro-batches alone."""
     options = ["--mapping", "--out", str(tmp_path / "run"), "--json", str(tmp_path / "figures.json")]

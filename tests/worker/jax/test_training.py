@@ -16,7 +16,7 @@ from idl.plan import JobSpec, permutation
 from tests import EXAMPLES
 from tests.scripts import train_jax as script
 
-pytestmark = pytest.mark.usefixtures("fresh_starts")  # no worker has another framework than its own
+pytestmark = pytest.mark.usefixtures("framework_starts")
 
 SCRIPT = Path(script.__file__)
 EPOCHS = 5  # of 8 iterations each, the last of them on a smaller batch
@@ -47,7 +47,7 @@ def train_alone(optimizer_name):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, fresh_starts, wait_until):
+def trained(tmp_path_factory, framework_starts, wait_until):
     """The folder with the results of three uneven workers in two jobs, and of one alone in the second."""
     folder = tmp_path_factory.mktemp("jax")
     services = LocalCluster(folder, workers=3, shards=2, tolerance=0.0, manager_options=PATIENT)

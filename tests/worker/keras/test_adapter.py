@@ -9,7 +9,8 @@ from tests import SCRIPTS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["keras_cases", pytest.param("keras_push_cases", marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["keras_cases", "keras_push_cases"])
 def test_the_cases_pass(name):
     """All cases of a file pass; failures are printed."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(SCRIPTS / f"{name}.py")]

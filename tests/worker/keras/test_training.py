@@ -10,14 +10,14 @@ import pytest
 from evenpace.lab.cluster import LocalCluster
 from tests import EXAMPLES, SCRIPTS
 
-pytestmark = pytest.mark.usefixtures("fresh_starts")  # no worker has another framework than its own
+pytestmark = pytest.mark.usefixtures("framework_starts")
 
 LIMITS = (120, 90, 40)  # samples that each worker takes at most
 STEPS, LAST, BATCH, EPOCHS = 6, 2, 120, 6  # of an epoch, the last on a smaller batch
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, fresh_starts, wait_until):
+def trained(tmp_path_factory, framework_starts, wait_until):
     """Return the results of three uneven workers, job by job, in one cluster: importing takes long."""
     folder = tmp_path_factory.mktemp("keras")
     patient = ("--silence", "120")  # who is only held up keeps its part

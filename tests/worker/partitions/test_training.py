@@ -339,10 +339,9 @@ def is_used_once(workers, origins, iteration):
     return sum(map(len, used)) == len(every) and set().union(*used) == every
 
 
+@pytest.mark.ci
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("moment", "comes_back"), [("before", "frozen"), pytest.param("after", "killed", marks=pytest.mark.ci)]
-)
+@pytest.mark.parametrize(("moment", "comes_back"), [("before", "frozen"), ("after", "killed")])
 def test_a_receiver_that_stops_in_mid_transfer(wait_until, moment, comes_back):
     """If a receiver stops before it answers, no sample is lost or used by two workers."""
     with partitions_process("--workers", "3", "--silence", "20") as manager, contextlib.ExitStack() as stack:

@@ -19,6 +19,7 @@ from worker.torch.backward_watch import BackwardWatch
 NAMES = (script.LATE, "early")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "policy"), [(("--pieces",), "overlap"), (("--micro-batch", "2"), "even")]

@@ -212,7 +212,8 @@ def test_planning_ahead_and_prefetching_keep_sums_exact(results):
     check_equal(results["prefetch"], train_alone())
 
 
-@pytest.mark.parametrize("lookahead", [pytest.param(0, marks=pytest.mark.ci), 2])
+@pytest.mark.ci
+@pytest.mark.parametrize("lookahead", [0, 2])
 def test_operators_change_a_job_without_a_parameter_server(tmp_path, wait_until, lookahead):
     """After any change, and a pause beyond a time-out, ranks end as one process on the same batches."""
     options = "--workers", "3", "--lookahead", str(lookahead), *FOLLOW

@@ -221,6 +221,7 @@ def test_a_run_ends_with_the_same_bits_on_any_workers(tmp_path, wait_until):
         assert drawn(tmp_path / run) == drawn(tmp_path / "alone")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_run_on_a_stream_ends_with_the_same_bits_on_any_workers(tmp_path, wait_until):
     """Likewise where the samples come from a stream."""

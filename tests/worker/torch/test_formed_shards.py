@@ -44,6 +44,7 @@ def alone():
     distributed.destroy_process_group()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "mesh"),
@@ -60,6 +61,7 @@ def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer, mesh):
         check_equal_to_one_process(drained, first, run.seen("a")[-1][1] + 1, optimizer)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
 def test_the_others_end_when_one_is_gone(tmp_path, wait_until, fault):
@@ -100,10 +102,9 @@ def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
         assert changes == [4, 3, 4, 3]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("names", "shard_size"), [("abcd", "2"), pytest.param("ab", "1", marks=pytest.mark.ci)]
-)
+@pytest.mark.parametrize(("names", "shard_size"), [("abcd", "2"), ("ab", "1")])
 def test_shards_that_others_have_outlive_a_freeze(tmp_path, wait_until, names, shard_size):
     """The frozen one is a member again when it is back, and takes the others' state."""
     size = len(names)
@@ -124,6 +125,7 @@ def test_shards_that_others_have_outlive_a_freeze(tmp_path, wait_until, names, s
         assert {line[5] for line in run.seen("a")} == {size - 1, size}
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "ranks"), [("sgd", "13"), ("adam", "3")])
 def test_a_step_that_some_shards_have_made_is_made_by_all(tmp_path, wait_until, optimizer, ranks):
@@ -141,6 +143,7 @@ def test_a_step_that_some_shards_have_made_is_made_by_all(tmp_path, wait_until, 
         assert sum("after a step that others had made" in log for log in logs) == len(ranks)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_deaths_while_shards_are_put_together_lose_none(tmp_path, wait_until):
     """Each of the others waits for one who dies; one has made a step for that, and makes it again."""
@@ -177,6 +180,7 @@ def test_the_others_end_when_all_copies_of_a_shard_are_gone(tmp_path, wait_until
             assert "it goes on from the script's checkpoint" in said
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [("--sharded",), COPIES])
 def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_path, wait_until, mesh):

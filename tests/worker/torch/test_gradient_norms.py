@@ -108,6 +108,7 @@ def test_records_have_the_norms_of_every_contribution(
         assert_close(found, expected)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "shards", "arguments", "options"),

@@ -17,7 +17,7 @@ from idl.errors import InvalidRequestError, ProtocolError, UnavailableError
 
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.parametrize("compute", [0.0, 0.02])
+@pytest.mark.parametrize("compute", [0.0, pytest.param(0.02, marks=pytest.mark.release)])
 def test_load_on_a_real_manager(tmp_path, monkeypatch, compute):
     """Jobs spread over two generators run their rounds without an error; what is too much is refused."""
     path, plot = tmp_path / "load.json", tmp_path / "load.png"

@@ -34,7 +34,7 @@ def images(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_trainings_differ_in_their_times_alone(tmp_path, images):
     """Stock DDP, all-reduce and parameter server end with the same parameters; evenpace splits unevenly."""
     path = tmp_path / "train.json"

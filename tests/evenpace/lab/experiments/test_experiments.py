@@ -92,7 +92,7 @@ def wait_for_the_observer(tmp_path, monkeypatch):
 
 @needs_stress_ng
 @pytest.mark.slow
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize(
     "schemes",
     [

@@ -56,10 +56,10 @@ TRANSFORMER = {"iterations": 20, "batch_size": 48, "samples": 200, "lr": 0.01}
 @pytest.mark.parametrize(
     ("name", "options", "mapping"),
     [
-        ("resnet32", RESNET32, "churn"),
+        pytest.param("resnet32", RESNET32, "churn", marks=pytest.mark.release),
         ("resnet32", RESNET32, "4-uneven-all-reduce"),
         ("transformer", TRANSFORMER, "churn"),
-        ("transformer", TRANSFORMER, "8-uneven"),
+        pytest.param("transformer", TRANSFORMER, "8-uneven", marks=pytest.mark.release),
     ],
 )
 def test_any_mapping_ends_with_the_parameters_of_one_process(trained, tmp_path, name, options, mapping):

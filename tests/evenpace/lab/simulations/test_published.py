@@ -77,6 +77,7 @@ def test_pollux_is_near_the_published_mean(applications):
     assert mean(path, "pollux", applications) == pytest.approx(published, rel=0.05)
 
 
+@pytest.mark.release
 @with_data
 def test_fairness_is_ordered_as_published(applications):
     """Pollux has 99% of the jobs below 2, Tiresias some above 4, Optimus none of these (Pollux, 5.3.1)."""
@@ -111,6 +112,7 @@ def test_gavel_has_the_published_means_to_the_digit(mixed_applications, number):
     assert round(mixed_mean(number, "gavel", mixed_applications), 1) == published
 
 
+@pytest.mark.release
 @with_data
 def test_sia_is_near_the_published_mean(mixed_applications):
     """Another solver finds other optima, and another fit other step times; the mean varies by percents."""
