@@ -67,20 +67,11 @@ def test_combinations_without_sense_are_refused(arguments, said):
         Synchronisation(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--sync", "asp", "--staleness", "3"], "staleness 3: belongs to ssp, but the mode is asp"),
-        (["--staleness", "3"], "but the mode is bsp"),
-        (["--sync", "backup"], "replicas_to_aggregate None: backup needs a number"),
-        (["--sync", "backup", "--replicas-to-aggregate", "3", "--workers", "2"], "number of workers, 2"),
-    ],
-)
-def test_the_command_line_refuses_them_too(options, said):
+def test_the_command_line_refuses_them_too():
     """`evenpace manager` ends with one line that names the error."""
-    result = CliRunner().invoke(cli, ["manager", *options])
+    result = CliRunner().invoke(cli, ["manager", "--sync", "asp", "--staleness", "3"])
     assert result.exit_code == 1
-    assert said in result.output
+    assert "staleness 3: belongs to ssp, but the mode is asp" in result.output
 
 
 @pytest.mark.parametrize(

@@ -229,11 +229,12 @@ def test_abort_then_resume(deterministic, cuts, seed):
 # -- what is refused
 
 
-def test_push_before_parameters_is_refused():
+@pytest.mark.parametrize(("make", "worker"), [(Shard, ""), (AsynchronousShard, "a")])
+def test_push_before_parameters_is_refused(make, worker):
     """A push before the parameters are set is refused."""
-    shard = Shard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)))
+    shard = make(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)))
     with pytest.raises(InvalidRequestError, match="before the parameters"):
-        shard.begin(slice_of(0, 0, 1, 1))
+        shard.begin(slice_of(0, 0, 1, 1), worker)
 
 
 @pytest.mark.parametrize("iteration", [0, 2])
@@ -246,32 +247,25 @@ def test_push_for_another_iteration_is_refused(iteration):
         shard.begin(slice_of(iteration, 0, 1, 1))
 
 
-@pytest.mark.parametrize(("start", "count"), [(3, 4), (7, 2), (1, 4), (5, 9)])
-def test_overlapping_slices_are_refused(start, count):
-    """A slice that shares only some positions with another is refused with both ranges."""
+@pytest.mark.parametrize(
+    ("start", "count", "total", "said"),
+    [
+        (3, 4, 10, "slice 3 to 7 overlaps 4 to 8"),
+        (7, 2, 10, "slice 7 to 9 overlaps 4 to 8"),
+        (1, 4, 10, "slice 1 to 5 overlaps 4 to 8"),
+        (5, 9, 10, "slice 5 to 14 overlaps 4 to 8"),
+        (8, 7, 10, r"slice of 7 samples.* batch of 10"),
+        (8, 2, 11, r"total 11.* 10"),
+    ],
+)
+def test_slices_that_do_not_fit_together_are_refused(start, count, total, said):
+    """Slices may share all positions or none, sum to the total at most, and name the same total."""
     shard = plain_sgd(1)
-    shard.begin(slice_of(0, 4, 4, 100))
-    with pytest.raises(InvalidRequestError, match=f"slice {start} to {start + count} overlaps 4 to 8"):
-        shard.begin(slice_of(0, start, count, 100))
-    shard.begin(slice_of(0, 8, 2, 100))
-    shard.begin(slice_of(0, 0, 4, 100))
-
-
-def test_more_samples_than_the_batch_are_refused():
-    """Slices may not sum to more than the total."""
-    shard = plain_sgd(1)
-    shard.begin(slice_of(0, 0, 6, 8))
-    with pytest.raises(InvalidRequestError, match=r"slice of 3 samples.* batch of 8"):
-        shard.begin(slice_of(0, 6, 3, 8))
-    shard.begin(slice_of(0, 6, 2, 8))
-
-
-def test_disagreement_about_the_total_is_refused():
-    """All pushes of an iteration name the same total."""
-    shard = plain_sgd(1)
-    shard.begin(slice_of(0, 0, 1, 8))
-    with pytest.raises(InvalidRequestError, match=r"total 9.* 8"):
-        shard.begin(slice_of(0, 1, 1, 9))
+    shard.begin(slice_of(0, 4, 4, 10))
+    with pytest.raises(InvalidRequestError, match=said):
+        shard.begin(slice_of(0, start, count, total))
+    shard.begin(slice_of(0, 8, 2, 10))
+    shard.begin(slice_of(0, 0, 4, 10))
 
 
 def test_a_slice_comes_through_one_connection_at_a_time():
@@ -455,25 +449,23 @@ def test_describe_round_trips(name, options):
         }
 
 
-@pytest.mark.parametrize("make", TORCH.values())
-def test_describe_refuses_maximize(make):
-    """The parameter server only minimises, and says what to do instead."""
-    with pytest.raises(ValueError, match=r"maximize=True.*negate the loss"):
-        describe(make([torch.zeros(1)], lr=0.1, maximize=True))
+class MySGD(torch.optim.SGD):
+    """An optimiser whose step may differ from its base class's."""
 
 
-def test_describe_refuses_what_the_parameter_server_lacks():
-    """Other optimisers, subclasses that may step otherwise, and Adam as AdamW are refused by name."""
-
-    class MySGD(torch.optim.SGD):
-        """An optimiser whose step may differ from its base class's."""
-
-    with pytest.raises(ValueError, match=r"RMSprop.*SGD, Adam and AdamW"):
-        describe(torch.optim.RMSprop([torch.zeros(1)]))
-    with pytest.raises(ValueError, match="MySGD"):
-        describe(MySGD([torch.zeros(1)], lr=0.1))
-    with pytest.raises(ValueError, match=r"torch\.optim\.AdamW"):
-        describe(torch.optim.Adam([torch.zeros(1)], decoupled_weight_decay=True))
+@pytest.mark.parametrize(
+    ("make", "options", "said"),
+    [
+        *((make, {"maximize": True}, r"maximize=True.*negate the loss") for make in TORCH.values()),
+        (torch.optim.RMSprop, {}, r"RMSprop.*SGD, Adam and AdamW"),
+        (MySGD, {}, "MySGD"),
+        (torch.optim.Adam, {"decoupled_weight_decay": True}, r"torch\.optim\.AdamW"),
+    ],
+)
+def test_describe_refuses_what_the_parameter_server_lacks(make, options, said):
+    """Maximising, other optimisers, subclasses that may step otherwise, and Adam as AdamW are refused."""
+    with pytest.raises(ValueError, match=said):
+        describe(make([torch.zeros(1)], lr=0.1, **options))
 
 
 # -- a step for each push (ASP, SSP)
@@ -583,13 +575,6 @@ def test_asynchronous_amsgrad_is_everybodys():
     shard = asynchronous(optimizer="adam")
     with pytest.raises(InvalidRequestError, match="amsgrad must be the same"):
         shard.start_worker("b", [Group(2, {"lr": 1.0, "amsgrad": 1.0})])
-
-
-def test_asynchronous_push_before_parameters_is_refused():
-    """A push before the parameters are set is refused."""
-    shard = AsynchronousShard(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)))
-    with pytest.raises(InvalidRequestError, match="before the parameters"):
-        shard.begin(slice_of(0, 0, 1, 1), "a")
 
 
 # -- backup workers

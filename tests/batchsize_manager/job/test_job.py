@@ -150,33 +150,31 @@ def test_a_delivered_assignment_does_not_change():
 # -- what is refused
 
 
-@pytest.mark.parametrize("iteration", [-1, 1, 7])
-def test_report_of_the_wrong_iteration_is_refused(iteration):
-    """Only the next iteration may be reported, and the error says which that is."""
+@pytest.mark.parametrize(
+    ("iteration", "seconds", "said"),
+    [
+        (-1, 1.0, "iteration -1, but 0 is next for 'a'"),
+        (1, 1.0, "iteration 1, but 0 is next for 'a'"),
+        (7, 1.0, "iteration 7, but 0 is next for 'a'"),
+        (0, 0.0, r"0\.0 for 16 samples"),
+    ],
+)
+def test_a_report_that_cannot_be_is_refused(iteration, seconds, said):
+    """Only the next iteration may be reported, once it is planned; and samples take time."""
     driver = Driver("a", "b")
-    with pytest.raises(InvalidRequestError, match=rf"iteration {iteration}, but 0 is next for 'a'"):
-        driver.report("a", iteration)
+    with pytest.raises(InvalidRequestError, match=said):
+        driver.report("a", iteration, seconds)
     assert driver.iteration("a") == 0
-
-
-def test_report_before_the_plan_is_refused():
-    """A worker cannot report what is not planned yet."""
-    driver = Driver("a", "b")
     driver.report("a", 0)
     with pytest.raises(InvalidRequestError, match="1 is next"):
         driver.report("a", 1)
 
 
-def test_report_without_a_time_is_refused():
-    """Samples take time: 0 seconds for some is refused with both numbers."""
-    driver = Driver("a")
-    with pytest.raises(InvalidRequestError, match=r"0\.0 for 32 samples"):
-        driver.report("a", 0, 0.0)
-
-
 def test_strangers_are_refused():
-    """A worker that never joined, or another incarnation of a member, can do nothing."""
+    """A worker that never joined, or another incarnation of a connected member, can do nothing."""
     driver = Driver("a")
+    with pytest.raises(InvalidRequestError, match="'a' is a member already"):
+        driver.join("a", "second")
     for name, incarnation in (("x", "x"), ("a", "other")):
         with pytest.raises(NotMemberError, match=f"'{name}'.*'{incarnation}'"):
             driver.report(name, 0, incarnation=incarnation)
@@ -188,13 +186,6 @@ def test_strangers_are_refused():
     driver.tick_at(100.0)
 
     assert list(driver.job.members) == ["a"]
-
-
-def test_taken_name_is_refused():
-    """While a worker is connected, no other incarnation can have its name."""
-    driver = Driver("a")
-    with pytest.raises(InvalidRequestError, match="'a' is a member already"):
-        driver.join("a", "second")
 
 
 def test_minima_that_do_not_fit_are_refused():
@@ -219,6 +210,11 @@ def test_minima_that_do_not_fit_are_refused():
         ({"report_timeout": float("nan")}, "report_timeout nan"),
         ({"reconnect_grace": -1.0}, r"reconnect_grace -1\.0"),
         ({"reconnect_grace": float("nan")}, "reconnect_grace nan"),
+        ({"keep": -1.0}, r"keep -1\.0: must be at least 0"),
+        ({"silence": 0.0, "heartbeat": 0.0}, r"silence 0\.0: must be above 0"),
+        ({"absence": float("nan")}, "absence nan"),
+        ({"return_grace": -0.5}, r"return_grace -0\.5"),
+        ({"heartbeat": 10.0}, r"heartbeat 10\.0: must be below silence, 10\.0 s"),
         ({"lookahead": 2, "synchronisation": Synchronisation("asp")}, "lookahead 2: belongs to bsp"),
         (
             {"workers": 3, "synchronisation": Synchronisation("backup", replicas_to_aggregate=4)},

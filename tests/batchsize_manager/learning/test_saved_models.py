@@ -106,29 +106,17 @@ def test_a_jobs_name_may_hold_anything(tmp_path):
     assert load_models(tmp_path)
 
 
-def test_an_empty_folder_is_refused(tmp_path):
-    """The error names the folder."""
+def test_files_that_hold_no_models_are_refused(tmp_path):
+    """No file at all, rubbish, other arrays, objects, and numbers that are not finite: the error names it."""
     with pytest.raises(ValueError, match=f"models '{tmp_path}': no .npz file"):
         load_models(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"rubbish", b"PK\x03\x04 not really"])
-def test_a_file_that_holds_no_models_is_refused(tmp_path, content):
-    """The error names the file."""
-    path = tmp_path / "bad.npz"
-    path.write_bytes(content)
-
-    with pytest.raises(ValueError, match=r"bad\.npz"):
-        load_models(path)
-
-
-def test_arrays_that_are_not_models_are_refused(tmp_path):
-    """A file of other arrays, of objects, or with numbers that are not finite is no file of models."""
+    for number, content in enumerate((b"", b"rubbish", b"PK\x03\x04 not really")):
+        (tmp_path / f"bad-{number}.npz").write_bytes(content)
     np.savez(tmp_path / "other.npz", numbers=np.arange(3))
     np.savez(tmp_path / "objects.npz", **{"narx/w/x": np.array([{}], dtype=object)}, allow_pickle=True)
     save_models(tmp_path / "nan.npz", {"narx": {"w": {"x": np.array([np.nan])}}})
 
-    for name in ("other.npz", "objects.npz", "nan.npz"):
+    for name in ("bad-0.npz", "bad-1.npz", "bad-2.npz", "other.npz", "objects.npz", "nan.npz"):
         with pytest.raises(ValueError, match=name):
             load_models(tmp_path / name)
 

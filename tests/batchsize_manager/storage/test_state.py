@@ -474,15 +474,11 @@ def test_the_folder_of_a_shard_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    """The error names it."""
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
+    """It cannot be made, or has no state to read: the error names it, or says how a state comes about."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=rf"--state {tmp_path}/file/state cannot be used"):
         StateWriter(tmp_path / "file" / "state")
-
-
-def test_reading_where_there_is_no_state_is_refused(tmp_path):
-    """The error says how a state comes about."""
     with (
         pytest.raises(StateError, match="there is no such file; a manager with --state"),
         open_state(tmp_path),

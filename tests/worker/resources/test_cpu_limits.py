@@ -378,24 +378,23 @@ def test_a_duty_cycler_ends_with_its_parent(start):
     runs_on(child.pid)
 
 
-@pytest.mark.parametrize("share", [0, -0.5, float("nan"), float("inf"), 1e6])
-def test_an_impossible_share_is_refused(share):
-    """The error names the share and what is allowed."""
-    with pytest.raises(ValueError, match=rf"share is {share}; .* above 0 and at most \d+"):
-        limit_cpu(os.getpid(), share, "refused")
-
-
-@pytest.mark.parametrize("pid", [0, -1])
-def test_a_pid_that_would_mean_many_processes_is_refused(pid):
-    """A number that kill() takes for a group of processes is refused."""
-    with pytest.raises(ValueError, match=f"pid is {pid}"):
-        limit_cpu(pid, 0.5, "refused")
-
-
-def test_an_unknown_kind_is_refused():
-    """The error names the kinds that there are."""
-    with pytest.raises(ValueError, match=r'kind is "?.quota.*"duty-cycle"'):
-        limit_cpu(os.getpid(), 0.5, "refused", "quota")
+@pytest.mark.parametrize(
+    ("pid", "share", "kind", "said"),
+    [
+        (os.getpid(), 0, "auto", r"share is 0; .* above 0 and at most \d+"),
+        (os.getpid(), -0.5, "auto", r"share is -0\.5; .* above 0"),
+        (os.getpid(), float("nan"), "auto", "share is nan; .* above 0"),
+        (os.getpid(), float("inf"), "auto", r"share is inf; .* at most \d+"),
+        (os.getpid(), 1e6, "auto", r"share is 1000000\.0; .* at most \d+"),
+        (0, 0.5, "auto", "pid is 0"),  # kill() takes these for groups of processes
+        (-1, 0.5, "auto", "pid is -1"),
+        (os.getpid(), 0.5, "quota", r'kind is "?.quota.*"duty-cycle"'),
+    ],
+)
+def test_an_impossible_limit_is_refused(pid, share, kind, said):
+    """The error names the value and what is allowed."""
+    with pytest.raises(ValueError, match=said):
+        limit_cpu(pid, share, "refused", kind)
 
 
 def test_an_ended_process_is_refused(start):

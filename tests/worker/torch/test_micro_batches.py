@@ -318,33 +318,28 @@ def test_a_step_before_the_last_micro_batch_is_refused(session):
     assert loader.accumulation.samples_at_hand is None
 
 
-def test_a_loop_before_distribute_is_refused(session):
-    """Its gradients would not be pushed."""
+def test_a_loop_that_is_out_of_order_is_refused(session):
+    """Before distribute gradients would not be pushed, and a second pass would count them twice."""
+    loader = make_loader(session)
     with pytest.raises(InvalidRequestError, match="call distribute before the loop over the loader"):
-        next(iter(make_loader(session)))
-
-
-def test_a_loop_before_balance_is_refused(services, request):
-    """Its gradients would be no sum."""
-    config = SessionConfig(services.manager, job=request.node.name, worker="w")
-    with contextlib.closing(Session(config)) as session:
-        batch = next(iter(make_loader(session)))
-        with pytest.raises(InvalidRequestError, match=r"or balance\(model, loader\) without"):
-            next(micro_batches(batch))
-
-
-def test_micro_batches_are_gone_through_once(session):
-    """A second pass would count them twice."""
-    _, batch = loop(make_loader(session))
+        next(iter(loader))
+    with pytest.raises(InvalidRequestError, match=r"micro_batches of a list: .*micro_batch="):
+        next(micro_batches([1, 2]))
+    _, batch = loop(loader)
     assert len(list(micro_batches(batch))) == 3
     with pytest.raises(InvalidRequestError, match="iteration 0 were gone through before"):
         next(micro_batches(batch))
 
 
-def test_other_batches_have_no_micro_batches():
-    """What is given is named."""
-    with pytest.raises(InvalidRequestError, match=r"micro_batches of a list: .*micro_batch="):
-        next(micro_batches([1, 2]))
+def test_what_ddp_cannot_do_is_refused(services, request):
+    """Gradients would be no sum without `balance`; SyncBatchNorm would wait for ranks with fewer passes."""
+    config = SessionConfig(services.manager, job=request.node.name, worker="w")
+    with contextlib.closing(Session(config)) as session:
+        batch = next(iter(make_loader(session)))
+        with pytest.raises(InvalidRequestError, match=r"or balance\(model, loader\) without"):
+            next(micro_batches(batch))
+        with pytest.raises(InvalidRequestError, match="SyncBatchNorm takes all ranks in each pass"):
+            SyncBatchNorm(3, session=session)(torch.rand(4, 3))
 
 
 @pytest.mark.parametrize("size", [0, 9])
@@ -363,16 +358,6 @@ def test_a_worker_must_be_able_to_take_a_micro_batch(services, request):
             InvalidRequestError, match="maximum batch size 2: must be at least a micro-batch, 3"
         ):
             session.join()
-
-
-def test_synchronised_batch_normalisation_is_refused(services, request):
-    """Ranks with fewer micro-batches would leave the others waiting."""
-    config = SessionConfig(services.manager, job=request.node.name, worker="w")
-    with contextlib.closing(Session(config)) as session:
-        make_loader(session)
-        session.join()
-        with pytest.raises(InvalidRequestError, match="SyncBatchNorm takes all ranks in each pass"):
-            SyncBatchNorm(3, session=session)(torch.rand(4, 3))
 
 
 def test_two_models_balanced_by_one_loader_are_refused(services, request, tmp_path):

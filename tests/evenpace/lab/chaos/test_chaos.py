@@ -158,56 +158,57 @@ def test_an_hour_has_its_faults(seed):
     assert len(list(schedule(seed, list(KINDS), SITES, ChaosConfig.gap, 3600.0))) > 1000
 
 
-def test_wrong_settings_are_refused():
-    """The error names the wrong value."""
-    with pytest.raises(ValueError, match="faults flood: there are kill"):
-        ChaosConfig(1, 0, ("flood", "kill"))
-    with pytest.raises(ValueError, match="minutes 0: must be above 0"):
-        ChaosConfig(0, 0)
-    with pytest.raises(ValueError, match="give at least one of kill"):
-        ChaosConfig(1, 0, ())
-    with pytest.raises(ValueError, match="link_mib 0: must be above 0"):
-        ChaosConfig(1, 0, link_mib=0)
-    with pytest.raises(ValueError, match="faults freeze-until-out: take workers out"):
-        ChaosConfig(1, 0, ("kill", "freeze-until-out"), deterministic=True)
-    with pytest.raises(ValueError, match="faults bit-flip, lost-file: befall shards"):
-        ChaosConfig(1, 0, ("kill", "lost-file", "bit-flip"), deterministic=True)
-    with pytest.raises(ValueError, match="faults bit-flip: do not come with all-reduce"):
-        ChaosConfig(1, 0, ("bit-flip",), exchange="all-reduce")
-    for settings in ({"deterministic": True}, {"exact": True}):
-        with pytest.raises(ValueError, match="faults batch-size, bounds: change batches"):
-            ChaosConfig(1, 0, ("bounds", "batch-size"), **settings)
-    with pytest.raises(ValueError, match="faults batch-size: come with sizer fixed, but schedule chooses"):
-        ChaosConfig(1, 0, ("batch-size",), sizer="schedule")
-    assert "bounds" in ChaosConfig(1, 0, sizer="schedule").wanted
+BITS = "other bits are to be expected"
+SCRIPTS_SIZE = "comes with sizer fixed, but schedule chooses the size"
 
 
 @pytest.mark.parametrize(
-    ("others", "said"),
+    ("settings", "said"),
     [
-        ({"exact": True}, "other bits are to be expected"),
-        ({"deterministic": True}, "other bits are to be expected"),
-        ({"sizer": "schedule"}, "comes with sizer fixed, but schedule chooses the size"),
+        ({"kinds": ("flood", "kill")}, "faults flood: there are kill"),
+        ({"minutes": 0}, "minutes 0: must be above 0"),
+        ({"kinds": ()}, "give at least one of kill"),
+        ({"link_mib": 0}, "link_mib 0: must be above 0"),
+        (
+            {"kinds": ("kill", "freeze-until-out"), "deterministic": True},
+            "faults freeze-until-out: take workers out",
+        ),
+        (
+            {"kinds": ("kill", "lost-file", "bit-flip"), "deterministic": True},
+            "faults bit-flip, lost-file: befall shards",
+        ),
+        ({"kinds": ("bit-flip",), "exchange": "all-reduce"}, "faults bit-flip: do not come with all-reduce"),
+        ({"kinds": ("kill", "join")}, "faults join: do not come with parameter-server"),
+        *(
+            ({"kinds": ("bounds", "batch-size"), how: True}, "faults batch-size, bounds: change batches")
+            for how in ("deterministic", "exact")
+        ),
+        (
+            {"kinds": ("batch-size",), "sizer": "schedule"},
+            "faults batch-size: come with sizer fixed, but schedule chooses",
+        ),
+        ({"deterministic": True, "exact": True}, "deterministic and exact: give one of them"),
+        ({"exact": True, "sizer": "goodput"}, "sizer goodput: goes by what is measured"),
+        ({"exchange": "all-reduce", "jobs": 2}, "jobs 2: with all-reduce, one job"),
+        ({"exchange": "all-reduce", "deterministic": True}, "deterministic: has no meaning with all-reduce"),
+        ({"scale_batch": True, "exact": True}, f"scale_batch: .*{BITS}"),
+        ({"scale_batch": True, "deterministic": True}, f"scale_batch: .*{BITS}"),
+        ({"scale_batch": True, "sizer": "schedule"}, f"scale_batch: .*{SCRIPTS_SIZE}"),
     ],
 )
-def test_a_batch_that_follows_the_workers_needs_the_script_s_size_and_no_same_bits(others, said):
-    """The error names it; with a sizer, two would choose, and workers that go leave other bits."""
-    with pytest.raises(ValueError, match=f"scale_batch: .*{said}"):
-        ChaosConfig(1, 0, scale_batch=True, **others)
+def test_wrong_settings_are_refused(settings, said):
+    """The error names the wrong value, or what does not go with the others."""
+    with pytest.raises(ValueError, match=said):
+        ChaosConfig(**{"minutes": 1, "seed": 0, **settings})
+
+
+def test_the_faults_of_a_run_follow_from_its_settings():
+    """Without faults that are named, those come that go with the rest."""
+    assert "bounds" in ChaosConfig(1, 0, sizer="schedule").wanted
     assert ChaosConfig(1, 0, scale_batch=True).sizes_change
     assert "batch-size" in ChaosConfig(1, 0, scale_batch=True).wanted
     assert {"bounds", "batch-size"} <= set(ChaosConfig(1, 0, exchange="all-reduce").wanted)
     assert not {"bit-flip", "freeze-until-out", "bounds"} & set(ChaosConfig(1, 0, deterministic=True).wanted)
-    with pytest.raises(ValueError, match="deterministic and exact: give one of them"):
-        ChaosConfig(1, 0, deterministic=True, exact=True)
-    with pytest.raises(ValueError, match="sizer goodput: goes by what is measured"):
-        ChaosConfig(1, 0, exact=True, sizer="goodput")
-    with pytest.raises(ValueError, match="faults join: do not come with parameter-server"):
-        ChaosConfig(1, 0, ("kill", "join"))
-    with pytest.raises(ValueError, match="jobs 2: with all-reduce, one job"):
-        ChaosConfig(1, 0, exchange="all-reduce", jobs=2)
-    with pytest.raises(ValueError, match="deterministic: has no meaning with all-reduce"):
-        ChaosConfig(1, 0, exchange="all-reduce", deterministic=True)
 
 
 def test_an_option_without_a_meaning_is_refused():
