@@ -133,24 +133,20 @@ def test_who_only_looks_on_need_not_know_the_attempt(worker):
         worker.client.call("pull", request, into=into.data.cast("B"))
 
 
-def test_an_earlier_attempt_is_refused(worker):
-    """Once an attempt has begun, pushes and pulls of the one before fail and name it."""
+def test_another_attempt_or_instance_is_refused(worker):
+    """Calls of an earlier attempt, and of who relies on another process, fail and name the attempt."""
     worker.fence(3)
-    for call in (worker.push, lambda: worker.pull(-1), lambda: worker.fence(2), lambda: worker.rewind(2, 1)):
+    calls = [worker.push, lambda: worker.pull(-1)]
+    for call in (*calls, lambda: worker.fence(2), lambda: worker.rewind(2, 1)):
         with pytest.raises(RewoundError, match="is in 3") as refused:
             call()
         assert refused.value.attempt == 3
     worker.rewind(3, 1)
-    worker.iterate()
-
-
-def test_another_instance_is_refused(worker):
-    """A worker that relies on another process is refused, whatever its attempt."""
     instance, worker.instance = worker.instance, "another"
-    for call in (worker.push, lambda: worker.pull(-1)):
+    for call in calls:
         with pytest.raises(RewoundError, match="started again") as refused:
             call()
-        assert refused.value.attempt == 0
+        assert refused.value.attempt == 3
     worker.instance = instance
     worker.iterate()
 

@@ -162,32 +162,17 @@ def test_moves_that_take_too_long_are_given_up():
     assert partitions.generation == generation + 1
 
 
-@pytest.fixture
-def nearly_silent():
-    """A job of two workers, one of which was not heard of since the beginning, 4 s ago."""
+def test_a_name_is_free_once_its_worker_was_silent_for_too_long():
+    """It is no member then. Another incarnation may join, and is ready once all others have noted it."""
     partitions = started(a=100, b=100)
-    partitions.report("b", "b", Traversal(partitions.generation, 100, 0, 0), 4.0)
-    return partitions
-
-
-def test_a_taken_name_is_refused(nearly_silent):
-    """The name of a worker that was not silent for long enough is not given to another one."""
+    heard = Traversal(partitions.generation, 100, 0, 0)
+    partitions.report("b", "b", heard, 4.0)
     with pytest.raises(UnavailableError, match="'a' has a part already"):
-        nearly_silent.join("a", "a2", "a:2", 100, 4.0)
-
-
-def test_a_silent_worker_is_taken_out(nearly_silent):
-    """A worker that was silent for too long is no member any more, and its reports are refused."""
-    nearly_silent.tick(5.0)
-    assert list(nearly_silent.members) == ["b"]
-    with pytest.raises(NotMemberError, match="'a'"):
-        nearly_silent.report("a", "a", Traversal(nearly_silent.generation, 100, 0, 0), 5.0)
-
-
-def test_a_name_is_free_once_its_worker_was_silent_for_too_long(nearly_silent):
-    """Another incarnation may join then, and is ready once all others have noted it."""
-    partitions = nearly_silent
+        partitions.join("a", "a2", "a:2", 100, 4.0)
     partitions.tick(5.0)
+    assert list(partitions.members) == ["b"]
+    with pytest.raises(NotMemberError, match="'a'"):
+        partitions.report("a", "a", heard, 5.0)
     partitions.join("a", "a2", "a:2", 100, 5.0)
     assert not partitions.is_ready("a")  # the other may hold samples of the earlier one
     partitions.report("b", "b", Traversal(partitions.generation, 100, 0, 0), 5.0)

@@ -220,14 +220,6 @@ def test_jobs_that_differ_are_refused(job):
         second.join()
 
 
-def test_a_forgotten_step_is_an_error(job):
-    """A loop that does not call step gets an error, instead of the same batch for ever."""
-    loader = DataLoader(Squares(10), 4, session=job(1)("w"))
-    distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
-    with pytest.raises(InvalidRequestError, match=r"optimizer.step\(\)"):
-        list(loader)
-
-
 def test_what_is_to_be_trained_is_fixed(job):
     """Parameters that are unfrozen or added after distribute are refused by name, and training goes on."""
     loader = DataLoader(Squares(12), 4, session=job(1)("w"))
@@ -348,15 +340,6 @@ def test_a_scheduler_may_be_made_before_distribute(job, recwarn):
     assert not [warning for warning in recwarn if "optimizer.step()" in str(warning.message)]
 
 
-def test_an_unfinished_epoch_is_an_error(job):
-    """A loop that breaks off an epoch and begins the next gets an error that names the open iteration."""
-    loader = DataLoader(Squares(10), 4, session=job(1)("w"))
-    distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
-    next(iter(loader))
-    with pytest.raises(InvalidRequestError, match="iteration 0 of epoch 0 is not finished"):
-        next(iter(loader))
-
-
 def test_a_second_optimiser_is_refused_and_the_first_goes_on(job):
     """A second distribute is refused before it changes anything, and the first model is trained on."""
     loader = DataLoader(Squares(4), 1, session=job(1)("w"))
@@ -427,21 +410,30 @@ def test_sparse_gradients_are_refused(job):
     assert torch.equal(model.weight, before - 1)
 
 
-def test_bad_options_are_named():
+def test_bad_options_and_lazy_layers_are_named():
     """Options that are not allowed are refused with their values, before any connection."""
     config = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
-    with pytest.raises(InvalidRequestError, match="batch_size 11"):
-        DataLoader(Squares(10), 11, session=Session(config))
-    with pytest.raises(InvalidRequestError, match="map-style"):
-        DataLoader(iter([]), 1, session=Session(config))
-    with pytest.raises(InvalidRequestError, match="num_workers -1"):
-        DataLoader(Squares(10), 1, session=Session(config), num_workers=-1)
+    for data, size, options, said in (
+        (Squares(10), 11, {}, "batch_size 11"),
+        (iter([]), 1, {}, "map-style"),
+        (Squares(10), 1, {"num_workers": -1}, "num_workers -1"),
+        (
+            Squares(4),
+            2,
+            {"seed": 3, "generator": torch.Generator()},
+            "seed 3: give a seed or a generator, not both",
+        ),
+    ):
+        with pytest.raises(InvalidRequestError, match=said):
+            DataLoader(data, size, session=Session(config), **options)
     session = Session(config)
     loader = DataLoader(Squares(10), 1, session=session)
     with pytest.raises(InvalidRequestError, match="loader already"):
         DataLoader(Squares(10), 1, session=session)
     with pytest.raises(ValueError, match="RMSprop"):
         distribute(torch.optim.RMSprop(nn.Linear(1, 1).parameters()), loader)
+    with pytest.raises(InvalidRequestError, match=r"lazy layers.* run it once before"):
+        distribute(torch.optim.SGD(nn.LazyLinear(1).parameters(), lr=0.1), loader)
 
 
 def test_an_unreachable_manager_is_named():
@@ -546,22 +538,16 @@ def test_torchs_own_defaults_may_be_given(job):
         DataLoader(Squares(8), 4, session=session, smapler=None)
 
 
-def test_lazy_layers_are_refused(job):
-    """The error says to run the model once."""
-    loader = DataLoader(Squares(8), 4, session=job(1)("w"))
-    optimizer = torch.optim.SGD(nn.LazyLinear(1).parameters(), lr=0.1)
-    with pytest.raises(InvalidRequestError, match=r"lazy layers.* run it once before"):
-        distribute(optimizer, loader)
-
-
-def test_who_reads_one_batch_ahead_is_told_so(job):
-    """The error of a step that was left out names what does that behind a script's back."""
+def test_who_leaves_a_step_out_or_reads_one_batch_ahead_is_told_so(job):
+    """The next batch is an error that names what reads ahead behind a script's back, as is another epoch."""
     loader = DataLoader(Squares(8), 4, session=job(1)("w"))
     distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
     batches = iter(loader)
     next(batches)
-    with pytest.raises(InvalidRequestError, match=r"GradScaler .*reads one batch ahead"):
+    with pytest.raises(InvalidRequestError, match=r"optimizer.step\(\).*GradScaler .*reads one batch ahead"):
         next(batches)
+    with pytest.raises(InvalidRequestError, match="iteration 0 of epoch 0 is not finished"):
+        next(iter(loader))
 
 
 class Changing(torch.utils.data.Dataset):
@@ -596,12 +582,6 @@ def test_loading_processes_have_the_scripts_data_set(job):
     data.size = 16
     with pytest.raises(InvalidRequestError, match="has 16 samples, and had 12 when the loader was made"):
         iter(loader)
-
-
-def test_a_seed_and_a_generator_are_one_too_many(job):
-    """The error names the seed."""
-    with pytest.raises(InvalidRequestError, match="seed 3: give a seed or a generator, not both"):
-        DataLoader(Squares(4), 2, session=job(1)("w"), seed=3, generator=torch.Generator())
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
