@@ -278,22 +278,6 @@ def test_the_others_redo_what_is_missing(go):
 
 
 @pytest.mark.parametrize("go", [gone_by_leaving, gone_by_dying])
-def test_gone_before_the_others_report(go):
-    """A loss in the middle of an iteration lets the others finish their own parts first."""
-    driver = Driver("a", "b", "c", total=30)
-    driver.finish("a", "b", "c")
-    mine = driver.next("a")
-    driver.next("b")
-    go(driver)
-    assert driver.next("a") == mine
-    driver.report("a", 1)
-    assert driver.next("a") == replace(mine, start=40, count=5)
-    driver.finish("a", "c", "c")
-
-    assert driver.count("a") == 15
-
-
-@pytest.mark.parametrize("go", [gone_by_leaving, gone_by_dying])
 def test_gone_after_its_report_loses_nothing(go):
     """A slice that was reported is not lost when its worker goes."""
     driver = Driver("a", "b", total=30)
@@ -359,19 +343,6 @@ def test_new_incarnation_takes_over_a_broken_connection():
     assert driver.next("b", "second").iteration == 2
 
 
-@pytest.mark.parametrize("go", [gone_by_leaving, gone_by_dying])
-def test_gone_before_anything_was_trained(go):
-    """It may have set the parameters at some shards and not at others: all begin another attempt."""
-    driver = Driver("a", "b", "c", total=30)
-    for name in "abc":
-        driver.next(name)
-    go(driver)
-    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
-    for name in "ac":
-        driver.rewind(name, 1, 0)
-    assert [driver.count(name) for name in "ac"] == [15, 15]
-
-
 def test_nobody_is_removed_when_nobody_waits():
     """However long an iteration takes, a member is not late before another has reported."""
     driver = Driver("a", "b", report_timeout=10.0)
@@ -420,21 +391,6 @@ def test_who_has_gone_does_not_wait():
     assert list(driver.job.members) == ["a"]
     driver.finish("a")
     assert driver.iteration("a") == 1
-
-
-def test_several_late_members_go_at_once():
-    """One tick takes out everybody who is late, and the one that waited does their parts, too."""
-    driver = Driver("a", "b", "c", total=30, report_timeout=10.0)
-    driver.report("b", 0)
-    driver.tick_at(10.0)
-
-    assert list(driver.job.members) == ["b"]
-    done = []
-    while driver.iteration("b") == 0:
-        done += range(driver.next("b").start, driver.next("b").start + driver.count("b"))
-        driver.finish("b")
-    assert sorted(done) == [*range(10), *range(20, 30)]
-    assert (driver.iteration("b"), driver.count("b")) == (1, 30)
 
 
 def test_a_job_ends_when_its_last_member_leaves():

@@ -51,19 +51,6 @@ def test_pieces_keep_within_the_maxima():
     assert counts == {"a": 15, "b": 15}
 
 
-def test_a_piece_of_who_goes_is_given_out_again():
-    """A piece is a part like any other when the one that has it dies."""
-    driver = Beating("a", "b", "c", total=30)
-    driver.finish("a", "b")
-    driver.job.leave("c", "c", 0.0)
-    assert driver.span("b") == (0, 25, 5)
-    driver.job.leave("b", "b", 0.0)
-    driver.finish("a")
-    assert driver.span("a") == (0, 25, 5)
-    driver.finish("a")
-    assert driver.span("a") == (1, 30, 30)
-
-
 def test_reports_are_known_by_their_start():
     """A report that comes again does not finish a piece that was given since; only the piece's own does."""
     driver = Beating("a", "b", total=30)
