@@ -1,7 +1,6 @@
 """A job as a state machine, event by event on a made-up clock."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given

@@ -318,17 +318,20 @@ def test_a_step_before_the_last_micro_batch_is_refused(session):
     assert loader.accumulation.samples_at_hand is None
 
 
-def test_a_loop_that_is_out_of_order_is_refused(session):
-    """Before distribute gradients would not be pushed, and a second pass would count them twice."""
-    loader = make_loader(session)
+def test_a_loop_before_distribute_is_refused(session):
+    """Its gradients would not be pushed."""
     with pytest.raises(InvalidRequestError, match="call distribute before the loop over the loader"):
-        next(iter(loader))
-    with pytest.raises(InvalidRequestError, match=r"micro_batches of a list: .*micro_batch="):
-        next(micro_batches([1, 2]))
-    _, batch = loop(loader)
+        next(iter(make_loader(session)))
+
+
+def test_micro_batches_are_gone_through_once_and_are_of_a_batch(session):
+    """A second pass would count them twice; what is no batch of the loader's is named."""
+    _, batch = loop(make_loader(session))
     assert len(list(micro_batches(batch))) == 3
     with pytest.raises(InvalidRequestError, match="iteration 0 were gone through before"):
         next(micro_batches(batch))
+    with pytest.raises(InvalidRequestError, match=r"micro_batches of a list: .*micro_batch="):
+        next(micro_batches([1, 2]))
 
 
 def test_what_ddp_cannot_do_is_refused(services, request):
