@@ -233,10 +233,7 @@ TRANSFERS = {
     "not measured": {},
 }
 TOLD = {
-    "pushed by the step": (
-        "80% of an iteration",
-        {"clipping", "rounded", "ps", "larger"},
-    ),
+    "pushed by the step": ("80% of an iteration", {"clipping", "rounded", "ps", "larger"}),
     "pushed in buckets": (
         "60% of an iteration, 14% of all transfers are hidden",
         {"rounded", "ps", "overlap", "larger"},

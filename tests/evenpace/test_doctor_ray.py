@@ -77,11 +77,7 @@ def test_a_cluster_that_is_well():
         ),
         (
             lambda seen: seen["nodes"][0]["answer"].update(clock_error=75.0),
-            (
-                "warning",
-                "Ray node 10.0.0.1 (111111)",
-                "its clock and this machine's are 75.0 s apart",
-            ),
+            ("warning", "Ray node 10.0.0.1 (111111)", "its clock and this machine's are 75.0 s apart"),
         ),
         (
             lambda seen: seen["nodes"][0].update(answer=None, error="it did not answer within 20 s"),
@@ -93,11 +89,7 @@ def test_a_cluster_that_is_well():
         ),
         (
             lambda seen: seen["nodes"][1]["answer"].update(tokens=False),
-            (
-                "warning",
-                ABOUT,
-                "nodes of it ask for no token: whoever reaches its ports may run code there",
-            ),
+            ("warning", ABOUT, "nodes of it ask for no token: whoever reaches its ports may run code there"),
         ),
         (
             lambda seen: seen["storage"].update(apart=["22222222"]),

@@ -261,10 +261,7 @@ def test_a_viewer_who_does_not_read_is_dropped(monkeypatch):
 
 def test_the_page_outlives_a_manager_that_is_started_again(tmp_path, wait_until):
     """The page keeps its figures and shows an error while the manager is away; then it goes on."""
-    with (
-        restartable_manager(tmp_path / "state") as manager,
-        page_of(tmp_path, manager.address) as page,
-    ):
+    with restartable_manager(tmp_path / "state") as manager, page_of(tmp_path, manager.address) as page:
         worker = MemberWorker(manager.address, "kept")
         for _ in range(3):
             worker.iterate()
@@ -329,10 +326,7 @@ def test_a_thousand_workers(tmp_path, wait_until):
     config = LoadConfig(jobs=1, workers=1000, seconds=1, compute=1.0)
     # A generator that is held up is not to be taken for a thousand silent workers.
     options = ("--workers", "1000", "--max-address-connections", "2000", "--silence", "120")
-    with (
-        managed_page(tmp_path, *options) as page,
-        Generators(config, page.manager) as generators,
-    ):
+    with managed_page(tmp_path, *options) as page, Generators(config, page.manager) as generators:
 
         def rounds():
             generators.listen(0.2)

@@ -148,9 +148,7 @@ def test_missing_measurements_are_drawn_as_gaps(tmp_path):
     two = make_two(tmp_path)
     diverged = [Evaluation(0.0, 2.3, 0.1), Evaluation(1.0, math.nan, 0.1)]
     two = replace(
-        two,
-        first=replace(two.first, evaluations=()),
-        second=replace(two.second, evaluations=diverged),
+        two, first=replace(two.first, evaluations=()), second=replace(two.second, evaluations=diverged)
     )
     assert two.speedup is None
     assert "–" in render(two, tmp_path).text
@@ -160,9 +158,7 @@ def test_a_run_is_compared_with_another_one_of_the_same_state(tmp_path):
     """`--against` names it; without evaluations, nothing is said of learning."""
     state = write_two(tmp_path / "state")
     page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
-    result = report(
-        *("balanced", "--against", "even", "--state", state, "--out", page, "--json", numbers),
-    )
+    result = report(*("balanced", "--against", "even", "--state", state, "--out", page, "--json", numbers))
     assert result.exit_code == 0, result.output
     text = read_page(page).text
     told = json.loads(numbers.read_text(), parse_constant=pytest.fail)

@@ -286,11 +286,7 @@ def test_workers_are_drained_from_a_node_that_is_about_to_go(cluster):
 
 @pytest.mark.parametrize(
     ("then", "failures"),
-    [
-        (lambda made: made.lose("w1"), 0),
-        (lambda made: made.end("w1", 1), 1),
-        (lambda made: None, 1),
-    ],
+    [(lambda made: made.lose("w1"), 0), (lambda made: made.end("w1", 1), 1), (lambda made: None, 1)],
 )
 def test_a_group_fails_for_want_of_a_lost_node_without_a_failure(then, failures):
     """Its others fail before the loss is known; where nobody was lost, that is a failure of the group."""

@@ -7,14 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.lab.experiments.elasticity import (
-    ELASTIC,
-    PASSING,
-    STATIC,
-    figures_of,
-    three_jobs,
-    twenty_jobs,
-)
+from evenpace.lab.experiments.elasticity import ELASTIC, PASSING, STATIC, figures_of, three_jobs, twenty_jobs
 from scheduler.cluster import Cluster
 from scheduler.simulator.record import Life
 from scheduler.simulator.workloads import Arrival

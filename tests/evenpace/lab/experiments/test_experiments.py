@@ -94,11 +94,7 @@ def wait_for_the_observer(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize(
-    "schemes",
-    [
-        "lb-bsp:ema,asp,flexrr",
-        pytest.param("lb-bsp:auto,ssp,redundant", marks=pytest.mark.release),
-    ],
+    "schemes", ["lb-bsp:ema,asp,flexrr", pytest.param("lb-bsp:auto,ssp,redundant", marks=pytest.mark.release)]
 )
 def test_contention_compares_schemes_on_one_schedule(tmp_path, wait_for_the_observer, schemes):
     """Every kind of scheme trains to its end under the same contention, and the files say how."""
