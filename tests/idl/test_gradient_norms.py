@@ -44,13 +44,6 @@ def test_norms_of_shards_add_up_to_the_wholes(split, seed, cuts):
     assert close(total, norms_of(split, gradients))
 
 
-@pytest.mark.parametrize("other", [GradientNorms(2, 10, 3.0, 1.0), GradientNorms(3, 9, 3.0, 1.0)])
-def test_norms_of_other_contributions_are_not_added(other):
-    """Shards that saw different contributions of an iteration have no sum; the error names what differs."""
-    with pytest.raises(ValueError, match=r"(contributions 2|samples 9): must be those of the other part"):
-        GradientNorms(3, 10, 3.0, 1.0) + other
-
-
 @given(SPLITS, SEEDS, st.randoms(use_true_random=False))
 def test_the_order_of_contributions_does_not_matter(split, seed, random):
     """Any permutation of the workers gives the same norms."""
@@ -84,28 +77,6 @@ def test_equal_gradients_have_no_variance(split, seed):
 
     assert norms.var == pytest.approx(0, abs=1e-12 * norms.weighted)
     assert norms.sqr == pytest.approx(gradient @ gradient, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((3, 2, 1.0, 1.0), "contributions 3: must be from 1 to samples, 2"),
-        ((0, 2, 1.0, 1.0), "contributions 0: must be from 1 to samples, 2"),
-        ((-1, -1, 0.0, 0.0), "contributions -1: must be"),
-        ((2, 8, -1.0, 1.0), "weighted -1.0: must be at least 0"),
-        ((2, 8, 1.0, -2.0), "squared -2.0: must be at least 0"),
-    ],
-)
-def test_norms_that_cannot_be_are_refused(arguments, message):
-    """Negative numbers, and contributions without samples, are errors that name the value."""
-    with pytest.raises(ValueError, match=message):
-        GradientNorms(*arguments)
-
-
-def test_a_negative_contribution_is_refused():
-    """Samples and norms of a contribution are at least 0."""
-    with pytest.raises(ValueError, match=r"contribution of -3 samples, norm 1.0: must be at least 0"):
-        GradientNorms.of([(8, 1.0), (-3, 1.0)], 1.0)
 
 
 # -- Consecutive gradients

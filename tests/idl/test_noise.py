@@ -56,23 +56,21 @@ def test_values_without_a_ratio(sqr, var, scale, efficiency, similarity):
         assert high >= scale or not (math.isfinite(sqr) and math.isfinite(var))
 
 
-def test_an_exact_value_is_known():
-    """Without errors the interval is the noise scale; two zeros have none."""
-    assert Noise(2.0, 64.0).interval() == pytest.approx((32, 32))
-    assert Noise(2.0, 64.0).known
-    assert Noise(2.0, 0.0).interval() == (0, 0)
-    assert Noise(2.0, 0.0).known
-    assert Noise(0.0, 2.0).interval() == (math.inf, math.inf)
-    assert Noise(0.0, 0.0).interval() == (0, math.inf)
-    assert not Noise(0.0, 0.0).known
-
-
-def test_a_noise_scale_is_known_to_a_factor_of_two():
-    """With a fifth of error its interval is 0.71 to 1.67, which is known; with two fifths, 0.56 to 5, not."""
-    assert Noise(1.0, 1.0, 0.2).interval() == pytest.approx((1 / 1.4, 1 / 0.6))
-    assert Noise(1.0, 1.0, 0.2).known
-    assert Noise(1.0, 1.0, 0.4).interval() == pytest.approx((1 / 1.8, 5))
-    assert not Noise(1.0, 1.0, 0.4).known
+@pytest.mark.parametrize(
+    ("noise", "interval", "known"),
+    [
+        (Noise(2.0, 64.0), (32, 32), True),  # without errors
+        (Noise(2.0, 0.0), (0, 0), True),
+        (Noise(0.0, 2.0), (math.inf, math.inf), True),
+        (Noise(0.0, 0.0), (0, math.inf), False),
+        (Noise(1.0, 1.0, 0.2), (1 / 1.4, 1 / 0.6), True),  # with a fifth of error
+        (Noise(1.0, 1.0, 0.4), (1 / 1.8, 5), False),
+    ],
+)
+def test_a_noise_scale_is_known_to_a_factor_of_two(noise, interval, known):
+    """Without errors the interval is the scale; with some it is known if it is narrow enough."""
+    assert noise.interval() == pytest.approx(interval)
+    assert noise.known == known
 
 
 POSITIVE = st.floats(1e-3, 1e3)
@@ -116,17 +114,3 @@ def test_the_efficiency_lies_in_its_interval(sqr, var, part, batch, baseline):
     assert high >= noise.efficiency(batch, baseline) * (1 - 1e-9)
     limits = sorted((1.0, baseline / batch))
     assert limits[0] * (1 - 1e-9) <= low <= high <= limits[1] * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("size", [0, -1.0, math.nan])
-def test_sizes_of_batches_are_above_zero(size):
-    """A batch without samples has no efficiency and no similarity; the error names the argument."""
-    noise = Noise(2.0, 64.0)
-
-    for call in (noise.efficiency, noise.efficiency_interval):
-        with pytest.raises(ValueError, match=rf"batch {size}: must be above 0"):
-            call(size, 32)
-        with pytest.raises(ValueError, match=rf"baseline {size}: must be above 0"):
-            call(32, size)
-    with pytest.raises(ValueError, match=rf"batch {size}: must be above 0"):
-        noise.similarity(size)

@@ -300,13 +300,6 @@ def test_a_state_that_was_saved_as_json_goes_on_the_same(split, seed):
     json.dumps(json.loads(to_json(NoiseEstimate())), allow_nan=False)
 
 
-@pytest.mark.parametrize("horizon", [9.0, 0.0, -1.0, math.inf, math.nan])
-def test_a_horizon_that_holds_too_little_is_refused(horizon):
-    """Fewer than ten iterations, or no number, are an error that says so."""
-    with pytest.raises(ValueError, match=r"horizon .*: must be a number from 10"):
-        NoiseEstimate(horizon)
-
-
 def test_little_is_not_taken_for_knowledge():
     """Nothing is known before the first iteration, nor after a few, nor while noise hides the gradient."""
     problem = Quadratic(np.random.default_rng(8), 50, 32, 0.5)

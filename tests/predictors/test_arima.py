@@ -51,12 +51,10 @@ def test_a_fit_serves_workers_that_moved_while_it_ran():
 
 
 def test_what_cannot_be_fitted_is_left_out():
-    """A constant speed and a newcomer get no parameters; with no worker to fit, the fit fails."""
+    """A constant speed and a newcomer get no parameters."""
     good = contended(5, iterations=60, workers=1).speeds
     constant = np.full((60, 1), 5.0)
     new = np.where(np.arange(60)[:, None] < 50, np.nan, good)
     found = ArimaFit(np.hstack((constant, good, new))).run()
 
     assert np.isfinite(found["ma"][:, 0]).tolist() == [False, True, False]
-    with pytest.raises(ValueError, match="no worker's speeds could be fitted"):
-        ArimaFit(constant).run()

@@ -97,23 +97,6 @@ def test_steep_series_have_finite_forecasts(name):
         assert np.isfinite(forecast(np.array(order), 5, name)).all()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([], 1), r"values of shape \(0,\)"),
-        (([[4.0, 5.0]], 1), r"values of shape \(1, 2\)"),
-        (([4.0, np.nan], 1), r"values \[4.0, nan\]: must be finite numbers from 0"),
-        (([4.0, -1.0], 1), r"values \[4.0, -1.0\]: must be finite numbers from 0"),
-        (([4.0], 0), "epochs 0: must be at least 1"),
-        (([4.0], 1, "oracle"), "forecaster 'oracle': there are last, "),
-    ],
-)
-def test_what_cannot_be_forecast_is_refused(arguments, message):
-    """The message names the value and what is allowed."""
-    with pytest.raises(ValueError, match=message):
-        forecast(*arguments)
-
-
 def test_a_managers_installation_can_forecast():
     """The extra of the services names the libraries that fit."""
     extra = {name_of(one) for one in PROJECT["optional-dependencies"]["manager"]}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from predictors import PredictorOptions, make_predictor
-from predictors.networks import Network, NetworkFit
+from predictors.networks import Network
 from tests.predictors.series import contended, replay, rmse
 
 NETWORKS = ["simple_rnn", "lstm", "narx"]
@@ -49,13 +49,6 @@ def test_fits_in_another_process_are_the_same(name, pool):
 
     assert predictors[0].models()[name].keys() == {"w0", "w1"}
     assert np.array_equal(there, here, equal_nan=True)
-
-
-def test_a_fit_without_samples_fails():
-    """A fit to workers with hardly any samples is refused."""
-    unknown = [np.full((4, 2), np.nan)] * 20
-    with pytest.raises(ValueError, match="no worker has 16 samples"):
-        NetworkFit("narx", unknown, None, 0).run()
 
 
 @pytest.mark.parametrize("name", ["narx", "lstm", "arima"])
@@ -134,21 +127,6 @@ def test_young_workers_borrow_until_there_is_enough():
 
     assert predictor.models()["narx"].keys() == {"w0"}
     assert np.isfinite(predictor.predict()).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("output", np.full(10, np.nan), "output is not finite"),
-        ("output", np.zeros(3), r"output has shape \(3,\), should have \(10,\)"),
-        ("spread", np.zeros(3), "spread .* must be positive"),
-    ],
-)
-def test_broken_saved_models_are_refused(learned, name, value, error):
-    """The error names the predictor, the worker and the array."""
-    broken = {**learned["narx"]["w0"], name: value}
-    with pytest.raises(ValueError, match=f"narx model of w9: {error}"):
-        make_predictor("narx", models={"narx": {"w9": broken}})
 
 
 def test_fits_leave_the_process_as_it_was():

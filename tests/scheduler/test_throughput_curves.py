@@ -44,10 +44,3 @@ def test_all_wait_for_the_slowest_network():
     curves = ThroughputCurves([slow, fast], 2)
 
     assert curves.time(0, 10) == curves.time(1, 10) == pytest.approx(0.2 + 1.0)
-
-
-@pytest.mark.parametrize("nodes", [0, 3])
-def test_nodes_without_a_replica_are_refused(nodes):
-    """The message has both numbers."""
-    with pytest.raises(ValueError, match=f"2 replicas on {nodes} nodes"):
-        ThroughputCurves([Throughput(0.1, 0.01, 0.0, 0.0, 0.0, 0.0, 1.0)] * 2, nodes)

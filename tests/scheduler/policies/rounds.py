@@ -51,6 +51,24 @@ def jobs(draw, kinds):
     return sorted(found, key=lambda job: job.submitted)
 
 
+@st.composite
+def weighted(draw):
+    """A cluster, and jobs of several weights."""
+    cluster = draw(clusters)
+    weights = st.sampled_from([1.0, 2.5, 5.0, 10.0])
+    return cluster, [replace(job, weight=draw(weights)) for job in draw(jobs(cluster.kinds))]
+
+
+def allocate(policy, *jobs, cluster, before=None):
+    """The placements that a policy chooses for jobs, some of which had devices before."""
+    return policy.allocate(Round(60.0, jobs, cluster, Allocation(before or {}))).placements
+
+
+def numbers(placements):
+    """The number of devices of each job."""
+    return {job: devices(placement) for job, placement in placements.items()}
+
+
 def play(policy, cluster, jobs, rounds=8, attained=60.0, lose=False):
     """Yield each round and its allocation; jobs come when they are submitted, and soon one goes each round.
 

@@ -1,7 +1,6 @@
 """Gavel's linear programme, and the order in which jobs have their shares."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +21,22 @@ def with_speeds(name, number, slow, fast):
     return asking(name, number, iterations_per_second={"slow": slow, "fast": fast}.__getitem__)
 
 
+@st.composite
+def programmes(draw, most):
+    """Rates of up to `most` jobs on two kinds, the devices that they want, and those of each kind."""
+    jobs = draw(st.integers(1, most))
+    rates = np.array([[draw(st.integers(1, 20)) for _ in range(2)] for _ in range(jobs)], dtype=float)
+    wanted = np.array([draw(st.integers(1, 4)) for _ in range(jobs)])
+    return rates, wanted, np.array([draw(st.integers(1, 6)) for _ in range(2)])
+
+
+def assert_allowed(shares, wanted, sizes):
+    """Check that shares are allowed, but for rounding."""
+    assert (shares >= 0).all()
+    assert (shares.sum(axis=1) <= 1 + 1e-4).all()
+    assert (wanted @ shares <= sizes + 1e-3).all()
+
+
 def vertices(rates, wanted, sizes):
     """All corners of the shares that are allowed, by solving each choice of constraints as equations."""
     jobs, kinds = rates.shape
@@ -36,35 +51,25 @@ def vertices(rates, wanted, sizes):
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), jobs=st.integers(1, 3))
-def test_no_corner_of_the_programme_has_a_larger_sum_of_throughputs(data, jobs):
+@given(programmes(3))
+def test_no_corner_of_the_programme_has_a_larger_sum_of_throughputs(programme):
     """The shares are allowed, and as good as the best of all corners, but for rounding."""
-    numbers = st.integers(1, 20)
-    rates = np.array([[data.draw(numbers) for _ in range(2)] for _ in range(jobs)], dtype=float)
-    wanted = np.array([data.draw(st.integers(1, 4)) for _ in range(jobs)])
-    sizes = np.array([data.draw(st.integers(1, 6)) for _ in range(2)])
-    shares = max_sum_shares(rates, wanted, sizes)
+    rates, wanted, sizes = programme
+    shares = max_sum_shares(*programme)
 
-    assert (shares >= 0).all()
-    assert (shares.sum(axis=1) <= 1 + 1e-4).all()
-    assert (wanted @ shares <= sizes + 1e-3).all()
+    assert_allowed(shares, wanted, sizes)
     best = max(rates.ravel() @ corner for corner in vertices(rates, wanted, sizes))
     assert (rates * shares).sum() == pytest.approx(best, abs=20 * rates.size * 1e-5)
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), jobs=st.integers(1, 4))
-def test_the_least_throughput_is_at_least_that_of_an_equal_split(data, jobs):
+@given(programmes(4))
+def test_the_least_throughput_is_at_least_that_of_an_equal_split(programme):
     """The equal split is allowed, so that no job has less; and shares are allowed, but for rounding."""
-    numbers = st.integers(1, 20)
-    rates = np.array([[data.draw(numbers) for _ in range(2)] for _ in range(jobs)], dtype=float)
-    wanted = np.array([data.draw(st.integers(1, 4)) for _ in range(jobs)])
-    sizes = np.array([data.draw(st.integers(1, 6)) for _ in range(2)])
-    shares = max_min_shares(rates, wanted, sizes, np.ones(jobs))
+    rates, wanted, sizes = programme
+    shares = max_min_shares(*programme, np.ones(len(rates)))
 
-    assert (shares >= 0).all()
-    assert (shares.sum(axis=1) <= 1 + 1e-4).all()
-    assert (wanted @ shares <= sizes + 1e-3).all()
+    assert_allowed(shares, wanted, sizes)
     assert ((rates * shares).sum(axis=1) >= equal_split(rates, wanted, sizes) * (1 - 1e-3) - 1e-3).all()
 
 
@@ -130,17 +135,3 @@ def test_a_job_may_cross_nodes():
 
     assert allocation["a"] == (("slow-0", 3), ("slow-1", 1))
     assert devices(allocation["b"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ({"devices": None}, "job 'a' must ask for a number of devices under Gavel"),
-        ({"iterations_per_second": None}, "job 'a' must have a known speed under Gavel"),
-    ],
-)
-def test_a_job_without_what_gavel_needs_is_refused(missing, message):
-    """The error names the job and what it lacks."""
-    job = replace(with_speeds("a", 1, slow=1.0, fast=1.0), **missing)
-    with pytest.raises(ValueError, match=message):
-        Gavel().allocate(Round(0.0, [job], TWO_KINDS, Allocation()))

@@ -1,35 +1,20 @@
 """Tiresias: two queues, and devices for the jobs that have had little."""
 
 from dataclasses import replace
+from functools import partial
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.allocation import Allocation, devices
 from scheduler.cluster import Cluster
-from scheduler.policies.base import Round
 from scheduler.policies.least_attained_service import LeastAttainedService
-from tests.scheduler.policies.rounds import asking, clusters, jobs, play
+from tests.scheduler.policies import rounds
+from tests.scheduler.policies.rounds import asking, clusters, jobs, numbers, play
 
 CLUSTER = Cluster.of([("gpu", 2, 4)])
 
 
-def allocate(policy, *jobs, before=None, now=60.0):
-    """The placements that a policy chooses."""
-    return policy.allocate(Round(now, jobs, CLUSTER, Allocation(before or {}))).placements
-
-
-def numbers(placements):
-    """The number of devices of each job."""
-    return {job: devices(placement) for job, placement in placements.items()}
-
-
-@given(clusters.flatmap(lambda cluster: st.tuples(st.just(cluster), jobs(cluster.kinds))))
-def test_a_job_has_what_it_asks_for_or_nothing(case):
-    """There is nothing between."""
-    for at, allocation in play(LeastAttainedService(), *case):
-        assert all(devices(allocation[job.name]) in (0, job.devices) for job in at.jobs)
+allocate = partial(rounds.allocate, cluster=CLUSTER)
 
 
 @given(clusters.flatmap(lambda cluster: st.tuples(st.just(cluster), jobs(cluster.kinds))))
@@ -77,9 +62,3 @@ def test_the_node_with_most_free_devices_is_taken_first():
     """Of equal ones the first; a second node has the rest."""
     placements = allocate(LeastAttainedService(), asking("a", 1), asking("b", 5))
     assert placements == {"a": (("gpu-0", 1),), "b": (("gpu-1", 4), ("gpu-0", 1))}
-
-
-def test_a_job_must_ask_for_a_number_of_devices():
-    """Without one there is nothing to give."""
-    with pytest.raises(ValueError, match="job 'a' must ask for a number of devices under Tiresias"):
-        allocate(LeastAttainedService(), replace(asking("a"), devices=None))

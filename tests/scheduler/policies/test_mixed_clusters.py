@@ -42,11 +42,3 @@ def test_a_job_that_pauses_keeps_its_configuration_under_sia(case, data):
         for name in paused:
             assert kinds_of(cluster, after[name]) == kinds_of(cluster, allocation[name])
             assert devices(after[name]) == devices(allocation[name])
-
-
-@few
-@given(case=cases)
-def test_a_job_has_all_the_devices_that_it_asks_for_under_gavel(case):
-    """It has as many as its user wants, or none."""
-    for at, allocation in play(POLICIES["gavel"](), *case):
-        assert all(devices(allocation[job.name]) in (0, job.devices) for job in at.jobs)

@@ -2,7 +2,6 @@
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,9 +90,3 @@ def test_a_job_does_not_fit_beside_another_one_that_spans_nodes():
     assert not occupancy.fits(((1, 3), (2, 1)))
     assert occupancy.fits(((1, 3),))
     assert not occupancy.fits(((1, 4),))
-
-
-def test_more_devices_than_are_free_are_refused():
-    """The message says how many are missing."""
-    with pytest.raises(ValueError, match="1 devices more"):
-        Occupancy([2, 2], 16).find_across(5)

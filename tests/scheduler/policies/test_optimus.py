@@ -1,16 +1,17 @@
 """Optimus: one device for each job, and further ones where they save the most time."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.allocation import Allocation, devices
+from scheduler.allocation import devices
 from scheduler.cluster import Cluster
-from scheduler.policies.base import Round
 from scheduler.policies.optimus import Optimus
-from tests.scheduler.policies.rounds import asking, clusters, jobs, play
+from tests.scheduler.policies import rounds
+from tests.scheduler.policies.rounds import asking, clusters, jobs, numbers, play
 
 CLUSTER = Cluster.of([("gpu", 2, 4)])
 
@@ -20,14 +21,7 @@ def lasting(name, seconds, most=8):
     return replace(asking(name, most), devices=None, seconds_left=lambda number: seconds[number - 1])
 
 
-def allocate(*jobs, before=None):
-    """The placements that the policy chooses."""
-    return Optimus().allocate(Round(60.0, jobs, CLUSTER, Allocation(before or {}))).placements
-
-
-def numbers(placements):
-    """The number of devices of each job."""
-    return {job: devices(placement) for job, placement in placements.items()}
+allocate = partial(rounds.allocate, Optimus(), cluster=CLUSTER)
 
 
 @given(clusters.flatmap(lambda cluster: st.tuples(st.just(cluster), jobs(cluster.kinds))))
@@ -56,28 +50,21 @@ def test_the_jobs_submitted_first_have_a_device(case):
         assert served == [place < at.cluster.devices for place in range(len(served))]
 
 
-def test_further_devices_go_where_they_save_the_most():
-    """Of three more devices the slower job gets two, then its next saves less than the other's first."""
-    slow = lasting("slow", [100, 60, 40, 35, 35, 35, 35, 35])
-    fast = lasting("fast", [50, 40, 40, 40, 40, 40, 40, 40])
-    cluster = Cluster.of([("gpu", 1, 5)])
-    chosen = Optimus().allocate(Round(60.0, [fast, slow], cluster, Allocation()))
-
-    assert numbers(chosen.placements) == {"slow": 3, "fast": 2}
-
-
-def test_devices_that_save_nothing_stay_free():
-    """A job does not get a device with which it would not end sooner."""
-    assert numbers(allocate(lasting("a", [10, 5, 5, 1, 1, 1, 1, 1]))) == {"a": 2}
-
-
-def test_of_equal_savings_the_first_job_has_the_next_device():
-    """Order of submission decides."""
-    both = [lasting(name, [10, 5, 5], most=3) for name in ("a", "b")]
-    cluster = Cluster.of([("gpu", 1, 3)])
-    chosen = Optimus().allocate(Round(60.0, both, cluster, Allocation()))
-
-    assert numbers(chosen.placements) == {"a": 2, "b": 1}
+@pytest.mark.parametrize(
+    ("jobs", "most", "expected"),
+    [
+        # Of three more devices the slower job gets two, then its next saves less than the other's first.
+        ([("fast", [50] + [40] * 7), ("slow", [100, 60, 40] + [35] * 5)], 5, {"slow": 3, "fast": 2}),
+        # A job does not get a device with which it would not end sooner.
+        ([("a", [10, 5, 5, 1, 1, 1, 1, 1])], 8, {"a": 2}),
+        # Of equal savings the first job has the next device.
+        ([("a", [10, 5, 5]), ("b", [10, 5, 5])], 3, {"a": 2, "b": 1}),
+    ],
+)
+def test_devices_go_where_they_save_the_most(jobs, most, expected):
+    """And stay free where they save nothing; the order of submission decides among equals."""
+    its = [lasting(name, seconds, len(seconds)) for name, seconds in jobs]
+    assert numbers(allocate(*its, cluster=Cluster.of([("gpu", 1, most)]))) == expected
 
 
 def test_a_job_with_as_many_devices_as_before_stays():
@@ -91,9 +78,3 @@ def test_a_job_with_as_many_devices_as_before_stays():
         "starts": (("gpu-0", 1),),
         "grows": (("gpu-1", 2),),
     }
-
-
-def test_a_job_must_have_a_known_remaining_time():
-    """Without it there is nothing to compare."""
-    with pytest.raises(ValueError, match="job 'a' must have a known remaining time under Optimus"):
-        allocate(asking("a", 4))

@@ -29,10 +29,11 @@ on_all_clusters = pytest.mark.parametrize(
 @few
 @given(data=st.data())
 def test_allocations_fit_the_cluster(name, cases, data):
-    """No node has more devices in use than it has."""
+    """No node has more devices in use than it has, nor any while it is away."""
     case = data.draw(cases)
-    for _, allocation in play(POLICIES[name](), *case):
-        allocation.check(case[0])
+    for lose in (False, True):
+        for at, allocation in play(POLICIES[name](), *case, lose=lose):
+            allocation.check(at.cluster)
 
 
 @on_all_clusters
@@ -44,16 +45,6 @@ def test_jobs_have_no_more_devices_than_they_can_use(name, cases, data):
     for at, allocation in play(POLICIES[name](), *case):
         most = {job.name: job.most_devices for job in at.jobs}
         assert all(devices(placement) <= most[job] for job, placement in allocation.placements.items())
-
-
-@on_all_clusters
-@few
-@given(data=st.data())
-def test_nodes_that_are_away_have_no_jobs(name, cases, data):
-    """While nodes come and go, devices are given out of those that are there."""
-    case = data.draw(cases)
-    for at, allocation in play(POLICIES[name](), *case, lose=True):
-        allocation.check(at.cluster)
 
 
 @on_all_clusters
@@ -76,3 +67,16 @@ def test_devices_are_used_while_jobs_wait(name, case):
     for at, allocation in play(POLICIES[name](), *case):
         if any(job.most_devices <= at.cluster.devices for job in at.jobs):
             assert allocation.placements
+
+
+@pytest.mark.parametrize(
+    ("name", "cases"),
+    [("tiresias", cases(clusters)), ("priority", cases(clusters)), ("gavel", cases(mixed_clusters))],
+    ids=["tiresias", "priority", "gavel"],
+)
+@few
+@given(data=st.data())
+def test_a_job_has_what_it_asks_for_or_nothing(name, cases, data):
+    """Under policies that do not resize there is nothing between."""
+    for at, allocation in play(POLICIES[name](), *data.draw(cases)):
+        assert all(devices(allocation[job.name]) in (0, job.devices) for job in at.jobs)

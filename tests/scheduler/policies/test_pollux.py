@@ -116,18 +116,6 @@ def test_nodes_are_shared_by_jobs_that_span_them_where_nothing_is_avoided():
     assert sum(apart.used().values()) < 6
 
 
-def test_an_exponent_that_is_no_number_is_refused():
-    """The error names it."""
-    with pytest.raises(ValueError, match="power nan of the mean: must be finite"):
-        Pollux(float("nan"))
-
-
-@given(rounds())
-def test_the_same_round_has_the_same_allocation(at):
-    """Nothing is left to chance."""
-    assert dict(Pollux().allocate(at).placements) == dict(Pollux().allocate(at).placements)
-
-
 @given(rounds())
 def test_no_job_gains_from_devices_that_are_left_free(at):
     """With free devices of one node in addition to its own, or in their place, none would do better."""
@@ -192,25 +180,6 @@ def every_allocation(at):
             yield Allocation(placements)
 
 
-def test_a_job_without_goodput_gets_a_device():
-    """A job starts on as many as it may use, which is one before anything is known of it."""
-    at = Round(0.0, [Job("a", 0.0, 10.0, 1)], Cluster.of([("t4", 1, 4)]), Allocation())
-    assert devices(Pollux().allocate(at)["a"]) == 1
-
-
-def test_a_job_that_has_just_arrived_gets_a_device():
-    """At the age of 0 its speedup counts nothing, and yet devices are better than none."""
-    at = Round(0.0, [Job("a", 0.0, 0.0, 1)], Cluster.of([("t4", 1, 4)]), Allocation())
-    assert devices(Pollux().allocate(at)["a"]) == 1
-
-
-def test_no_job_spans_more_than_16_nodes():
-    """A job that scales perfectly, as far as is known, has the devices of 16 of 18 nodes."""
-    job = Job("a", 0.0, 1000.0, 64)
-    at = Round(0.0, [job], Cluster.of([("t4", 18, 1)]), Allocation())
-    assert len(Pollux().allocate(at)["a"]) == 16
-
-
 def test_a_job_keeps_its_placement_while_nothing_changes():
     """A second round of the same jobs moves none of them."""
     jobs = [Job(f"job-{i}", 0.0, 5000.0, 8, goodputs={"t4": goodput(i % 3, 3.0)}) for i in range(6)]
@@ -219,18 +188,24 @@ def test_a_job_keeps_its_placement_while_nothing_changes():
     assert Pollux().allocate(Round(60.0, jobs, cluster, first)) == first
 
 
-def test_a_job_that_may_no_longer_have_its_devices_gets_fewer():
-    """What it has does not count where it is more than the job can use."""
-    job = Job("a", 0.0, 5000.0, 2)
-    at = Round(0.0, [job], Cluster.of([("t4", 1, 4)]), Allocation({"a": (("t4-0", 4),)}))
-    assert Pollux().allocate(at)["a"] == (("t4-0", 2),)
-
-
-def test_several_kinds_of_devices_are_refused():
-    """The message names them."""
-    at = Round(0.0, [Job("a", 0.0, 1.0, 1)], Cluster.of([("t4", 1, 4), ("a100", 1, 8)]), Allocation())
-    with pytest.raises(ValueError, match="alike; the cluster has t4, a100"):
-        Pollux().allocate(at)
+@pytest.mark.parametrize(
+    ("job", "nodes", "size", "before", "number"),
+    [
+        # Before anything is known of a job, it starts on as many devices as it may use.
+        (Job("a", 0.0, 10.0, 1), 1, 4, 0, 1),
+        # At the age of 0 its speedup counts nothing, and yet devices are better than none.
+        (Job("a", 0.0, 0.0, 1), 1, 4, 0, 1),
+        # A job that scales perfectly, as far as is known, has the devices of 16 of 18 nodes.
+        (Job("a", 0.0, 1000.0, 64), 18, 1, 0, 16),
+        # What it has does not count where it is more than the job can use.
+        (Job("a", 0.0, 5000.0, 2), 1, 4, 4, 2),
+    ],
+)
+def test_a_job_alone_has_the_devices_that_it_may_use(job, nodes, size, before, number):
+    """From its arrival on, on 16 nodes at most."""
+    cluster, had = Cluster.of([("t4", nodes, size)]), {"a": (("t4-0", before),)} if before else {}
+    placement = Pollux().allocate(Round(0.0, [job], cluster, Allocation(had)))["a"]
+    assert (devices(placement), len(placement)) == (number, min(number, nodes))
 
 
 @pytest.mark.parametrize("jobs", [0, 1])

@@ -67,11 +67,6 @@ def test_no_choice_of_configurations_costs_less(data, jobs):
     assert total(found) == pytest.approx(min(total(one) for one in every if fits(one)), rel=2e-4)
 
 
-def test_a_job_of_which_nothing_is_known_has_one_device():
-    """It may have more, but its goodput on these is not known on any kind."""
-    assert devices(allocate(job(most_devices=8))["a"]) == 1
-
-
 def test_a_job_has_the_kind_where_its_goodput_is_larger():
     """It is known on both kinds, and ten times as fast on one."""
     known = {"slow": GOODPUT, "fast": replace(GOODPUT, throughput=FAST)}
@@ -87,25 +82,31 @@ def test_the_goodput_on_an_unknown_kind_follows_the_speeds_of_single_devices(spe
     assert node.startswith(kind)
 
 
-def test_a_job_grows_as_far_as_it_may():
-    """Alone it has the most devices that it can use."""
-    placed = allocate(job(goodputs={"fast": replace(GOODPUT, noise=Noise(1.0, 1e6))}, most_devices=4))
-    assert devices(placed["a"]) == 4
+NOISY = replace(GOODPUT, noise=Noise(1.0, 1e6))
+SMALL = replace(NOISY, throughput=replace(FAST, within_base=0.0), limits=replace(GOODPUT.limits, largest=128))
 
 
-def test_more_replicas_than_the_largest_batch_feeds_have_the_least_batch():
-    """Eight devices are planned for, though the user's batch is too small for so many."""
-    limits = replace(GOODPUT.limits, largest=128)
-    noisy = replace(GOODPUT, throughput=replace(FAST, within_base=0.0), noise=Noise(1.0, 1e6), limits=limits)
-    assert devices(allocate(job(goodputs={"fast": noisy}, most_devices=8))["a"]) == 8
-
-
-@pytest.mark.parametrize(("restarts", "number"), [(0, 2), (60, 1)])
-def test_a_job_that_restarted_often_stays(restarts, number):
-    """Twice the devices are worth a restart, but not to a job that has lost most of its time by them."""
-    known = {"fast": replace(GOODPUT, noise=Noise(1.0, 1e6))}
-    its = job(goodputs=known, most_devices=2, restarts=restarts, restart_cost=80.0)
-    assert devices(allocate(its, a=(("fast-0", 1),))["a"]) == number
+@pytest.mark.parametrize(
+    ("its", "before", "number"),
+    [
+        # It may have more, but its goodput on these is not known on any kind.
+        ({"most_devices": 8}, {}, 1),
+        # Alone it has the most devices that it can use.
+        ({"goodputs": {"fast": NOISY}, "most_devices": 4}, {}, 4),
+        # Eight are planned for with the least batch each, though the user's batch is too small for so many.
+        ({"goodputs": {"fast": SMALL}, "most_devices": 8}, {}, 8),
+        # Twice the devices are worth a restart, but not to a job that has lost most of its time by them.
+        ({"goodputs": {"fast": NOISY}, "most_devices": 2, "restart_cost": 80.0}, {"a": (("fast-0", 1),)}, 2),
+        (
+            {"goodputs": {"fast": NOISY}, "most_devices": 2, "restarts": 60, "restart_cost": 80.0},
+            {"a": (("fast-0", 1),)},
+            1,
+        ),
+    ],
+)
+def test_a_job_has_the_devices_of_which_it_makes_use(its, before, number):
+    """As far as that is known, and where they are worth a restart."""
+    assert devices(allocate(job(**its), **before)["a"]) == number
 
 
 def test_whole_nodes_go_to_the_jobs_with_the_most_devices():

@@ -1,45 +1,21 @@
 """Elastic weighted fair sharing: shares by weight, and admissions that spare larger weights."""
 
-from dataclasses import replace
+from functools import partial
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.allocation import Allocation, devices
+from scheduler.allocation import devices
 from scheduler.cluster import Cluster
-from scheduler.policies.base import Round
 from scheduler.policies.weighted_fair_sharing import WeightedFairSharing, fair_shares
-from tests.scheduler.policies.rounds import asking, clusters, jobs, play
+from tests.scheduler.policies import rounds
+from tests.scheduler.policies.rounds import asking, numbers, play, weighted
 
 NODE = Cluster.of([("gpu", 1, 4)])
 NODES = Cluster.of([("gpu", 2, 4)])
 
 
-@st.composite
-def weighted(draw):
-    """A cluster, and jobs of several weights."""
-    cluster = draw(clusters)
-    weights = st.sampled_from([1.0, 2.5, 5.0, 10.0])
-    return cluster, [replace(job, weight=draw(weights)) for job in draw(jobs(cluster.kinds))]
-
-
-def allocate(*jobs, before=None, cluster=NODE):
-    """The placements that the policy chooses."""
-    return WeightedFairSharing().allocate(Round(60.0, jobs, cluster, Allocation(before or {}))).placements
-
-
-def numbers(placements):
-    """The number of devices of each job."""
-    return {job: devices(placement) for job, placement in placements.items()}
-
-
-@given(weighted())
-def test_no_job_has_more_than_it_asks_for(case):
-    """Shares end at the demand, and fit the nodes."""
-    for at, allocation in play(WeightedFairSharing(), *case):
-        allocation.check(at.cluster)
-        assert all(devices(allocation[job.name]) <= job.devices for job in at.jobs)
+allocate = partial(rounds.allocate, WeightedFairSharing(), cluster=NODE)
 
 
 @given(weighted())
@@ -173,9 +149,3 @@ def test_a_job_that_grows_stays_on_its_node():
     """Free devices beside it come before those of an emptier node."""
     before = {"a": (("gpu-1", 2),)}
     assert allocate(asking("a", 4), before=before, cluster=NODES) == {"a": (("gpu-1", 4),)}
-
-
-def test_a_job_must_ask_for_a_number_of_devices():
-    """Without one there is no end to its share."""
-    with pytest.raises(ValueError, match="job 'a' must ask for a number of devices under weighted fair"):
-        allocate(replace(asking("a"), devices=None))

@@ -163,22 +163,17 @@ def test_a_job_is_done_once_all_workers_have_ended_well(cluster):
     assert cluster.step().finish == Finish("done")
 
 
-def test_a_worker_that_fails_at_the_end_fails_the_job(cluster):
+@pytest.mark.parametrize(
+    ("status", "finish"),
+    [(3, Finish("failed", "w1 ended with status 3:\nits last words")), (-9, Finish("done"))],
+)
+def test_a_worker_that_fails_at_the_end_fails_the_job(cluster, status, finish):
     """What it should have written may be missing; one that was killed then is not missed."""
     cluster.state = "ended"
     cluster.end("w0", 0)
     cluster.step()
-    cluster.end("w1", 3)
-    assert cluster.step().finish == Finish("failed", "w1 ended with status 3:\nits last words")
-
-
-def test_one_that_is_killed_at_the_end_is_not_missed(cluster):
-    """The job has been trained, and no error says that something is missing."""
-    cluster.state = "ended"
-    cluster.end("w0", 0)
-    cluster.step()
-    cluster.end("w1", -9)
-    assert cluster.step().finish == Finish("done")
+    cluster.end("w1", status)
+    assert cluster.step().finish == finish
 
 
 def test_failures_are_counted_once_and_end_the_job_when_there_are_too_many(cluster):

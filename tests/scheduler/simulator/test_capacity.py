@@ -74,22 +74,3 @@ def test_failures_are_as_frequent_as_they_should_be():
     assert losses == pytest.approx(365 * 24 / 11, abs=4 * math.sqrt(365 * 24 / 11))
     assert Capacity.of_failures(["a"], 10 * hour, hour, seed=3) == capacity
     assert Capacity.of_failures(["a"], 10 * hour, hour, seed=4) != capacity
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Capacity(((1.0, frozenset("a")),)), "first change is at 1 s: it must be at 0 s"),
-        (lambda: Capacity(((0.0, frozenset()),)), "no node is ever there"),
-        (lambda: Capacity(((0.0, frozenset("a")), (5.0, frozenset())), 5.0), "at 5 s follows one at 5 s"),
-        (lambda: Capacity.of_events([(0, "a", True), (4, "a", True)]), "'a' joins at 4 s, where it is there"),
-        (lambda: Capacity.of_events([(3, "a", False)]), "'a' is lost at 3 s, where it is gone"),
-        (lambda: Capacity.of_counts([(0, 1), (0, 2)], NAMES), "two numbers of nodes at 0 s"),
-        (lambda: Capacity.of_failures(NAMES, 0.0, 1.0, 1), "mean time between failures 0 s: must be above 0"),
-        (lambda: Capacity.of_failures(NAMES, 1.0, math.inf, 1), "time to repair inf s: must be above 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(make, message):
-    """The error names the value, and what is allowed."""
-    with pytest.raises(ValueError, match=message):
-        make()

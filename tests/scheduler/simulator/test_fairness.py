@@ -1,5 +1,6 @@
 """Finish-time fairness, against what is worked out by hand on the tiny model."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from scheduler.simulator.simulation import simulate
 from scheduler.simulator.workloads import Arrival
 from tests.scheduler.simulator.tiny import tiny_application
 
-CLUSTER = Cluster.of([("gpu", 2, 1)])
+CLUSTER, PACKED = Cluster.of([("gpu", 2, 1)]), Cluster.of([("gpu", 2, 2)])
 
 
 def arrival(name="a", submitted=0, devices=2, batch=16):
@@ -56,21 +57,23 @@ def test_a_job_alone_is_treated_fairly():
     assert (share.contention, share.devices, share.rho(lives[0])) == (1.0, 2, 1.0)
 
 
-def test_an_isolated_job_starts_in_the_next_round():
-    """Submitted at 61 s, it starts at 120 s; on one device the pause and 40 s of epochs follow."""
-    assert isolated(arrival(submitted=61, devices=1, batch=4)) == 120 - 61 + 30 + 40
-
-
-def test_an_isolated_job_has_at_most_what_its_user_asks_for():
-    """With one device it is as fast on a share of one as on a share of two."""
-    one = arrival(devices=1)
-    assert isolated(one, devices=2) == isolated(one, devices=1) == 156
-
-
-def test_an_isolated_job_has_at_most_what_it_can_use():
-    """A model that is limited to one device has only that, also where the policy chooses the number."""
-    one = JobLimits(most_devices=1, batch=4)
-    assert isolated(arrival(), policy="pollux", limits=one) == 60 + 30 + 40
+@pytest.mark.parametrize(
+    ("of", "alone", "seconds"),
+    [
+        # It starts in the next round, at 120 s; on one device the pause and 40 s of epochs follow.
+        (arrival(submitted=61, devices=1, batch=4), {}, 120 - 61 + 30 + 40),
+        # It has at most what its user asks for: with one device, a share of two is no faster.
+        (arrival(devices=1), {"devices": 1}, 156),
+        (arrival(devices=1), {"devices": 2}, 156),
+        # It has at most what its model can use, also where the policy chooses the number.
+        (arrival(), {"policy": "pollux", "limits": JobLimits(most_devices=1, batch=4)}, 60 + 30 + 40),
+        # Two devices of one node: 0.1 s for it, 0.05 s for each device, 0.5 s for each of its 2 samples.
+        (arrival(batch=4), {"policy": "optimus", "cluster": PACKED}, 60 + 30 + 20 * 1.2),
+    ],
+)
+def test_a_job_alone_takes_as_long_as_on_its_share(of, alone, seconds):
+    """On few nodes, and with the devices that it asks for or can use."""
+    assert isolated(of, **alone) == seconds
 
 
 def test_an_isolated_job_trains_as_under_the_policy():
@@ -82,13 +85,8 @@ def test_an_isolated_job_trains_as_under_the_policy():
 
 
 def test_an_isolated_job_is_on_few_nodes():
-    """Two devices of one node are faster than one each of two; an epoch has 10 iterations."""
-    packed = isolated(arrival(batch=4), policy="optimus", cluster=Cluster.of([("gpu", 2, 2)]))
-    spread = isolated(arrival(batch=4), policy="optimus")
-
-    assert (
-        packed == 60 + 30 + 20 * 1.2
-    )  # 0.1 s for the node, 0.05 s for each device, 0.5 s for each of its 2 samples
+    """Two devices of one node are faster than one each of two."""
+    packed, spread = (isolated(arrival(batch=4), policy="optimus", cluster=its) for its in (PACKED, CLUSTER))
     assert packed < spread
 
 

@@ -76,28 +76,6 @@ def test_figures_are_over_all_jobs():
     assert (figures["jobs"], figures["restarts"]) == (2, 0)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"application": "huge"}, "job 'a' trains 'huge'; the applications are tiny"),
-        ({"devices": 3}, "job 'a' asks for 3 devices; the cluster has 2"),
-        ({"batch": 17}, "job 'a' asks for batches of 17 samples; tiny was measured with 4 to 16"),
-    ],
-)
-def test_a_job_that_could_never_run_is_refused(wrong, message):
-    """The error names the job and what is allowed, before anything is simulated."""
-    with pytest.raises(ValueError, match=message):
-        run(arrival(**wrong))
-
-
-def test_a_job_on_two_kinds_at_once_is_refused():
-    """A policy that takes all devices to be alike cannot serve several kinds."""
-    applications = {"tiny": tiny_application(kinds=("slow", "fast"))}
-    cluster = Cluster.of([("slow", 1, 1), ("fast", 1, 1)])
-    with pytest.raises(ValueError, match="job 'a' was given devices of several kinds: fast, slow"):
-        simulate([arrival(devices=2)], applications, POLICIES["tiresias"](), cluster, Rules())
-
-
 @pytest.mark.parametrize("policy", [name for name, its in POLICIES.items() if its.mixes])
 def test_jobs_end_on_clusters_of_several_kinds(policy):
     """More jobs than devices, on two kinds, all end, and in the same way again."""
@@ -115,58 +93,45 @@ def test_jobs_end_on_clusters_of_several_kinds(policy):
     }
 
 
-def test_two_jobs_of_one_name_are_refused():
-    """Allocations are by name."""
-    with pytest.raises(ValueError, match="two jobs are called 'a'"):
-        run(arrival(), arrival(submitted=5))
-
-
 def nodes(*names):
     """A set of names, as capacities have them."""
     return frozenset(names)
 
 
-def test_a_job_goes_on_elsewhere_when_its_node_is_lost():
-    """It trains for 10 s on the first node, and for the rest of its 40 s on the second, after a pause."""
-    capacity = Capacity(((0.0, nodes("gpu-0", "gpu-1")), (100.0, nodes("gpu-1"))))
-    (life,) = run(arrival(), capacity=capacity)
-
-    assert life.placements == [(60, (("gpu-0", 1),)), (100, ()), (120, (("gpu-1", 1),))]
-    assert (life.losses, life.ended) == (1, 120 + 30 + 30)
+BOTH = nodes("gpu-0", "gpu-1")
+LOST = ((0.0, BOTH), (100.0, nodes("gpu-1")))
+MOVED = [(60, (("gpu-0", 1),)), (100, ()), (120, (("gpu-1", 1),))]
 
 
-def test_training_since_the_checkpoint_is_done_again():
-    """Of the 10 s that it has trained, the 3 s since the last checkpoint, at 7 s, are lost."""
-    capacity = Capacity(((0.0, nodes("gpu-0", "gpu-1")), (100.0, nodes("gpu-1"))))
-    (life,) = run(arrival(), rules=Rules(checkpoint=7), capacity=capacity)
+@pytest.mark.parametrize(
+    ("changes", "rules", "batch", "placements", "losses", "ended"),
+    [
+        # It trains for 10 s on the first node, and for the rest of its 40 s on the second, after a pause.
+        (LOST, Rules(), 4, MOVED, 1, 120 + 30 + 30),
+        # Of these 10 s, the 3 s since the last checkpoint, at 7 s, are lost.
+        (LOST, Rules(checkpoint=7), 4, MOVED, 1, 120 + 30 + 3 + 30),
+        # With notice, the node is not given out in the round of 60 s already, 40 s before its loss.
+        (LOST, Rules(notice=60), 4, [(60, (("gpu-1", 1),))], 0, 60 + 30 + 40),
+        # The node that is lost at 200 s is left for the other one at 180 s; 16 samples take 33 s an epoch.
+        (
+            ((0.0, nodes("gpu-0")), (120.0, BOTH), (200.0, nodes("gpu-1"))),
+            Rules(notice=20, restart_cost=60),
+            16,
+            [(60, (("gpu-0", 1),)), (180, (("gpu-1", 1),))],
+            0,
+            None,
+        ),
+        # The node comes at 200 s, and is given out in the round after.
+        (((0.0, nodes()), (200.0, nodes("gpu-0"))), Rules(), 4, [(240, (("gpu-0", 1),))], 0, 240 + 30 + 40),
+    ],
+    ids=["loss", "checkpoint", "notice", "notice later", "no node"],
+)
+def test_a_job_follows_the_nodes_that_are_there(changes, rules, batch, placements, losses, ended):
+    """It goes on elsewhere when its node is lost, leaves one of which it has notice, and waits for one."""
+    (life,) = run(arrival(batch=batch), rules=rules, capacity=Capacity(changes))
 
-    assert life.ended == 120 + 30 + 3 + 30
-
-
-def test_with_notice_a_node_is_left_before_it_is_lost():
-    """It is not given out in the round of 60 s already, 40 s before its loss; nothing is lost then."""
-    capacity = Capacity(((0.0, nodes("gpu-0", "gpu-1")), (100.0, nodes("gpu-1"))))
-    (life,) = run(arrival(), rules=Rules(notice=60), capacity=capacity)
-
-    assert life.placements == [(60, (("gpu-1", 1),))]
-    assert life.losses == 0
-
-
-def test_a_job_leaves_a_node_of_which_it_has_notice():
-    """It has been on the node since 60 s, which is lost at 200 s: at 180 s it goes to the other one."""
-    capacity = Capacity(((0.0, nodes("gpu-0")), (120.0, nodes("gpu-0", "gpu-1")), (200.0, nodes("gpu-1"))))
-    (life,) = run(arrival(batch=16), rules=Rules(notice=20, restart_cost=60), capacity=capacity)
-
-    assert life.placements == [(60, (("gpu-0", 1),)), (180, (("gpu-1", 1),))]
-    assert (life.losses, life.restarts) == (0, 1)
-
-
-def test_jobs_wait_while_no_node_is_there():
-    """The node comes at 200 s, and is given out in the round after."""
-    capacity = Capacity(((0.0, nodes()), (200.0, nodes("gpu-0"))))
-    (life,) = run(arrival(), capacity=capacity)
-
-    assert (life.started, life.ended) == (240, 240 + 30 + 40)
+    assert (life.placements, life.losses, life.restarts) == (placements, losses, len(placements) // 2)
+    assert ended in (None, life.ended)
 
 
 class Crossed(Policy):

@@ -18,36 +18,24 @@ def job(batch=4, asked=True, submitted=0):
     return SimulatedJob(arrival, tiny_application(), Rules(), asks_batch=asked)
 
 
-def test_a_job_with_the_initial_batch_progresses_by_iterations():
-    """After the pause of 30 s, an iteration takes 2 s: two epochs of 10 take 20 s each."""
-    one = job()
-    one.place(ONE, 60, "gpu")
+@pytest.mark.parametrize(
+    ("batch", "placement", "epochs"),
+    [
+        (4, ONE, [50, 70]),  # an iteration takes 2 s: two epochs of 10 take 20 s each
+        (16, TWO, [48, 66]),  # 16 samples take 4.2 s and count 16/7: 10 iterations' progress takes 18.4 s
+        (16, ONE, [63, 96]),  # accumulated, 16 samples take 4 s and 3.5 s: 10 iterations' takes 32.8 s
+    ],
+)
+def test_epochs_end_as_iterations_and_noise_have_them(batch, placement, epochs):
+    """After the pause of 30 s, with a batch that gains as the noise allows; accumulation saves a step."""
+    one = job(batch)
+    one.place(placement, 60, "gpu")
     one.advance(60, 60)
     one.advance(120, 60)
 
-    assert one.life.epochs == [110, 130]
-    assert (one.life.started, one.life.ended, one.life.restarts) == (60, 130, 0)
-    assert one.life.completion == 130
-
-
-def test_a_larger_batch_gains_as_the_noise_allows():
-    """On two nodes 16 samples take 4.2 s and count 16/7: 10 iterations' progress takes 18.4 s."""
-    one = job(16)
-    one.place(TWO, 0, "gpu")
-    one.advance(0, 60)
-    one.advance(60, 60)
-
-    assert one.life.epochs == [48, 66]
-
-
-def test_accumulation_saves_the_synchronisation():
-    """On one device 16 samples take 4 s and 3.5 s: 10 iterations' progress takes 32.8 s."""
-    one = job(16)
-    one.place(ONE, 0, "gpu")
-    one.advance(0, 60)
-    one.advance(60, 60)
-
-    assert one.life.epochs == [63, 96]
+    assert one.life.epochs == [60 + end for end in epochs]
+    assert (one.life.started, one.life.ended, one.life.restarts) == (60, 60 + epochs[-1], 0)
+    assert one.life.completion == one.life.ended
 
 
 def test_progress_within_an_epoch_lasts():
