@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from evenpace.cli import cli
 from tests import EXAMPLES, ROOT
+from tests.evenpace.commands import evenpace, python
 
 COMMANDS = [
     *("run", "manager", "ps", "worker", "submit", "attach", "health", "demo", "metrics"),
@@ -20,13 +21,6 @@ COMMANDS = [
     *("job drain", "job resize"),
     *(f"lab experiment {name}" for name in ("contention", "table3", "fig9", "fig10", "fig11")),
 ]
-
-
-def python(*arguments, cwd):
-    """Run Python; its result with output."""
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=240
-    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -76,6 +70,20 @@ def open_jobs(*arguments):
 serve.serve = open_jobs
 cli.cli(["ps", "--listen", "127.0.0.1:0"])
 """
+
+
+@pytest.mark.parametrize(
+    ("modules", "library"),
+    [
+        ("evenpace.cli, batchsize_manager.service", "prom"),
+        ("evenpace.cli, evenpace.serve, evenpace.context", "opentelemetry"),
+    ],
+)
+def test_what_is_not_asked_for_is_not_imported(modules, library):
+    """Without metrics and traces, no part loads the libraries for them."""
+    code = f"import sys, {modules}; print([name for name in sys.modules if {library!r} in name])"
+    done = python("-c", code, cwd=ROOT)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_shard_has_imported_all_that_jobs_need_when_it_begins_to_serve():
@@ -180,7 +188,7 @@ def test_a_worker_refuses_a_script_beside_such_a_module(tmp_path):
 def test_wrong_options_of_a_worker_are_named(tmp_path, arguments, message):
     """A wrong option is an error of one line that names it."""
     (tmp_path / "train.py").write_text("")
-    done = python("-m", "evenpace", "worker", *arguments, cwd=tmp_path)
+    done = evenpace("worker", *arguments, cwd=tmp_path)
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -189,10 +197,7 @@ def test_wrong_options_of_a_worker_are_named(tmp_path, arguments, message):
 def test_a_scripts_own_error_keeps_its_traceback(tmp_path):
     """An error in the user's code is shown as Python shows it."""
     (tmp_path / "train.py").write_text("import sys\nraise ValueError(sys.argv[1:])\n")
-    done = python(
-        *("-m", "evenpace", "worker", "--manager", "h:1", "--ps", "h:1", "train.py", "--lr", "3"),
-        cwd=tmp_path,
-    )
+    done = evenpace("worker", "--manager", "h:1", "--ps", "h:1", "train.py", "--lr", "3", cwd=tmp_path)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "ValueError: ['--lr', '3']" in done.stderr

@@ -56,64 +56,62 @@ def test_a_cluster_that_is_well():
     ]
 
 
+def change(*path, **values):
+    """A function that changes what the probe has seen of a part."""
+
+    def make(seen):
+        for key in path:
+            seen = seen[key]
+        seen.update(values)
+
+    return make
+
+
+ONE, TWO = (f"Ray node 10.0.0.{number} ({str(number) * 6})" for number in (1, 2))
+APART = f"{STORAGE} is not on a disk that all nodes share: {TWO} did not see a file there"
+NO_TOKEN = "nodes of it ask for no token: whoever reaches its ports may run code there"
+READ_ONLY = "OSError: [Errno 30] Read-only file system"
+SLOW = "it did not answer within 20 s"
+
+
 @pytest.mark.parametrize(
-    ("change", "finding"),
+    ("change", "level", "subject", "found"),
     [
+        (change("nodes", 1, "answer", evenpace=None), "problem", TWO, "evenpace is not installed there"),
         (
-            lambda seen: seen["nodes"][1]["answer"].update(evenpace=None),
-            ("problem", "Ray node 10.0.0.2 (222222)", "evenpace is not installed there"),
+            change("nodes", 1, "answer", evenpace="0.0.9"),
+            "problem",
+            TWO,
+            f"it has evenpace 0.0.9; this machine has {__version__}",
         ),
         (
-            lambda seen: seen["nodes"][1]["answer"].update(evenpace="0.0.9"),
-            (
-                "problem",
-                "Ray node 10.0.0.2 (222222)",
-                f"it has evenpace 0.0.9; this machine has {__version__}",
-            ),
+            change("nodes", 0, "answer", "frameworks", torch=None),
+            "problem",
+            ONE,
+            "it has none of torch, keras and jax",
         ),
         (
-            lambda seen: seen["nodes"][0]["answer"]["frameworks"].update(torch=None),
-            ("problem", "Ray node 10.0.0.1 (111111)", "it has none of torch, keras and jax"),
+            change("nodes", 0, "answer", clock_error=75.0),
+            "warning",
+            ONE,
+            "its clock and this machine's are 75.0 s apart",
         ),
+        (change("nodes", 0, answer=None, error=SLOW), "problem", ONE, SLOW),
+        (change("nodes", 0, goes=True), "note", ONE, "it is about to go; jobs leave it"),
+        (change("nodes", 1, "answer", tokens=False), "warning", ABOUT, NO_TOKEN),
+        (change("storage", apart=["22222222"]), "warning", ABOUT, APART),
         (
-            lambda seen: seen["nodes"][0]["answer"].update(clock_error=75.0),
-            ("warning", "Ray node 10.0.0.1 (111111)", "its clock and this machine's are 75.0 s apart"),
+            change("storage", error=READ_ONLY),
+            "problem",
+            ABOUT,
+            f"jobs cannot have their folders in {STORAGE}: {READ_ONLY}",
         ),
-        (
-            lambda seen: seen["nodes"][0].update(answer=None, error="it did not answer within 20 s"),
-            ("problem", "Ray node 10.0.0.1 (111111)", "it did not answer within 20 s"),
-        ),
-        (
-            lambda seen: seen["nodes"][0].update(goes=True),
-            ("note", "Ray node 10.0.0.1 (111111)", "it is about to go; jobs leave it"),
-        ),
-        (
-            lambda seen: seen["nodes"][1]["answer"].update(tokens=False),
-            ("warning", ABOUT, "nodes of it ask for no token: whoever reaches its ports may run code there"),
-        ),
-        (
-            lambda seen: seen["storage"].update(apart=["22222222"]),
-            (
-                "warning",
-                ABOUT,
-                "/mnt/results is not on a disk that all nodes share: Ray node 10.0.0.2 (222222) did not see "
-                "a file there",
-            ),
-        ),
-        (
-            lambda seen: seen["storage"].update(error="OSError: [Errno 30] Read-only file system"),
-            (
-                "problem",
-                ABOUT,
-                "jobs cannot have their folders in /mnt/results: OSError: [Errno 30] Read-only file system",
-            ),
-        ),
-        (lambda seen: seen.update(jobs=["digits"]), ("note", ABOUT, "jobs of evenpace run there: digits")),
-        (lambda seen: seen.update(missing=True), ("problem", ABOUT, "Ray is not installed here")),
-        (lambda seen: seen.update(error="no such luck"), ("problem", ABOUT, "no such luck")),
+        (change(jobs=["digits"]), "note", ABOUT, "jobs of evenpace run there: digits"),
+        (change(missing=True), "problem", ABOUT, "Ray is not installed here"),
+        (change(error="no such luck"), "problem", ABOUT, "no such luck"),
     ],
 )
-def test_what_is_not_well_is_found(change, finding):
+def test_what_is_not_well_is_found(change, level, subject, found):
     """Each by a finding that is not there otherwise."""
-    assert finding in judged(change)
-    assert finding not in judged(lambda seen: None)
+    assert (level, subject, found) in judged(change)
+    assert (level, subject, found) not in judged(lambda seen: None)

@@ -48,28 +48,17 @@ def listening(backlog):
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("option", ["--manager", "--ps"])
-def test_a_service_that_is_away_is_not_healthy(option):
-    """The status is 1, with the address, when nothing listens there."""
-    address = str(address_of_our_own())
-    done = health(option, address, timeout=1)
-    assert done.exit_code == 1
-    assert address in done.output
-
-
-@pytest.mark.parametrize("option", ["--manager", "--ps"])
-def test_a_service_that_is_silent_is_not_healthy(option):
-    """A port that accepts connections is not enough: a frozen service's does, too."""
-    with listening(5) as address:
-        done = health(option, address, timeout=1)
-    assert done.exit_code == 1
-    assert address in done.output
-
-
 @pytest.mark.parametrize(("option", "other"), [("--manager", "shard"), ("--ps", "manager")])
-def test_the_other_kind_of_service_is_not_healthy(request, option, other):
-    """A manager's address given for a parameter server's, or the reverse, is found out."""
-    done = health(option, str(request.getfixturevalue(other)))
+@pytest.mark.parametrize("there", ["nothing", "silence", "the other kind"])
+def test_a_service_that_does_not_answer_is_not_healthy(request, option, other, there):
+    """Where nothing listens, where a frozen service accepts connections, and where another kind is."""
+    with listening(5) as silent:
+        address = str(silent if there == "silence" else address_of_our_own())
+        if there == "the other kind":
+            done = health(option, str(request.getfixturevalue(other)))
+        else:
+            done = health(option, address, timeout=1)
+            assert address in done.output
     assert done.exit_code == 1
 
 

@@ -5,8 +5,6 @@ import contextlib
 import math
 import re
 import ssl
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -35,6 +33,7 @@ from rpc.counters import Histogram
 from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
+from tests.evenpace.commands import evenpace
 from tests.evenpace.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
 from tests.scripts.train_least_squares import INPUTS, SPEC, TARGETS
 from tests.services import ANYWHERE, MemberWorker, Raw, manager_service
@@ -357,22 +356,7 @@ def fetch(address, context=None):
 def test_a_port_in_use_is_told_in_one_line(tmp_path):
     """A service that cannot expose its metrics says why in one line, and does not start."""
     with exposed(ANYWHERE, build_info(), None) as address:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "evenpace",
-                "manager",
-                "--listen",
-                "127.0.0.1:0",
-                "--metrics",
-                str(address),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
+        done = evenpace("manager", "--listen", "127.0.0.1:0", "--metrics", address)
         with pytest.raises(AddressInUseError), exposed(address, build_info(), None):
             pass
     assert done.returncode == 1
@@ -427,14 +411,3 @@ def test_a_wrong_file_of_credentials_is_named(tmp_path):
         exposed(ANYWHERE, build_info(), Credentials.of_folder(tmp_path)),
     ):
         pass
-
-
-def test_what_is_not_asked_for_is_not_imported():
-    """A manager without metrics does not load the library."""
-    code = (
-        "import sys, evenpace.cli, batchsize_manager.service; print([n for n in sys.modules if 'prom' in n])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240
-    )
-    assert done.stdout == "[]\n"

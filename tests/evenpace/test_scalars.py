@@ -26,6 +26,7 @@ from idl.layout import Group, Layout
 from idl.plan import Assignment
 from rpc.processes import end_process
 from tests import EXAMPLES
+from tests.evenpace.commands import python
 from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARGETS
 from tests.services import address_of_our_own, manager_service, send_back, serving, shard_service
 from worker.iteration_times import IterationTimes, Recorder
@@ -37,17 +38,8 @@ WITHOUT_TENSORFLOW = "import sys, types; sys.modules['tensorboard.compat.notf'] 
 SERVER = f"{WITHOUT_TENSORFLOW}; from tensorboard.main import run_main; run_main()"
 
 NOISE = "evenpace/noise_scale"  # where it is known
-NAMES = {
-    f"evenpace/{name}"
-    for name in (
-        "batch_size",
-        "batch_processing_time",
-        "iteration_time",
-        "waiting_share",
-        "speed",
-        "throughput",
-    )
-}
+MEASURED = ("batch_size", "batch_processing_time", "iteration_time", "waiting_share", "speed", "throughput")
+NAMES = {f"evenpace/{name}" for name in MEASURED}
 
 
 class Heard:
@@ -293,13 +285,9 @@ def test_loggers_like_weights_and_biases():
 def test_without_tensorboard(tmp_path):
     """The error says what to install where TensorBoard is missing."""
     (tmp_path / "tensorboard.py").write_text("raise ImportError('no tensorboard here')\n")
-    done = subprocess.run(
-        [sys.executable, "-c", "import evenpace; evenpace.scalars.TensorBoard('runs', 'w')"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(evenpace.__file__).parent.parent}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = f"{tmp_path}:{Path(evenpace.__file__).parent.parent}"
+    code = "import evenpace; evenpace.scalars.TensorBoard('runs', 'w')"
+    done = python("-c", code, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 1
     assert "pip install 'evenpace[tensorboard]'" in done.stderr.splitlines()[-1]
 

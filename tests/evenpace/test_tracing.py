@@ -1,8 +1,6 @@
 """Traces: real processes make one tree of spans of each iteration, and train without a collector, too."""
 
 import contextlib
-import subprocess
-import sys
 import threading
 from collections import Counter, defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 from evenpace.observing import Observing
 from evenpace.tracing.ids import ROUND, TraceKey, span_id, trace_id, worker_path
 from idl.errors import InvalidRequestError
+from tests.evenpace.commands import evenpace, python
 from tests.evenpace.observed import JOB, WORKERS, observed_cluster
 from tests.services import address_of_our_own
 
@@ -233,9 +232,7 @@ def test_numbers_are_the_same_in_every_process():
         "from evenpace.tracing.ids import *; key = TraceKey('job/run', 100, 2); "
         "print(trace_id(key), span_id(key, ROUND), span_id(key, worker_path('w', 7)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=99
-    )
+    done = python("-c", code)
     key = TraceKey("job/run", 100, 2)
     ours = trace_id(key), span_id(key, ROUND), span_id(key, worker_path("w", 7))
     assert tuple(map(int, done.stdout.split())) == ours
@@ -245,23 +242,8 @@ def test_wrong_options_are_named():
     """An endpoint that is no URL, and a rate below one, are refused with what is allowed."""
     with pytest.raises(InvalidRequestError, match="trace_every 0: must be at least 1"):
         Observing(trace_every=0)
-    done = subprocess.run(
-        [sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0", "--traces", "nowhere:1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=99,
-    )
+    done = evenpace("manager", "--listen", "127.0.0.1:0", "--traces", "nowhere:1")
     assert done.returncode == 1
     assert done.stderr == (
         "Error: traces 'nowhere:1': give an URL, as in http://127.0.0.1:4318, of an OTLP collector\n"
     )
-
-
-def test_what_is_not_asked_for_is_not_imported():
-    """No part loads OpenTelemetry without --traces."""
-    code = "import sys, evenpace.cli, evenpace.serve, evenpace.context; print('opentelemetry' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=99
-    )
-    assert done.stdout == "False\n"

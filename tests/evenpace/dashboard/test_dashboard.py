@@ -23,6 +23,7 @@ from evenpace.overview.job_view import JobView
 from idl.records import COLUMNS
 from rpc.address import Address
 from tests import ROOT
+from tests.evenpace.commands import evenpace
 from tests.evenpace.dashboard.live_pages import Page, Uneven, managed_page, page_of
 from tests.scripts import lingering_demo
 from tests.services import (
@@ -302,21 +303,17 @@ def test_the_page_ends_with_its_manager(tmp_path, wait_until, number):
 
 
 @pytest.mark.parametrize("command", ["manager", "dashboard"])
-def test_a_port_in_use_is_an_error_at_the_start(command):
-    """A manager does not start without its page: the error names the address."""
+def test_a_page_that_cannot_be_is_an_error_at_the_start(command):
+    """A manager does not start without its page: where a port is in use, and beyond loopback without TLS."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = Address(*other.getsockname())
-        done = _evenpace(command, "--http", str(taken), *_needed(command))
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert f"{taken} is in use" in done.stderr
-
-
-@pytest.mark.parametrize("command", ["manager", "dashboard"])
-def test_others_reach_the_page_by_tls_or_not_at_all(command):
-    """Listening beyond loopback without TLS is refused, with advice."""
-    done = _evenpace(command, "--http", "0.0.0.0:0", *_needed(command))
-    assert done.returncode == 1
-    assert "others could reach the page at 0.0.0.0:0 without TLS: give --tls" in done.stderr
+        for http, said in (
+            (taken, f"{taken} is in use"),
+            ("0.0.0.0:0", "others could reach the page at 0.0.0.0:0 without TLS: give --tls"),
+        ):
+            done = evenpace(command, "--http", http, *_needed(command))
+            assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+            assert said in done.stderr
 
 
 @pytest.mark.slow
@@ -384,8 +381,8 @@ def test_the_demo_has_a_page(tmp_path, wait_until):
 def test_a_demo_without_a_page_says_nothing_of_one(tmp_path):
     """The option --no-http prints no address; one that other machines could reach is refused."""
     options = ("demo", "--out", str(tmp_path), "--batch-size", "5000")
-    assert "page" not in _evenpace(*options, "--no-http").stdout
-    refused = _evenpace(*options, "--http", "0.0.0.0:0")
+    assert "page" not in evenpace(*options, "--no-http").stdout
+    refused = evenpace(*options, "--http", "0.0.0.0:0")
     assert (refused.returncode, "without TLS" in refused.stderr) == (1, True)
 
 
@@ -427,13 +424,3 @@ def _closing(connection, path):
 
 def _needed(command):
     return ["--manager", "127.0.0.1:4300"] if command == "dashboard" else ["--listen", "127.0.0.1:0"]
-
-
-def _evenpace(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "evenpace", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )

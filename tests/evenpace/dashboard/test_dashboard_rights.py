@@ -159,18 +159,8 @@ _names = st.sampled_from(
 )
 _parts = st.sampled_from(
     [
-        "worker",
-        "minimum",
-        "maximum",
-        "granularity",
-        "policy",
-        "predictor",
-        "tolerance",
-        "sizer",
-        "least",
-        "most",
-        "workers",
-        "drain",
+        *("worker", "minimum", "maximum", "granularity", "policy", "predictor", "tolerance"),
+        *("sizer", "least", "most", "workers", "drain"),
     ]
 )
 

@@ -15,16 +15,8 @@ from evenpace.cli import cli
 from tests.services import has_ended
 from worker.resources import duty_cycle
 
-KEYS = {
-    "shares",
-    "iterations",
-    "total_batch_size",
-    "even",
-    "balanced",
-    "speedup",
-    "ideal_speedup",
-    "parameters_max_abs_diff",
-}
+KEYS = {"shares", "iterations", "total_batch_size", "even", "balanced", "speedup", "ideal_speedup"}
+KEYS |= {"parameters_max_abs_diff"}
 
 
 def demo(tmp_path, *options):
@@ -143,13 +135,6 @@ def test_the_demo_shows_that_the_mapping_does_not_matter(tmp_path):
     )
 
 
-def test_options_without_a_part_in_the_mapping_are_refused():
-    """They would change nothing."""
-    done = CliRunner().invoke(cli, ["demo", "--mapping", "--shares", "0.5,0.5"])
-    assert done.exit_code == 2
-    assert "--shares: has no part in --mapping" in done.output
-
-
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -176,19 +161,10 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path, wait_until, number
     wait_until(lambda: all(map(has_ended, children)), "the children's end")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--shares", "0.5,much"], "shares '0.5,much'"),
-        (["--shares", "0.5,0"], "numbers from 0.01"),
-        (["--data", "mnist:/nowhere"], "/nowhere"),
-        (["--data", "imagenet"], "imagenet"),
-        (["--batch-size", "5000"], "1437 training images"),
-    ],
-)
-def test_wrong_options_are_named(tmp_path, options, message):
-    """A wrong option ends the demo at once with one line that says what is allowed."""
-    done = subprocess.run(demo(tmp_path, *options), capture_output=True, text=True, check=False, timeout=240)
+def test_a_wrong_option_ends_the_demo_at_once(tmp_path):
+    """With one line that says what is allowed, although its page may be there already."""
+    command = demo(tmp_path, "--batch-size", "5000")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 1
-    assert message in done.stderr
+    assert "1437 training images" in done.stderr
     assert "Traceback" not in done.stderr

@@ -153,10 +153,3 @@ def test_without_the_tools_the_error_says_what_to_install(monkeypatch):
 
     with pytest.raises(NetworkError, match="ip, tc, nsenter: not installed"):
         require_tools()
-
-
-@pytest.mark.parametrize("places", [0, 101])
-def test_the_number_of_places_is_bounded(places):
-    """The error names it."""
-    with pytest.raises(ValueError, match=f"places {places}"):
-        WorkerNetwork(places)

@@ -5,15 +5,14 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import idl
-from evenpace.cli import cli
 from evenpace.lab.traces import (
     Perturbation,
     Series,
@@ -28,6 +27,7 @@ from evenpace.lab.traces import (
 from evenpace.observer import Observer
 from idl.records import IterationRecord
 from rpc.client import Client
+from tests.evenpace.commands import invoke
 from tests.services import join_request, manager_process, manager_service, serving
 
 NAN = float("nan")
@@ -35,9 +35,7 @@ CALM = Perturbation(noise=0, spikes=0)
 HEADER = "worker,iteration,speed,cpu,memory\n"
 
 
-def invoke(*arguments):
-    """Run `evenpace lab trace` in this process."""
-    return CliRunner().invoke(cli, ["lab", "trace", *map(str, arguments)])
+invoke_trace = partial(invoke, "lab", "trace")
 
 
 def assert_equal(one, other):
@@ -96,40 +94,6 @@ def test_rows_and_columns_may_be_in_any_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "line 1: no column 'worker'; the columns are worker,iteration,speed,cpu,memory[,expected]"),
-        ("worker,iteration,speed,cpu\n", "line 1: no column 'memory'"),
-        (HEADER.replace("\n", ",expeted\n"), "line 1: column 'expeted' is unknown or twice"),
-        (HEADER.replace("\n", ",cpu\n"), "line 1: column 'cpu' is unknown or twice"),
-        (HEADER, "there are no rows"),
-        (HEADER + "w,0,1,0,0\nw,1,1,0\n", "line 3: 'w,1,1,0' has 4 values; there are 5 columns"),
-        (HEADER + ",0,1,0,0\n", "line 2: worker '': must not be empty"),
-        (HEADER + "w,-1,1,0,0\n", "line 2: iteration '-1': must be a whole number from 0"),
-        (HEADER + "w,1.5,1,0,0\n", "line 2: iteration '1.5': must be a whole number from 0"),
-        (HEADER + "w,9" + "9" * 20 + ",1,0,0\n", "must be a whole number from 0"),
-        (HEADER + "w,4,1,0,0\nw,4,1,0,0\n", "line 3: iteration '4': 'w' has a row for it already"),
-        (HEADER + "w,0,0,0,0\n", "line 2: speed '0': must be a number above 0, or empty"),
-        (HEADER + "w,0,nan,0,0\n", "line 2: speed 'nan': must be a number above 0, or empty"),
-        (HEADER + "w,0,inf,0,0\n", "line 2: speed 'inf': must be a number above 0, or empty"),
-        (HEADER + "w,0,fast,0,0\n", "line 2: speed 'fast': must be a number above 0, or empty"),
-        (HEADER + "w,0,1,1.2,0\n", "line 2: cpu '1.2': must be a number from 0 to 1"),
-        (HEADER + "w,0,1,0,\n", "line 2: memory '': must be a number from 0 to 1"),
-        (HEADER.replace("\n", ",expected\n") + "w,0,1,0,0,-2\n", "line 2: expected '-2': must be a number"),
-        (HEADER + '"w\n1",0,1,0,0\n"w\n1",1,1,2,0\n', "line 5: cpu '2': must be a number from 0 to 1"),
-    ],
-)
-def test_what_is_wrong_in_a_file_is_named(tmp_path, text, message):
-    """The error names the file, the line and the value, and says what is allowed."""
-    path = tmp_path / "trace.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
-        read_trace(path)
-    assert str(caught.value).startswith(str(path))
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
     "content",
     [
         b"\xff\xfe",
@@ -162,27 +126,6 @@ def usage_file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ("", "there are no rows"),
-        ("a,0,50,50\na,2,50,50\n", "line 3: step '2': the next step of machine 'a' must be 1"),
-        (",0,50,50\n", "line 2: vm '': must not be empty"),
-        ("a,0,-1,50\n", "line 2: cpu_percent '-1': must be a number, at least 0"),
-        ("a,0,50,much\n", "line 2: mem_percent 'much': must be a number, at least 0"),
-        ("a,0,inf,50\n", "line 2: cpu_percent 'inf': must be a number, at least 0"),
-    ],
-)
-def test_what_is_wrong_in_machines_usage_is_named(tmp_path, rows, message):
-    """The error names the file, the line and the value."""
-    path = tmp_path / "usage.csv"
-    path.write_text(USAGE + rows)
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
-        read_usage(path)
-    assert str(caught.value).startswith(str(path))
-    assert message in str(caught.value)
-
-
 def test_usage_over_100_percent_counts_as_100(tmp_path):
     """Percentages become shares, at most 1."""
     path = tmp_path / "usage.csv"
@@ -209,57 +152,6 @@ def test_usage_is_interpolated_and_machines_are_chained(usage_file):
     assert series.cpu_usage == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.35, 0.2, 0.15, 0.1, 0.15, 0.2])
     assert series.speeds == pytest.approx(series.speeds[0] * np.maximum(0.05, 1 - series.cpu_usage))
     np.testing.assert_array_equal(series.expected, series.speeds)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"machines": ["a", "x"]}, "machine 'x': there is none"),
-        ({"machines": ["a", "a"]}, "machine 'a': there is none, or it is named twice"),
-        ({"workers": 4, "iterations": 4}, "enough for 3 workers: each worker needs 4 steps"),
-        ({"machines": ["a", "b"], "iterations": 9}, "enough for 0 workers: each worker needs 9 steps"),
-        ({"machines": ["a", "b"], "workers": 1, "iterations": 4}, "1 workers need fewer machines: b would"),
-        ({"workers": 0}, "workers 0: must be at least 1"),
-        ({"iterations": 0}, "iterations 0: must be at least 1"),
-        ({"iterations_per_step": 0}, "iterations_per_step 0: must be at least 1"),
-    ],
-)
-def test_machines_that_do_not_fit_are_refused(usage_file, options, message):
-    """The error says how many workers the machines are enough for, or which are unknown."""
-    with pytest.raises(ValueError, match=message):
-        usage_trace(read_usage(usage_file), **{"iterations_per_step": 1} | options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"workers": 0}, "workers 0: must be at least 1"),
-        ({"iterations": 0}, "iterations 0: must be at least 1"),
-        ({"shortest": 0}, "shortest 0: must be at least 1"),
-        ({"longest": 19}, "longest 19: must be at least the shortest, 20"),
-        ({"slowdown": 1.0}, "slowdown 1.0: must be above 0 and below 1"),
-        ({"slowdown": NAN}, "slowdown nan: must be above 0 and below 1"),
-        ({"usage_noise": -1}, "usage_noise -1: must be from 0 to 1"),
-    ],
-)
-def test_contention_out_of_range_is_refused(options, message):
-    """The error names the option and its value."""
-    with pytest.raises(ValueError, match=message):
-        contention_trace(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"noise": -0.1}, "noise -0.1"),
-        ({"spikes": 1.1}, "spikes 1.1"),
-        ({"spike_factor": 0}, "spike_factor 0"),
-    ],
-)
-def test_perturbations_out_of_range_are_refused(options, message):
-    """The error names the option and its value."""
-    with pytest.raises(ValueError, match=message):
-        Perturbation(**options)
 
 
 def test_contention_comes_and_goes():
@@ -324,7 +216,7 @@ def test_made_traces_are_the_same_for_a_seed(tmp_path, usage_file, kind):
     command += ["--iterations", 120] + (["--vms", "c,a"] if kind == "usage" else [])
     files = [tmp_path / f"{i}.csv" for i in range(3)]
     for path, seed in zip(files, (5, 5, 6), strict=True):
-        result = invoke(*command, "--seed", seed, "--out", path)
+        result = invoke_trace(*command, "--seed", seed, "--out", path)
         assert result.exit_code == 0, result.output
         assert "240 rows of 2 workers" in result.output
     assert files[0].read_bytes() == files[1].read_bytes() != files[2].read_bytes()
@@ -341,22 +233,6 @@ def test_a_worker_is_the_same_among_others():
         {"worker-0": contention_trace(workers=3, iterations=99)["worker-0"]},
         contention_trace(workers=1, iterations=99),
     )
-
-
-def test_wrong_options_are_one_clear_line(tmp_path, usage_file):
-    """The command names the option, or the file, and leaves no trace behind."""
-    out = tmp_path / "out.csv"
-    for command, message in (
-        (["usage", usage_file, "--vms", "a,z"], "machine 'z'"),
-        (["usage", tmp_path / "missing.csv"], "missing.csv"),
-        (["contention", "--noise", "2"], "'--noise': 2.0 is not in the range 0<=x<=1"),
-        (["live", "--manager", "nowhere"], "address 'nowhere'"),
-    ):
-        result = invoke(*command, "--out", out)
-        assert result.exit_code == (2 if "is not in the range" in message else 1)
-        assert message in result.output
-        assert "Traceback" not in result.output
-        assert not out.exists()
 
 
 # -- live
@@ -533,7 +409,9 @@ def test_a_file_that_cannot_be_continued_is_refused(tmp_path, content, message):
 
 def test_a_job_that_never_comes_ends_the_wait(tmp_path, manager):
     """`--idle` bounds the wait, and the error names the job."""
-    result = invoke("live", "--manager", manager, "--job", "nil", "--idle", 0.1, "--out", tmp_path / "t.csv")
+    result = invoke_trace(
+        "live", "--manager", manager, "--job", "nil", "--idle", 0.1, "--out", tmp_path / "t.csv"
+    )
     assert result.exit_code == 1
     assert "no iteration of job 'nil' has ended within 0.1 s" in result.output
 
@@ -542,7 +420,9 @@ def test_a_job_that_stands_still_ends_the_recording(tmp_path, observed):
     """After `--idle` seconds without an iteration the recording ends, with what there was."""
     address, workers = observed
     run_all(workers, 3)
-    result = invoke("live", "--manager", address, "--job", "job", "--idle", 0.1, "--out", tmp_path / "t.csv")
+    result = invoke_trace(
+        "live", "--manager", address, "--job", "job", "--idle", 0.1, "--out", tmp_path / "t.csv"
+    )
     assert result.exit_code == 0
     assert "No iteration has ended for 0.1 s: 4 new rows" in result.output
 

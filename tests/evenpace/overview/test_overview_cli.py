@@ -17,12 +17,10 @@ import termios
 import threading
 
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
 
 import idl
 from batchsize_manager.client import ManagerClient
-from evenpace.cli import cli
 from evenpace.cli.top import watch
 from evenpace.overview import phrases
 from idl.errors import ConnectionLostError
@@ -30,6 +28,7 @@ from rpc import tokens
 from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.server import Security
+from tests.evenpace.commands import evenpace, invoke
 from tests.evenpace.overview.noisy_gradients import drawn_norms
 from tests.services import (
     MemberWorker,
@@ -41,11 +40,6 @@ from tests.services import (
 )
 
 _wire = idl.batchsize_manager
-
-
-def run(*arguments):
-    """Run a command here."""
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -65,7 +59,7 @@ def busy():
 
 def test_status_lists_the_jobs(busy):
     """A line for each job, with its state and how far it is."""
-    done = run("status", "--manager", busy)
+    done = invoke("status", "--manager", busy)
     assert done.exit_code == 0
     titles, *lines = [line.split() for line in done.output.splitlines()]
     assert titles[:3] == ["job", "state", "iteration"]
@@ -74,7 +68,7 @@ def test_status_lists_the_jobs(busy):
 
 def test_status_of_a_job_shows_its_workers(busy):
     """One job is shown with its workers, the reasons for their verdicts, and its events."""
-    done = run("status", "first", "--manager", busy)
+    done = invoke("status", "first", "--manager", busy)
     assert done.exit_code == 0
     assert "one worker: nothing to balance" in done.output
     assert re.search(r"good +working +even +10 ", done.output)
@@ -83,7 +77,7 @@ def test_status_of_a_job_shows_its_workers(busy):
 
 def test_status_for_machines_is_json(busy):
     """The keys are those of the figures, for each job."""
-    done = run("status", "--json", "--manager", busy)
+    done = invoke("status", "--json", "--manager", busy)
     assert done.exit_code == 0
     first, second = json.loads(done.output)["jobs"]
     assert (first["job"], first["state"], first["iteration"], first["behind"]) == ("first", "running", 30, 0)
@@ -119,8 +113,11 @@ def test_status_of_a_job_in_micro_batches_says_how_many_are_computed_at_once(bus
                 "report", _wire.ReportRequest(identity, reply.assignment.iteration, seconds, 0.0, 0.5, 0.5)
             )
         client.call("report", _wire.ReportRequest(identity, reply.assignment.iteration, 0.25, 0.0, 0.5, 0.5))
-        shown, other = run("status", "cut", "--manager", busy), run("status", "first", "--manager", busy)
-        told = run("status", "cut", "--json", "--manager", busy)
+        shown, other = (
+            invoke("status", "cut", "--manager", busy),
+            invoke("status", "first", "--manager", busy),
+        )
+        told = invoke("status", "cut", "--json", "--manager", busy)
     assert "batches of 10 in micro-batches of 5" in shown.output
     assert re.search(r"worker +state +verdict +samples +at once +time", shown.output)
     assert re.search(r"streams +working +even +10 +2 ", shown.output)
@@ -137,8 +134,8 @@ def test_a_job_is_shown_with_its_gradient_noise(busy, command):
     worker = MemberWorker(busy, "noisy")
     for iteration in range(100):
         worker.iterate(drawn_norms(iteration, [5, 5], 10.0))
-    known, unknown = (run(*command, job, "--manager", busy).output for job in ("noisy", "first"))
-    told = run("status", "noisy", "--json", "--manager", busy)
+    known, unknown = (invoke(*command, job, "--manager", busy).output for job in ("noisy", "first"))
+    told = invoke("status", "noisy", "--json", "--manager", busy)
     worker.close()
     figures = json.loads(told.output)["jobs"][0]["figures"]
     assert figures["noise_known"]
@@ -154,7 +151,7 @@ def test_a_job_is_shown_with_its_gradient_noise(busy, command):
 @pytest.mark.parametrize("command", ["status", "top"])
 def test_a_job_that_is_not_there_is_a_clear_line(busy, command):
     """Status 1, and the name."""
-    done = run(command, "nothing", "--manager", busy)
+    done = invoke(command, "nothing", "--manager", busy)
     assert done.exit_code == 1
     assert "there is no job 'nothing'" in done.output
 
@@ -163,12 +160,7 @@ def test_a_job_that_is_not_there_is_a_clear_line(busy, command):
 def test_a_manager_that_is_away_is_a_clear_line(command):
     """Status 1, one line, and the address."""
     address = address_of_our_own()
-    done = subprocess.run(
-        [sys.executable, "-m", "evenpace", command, "--manager", str(address)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = evenpace(command, "--manager", address)
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1
     assert str(address) in done.stderr
@@ -183,8 +175,8 @@ def test_status_shows_a_token_where_one_is_asked_for(tmp_path):
     token.chmod(0o600)
     with serving(manager_service(), security=Security(token_keys=key)) as address:
         worker = MemberWorker(address, "mine", Credentials(token_text=text))
-        assert run("status", "mine", "--manager", address, "--token-file", token).exit_code == 0
-        assert run("status", "--manager", address, "--token-file", token).exit_code == 1
+        assert invoke("status", "mine", "--manager", address, "--token-file", token).exit_code == 0
+        assert invoke("status", "--manager", address, "--token-file", token).exit_code == 1
         worker.close()
 
 
@@ -270,12 +262,7 @@ def terminal(*arguments, **options):
 
 def test_top_without_a_terminal_shows_it_once(busy):
     """Without a terminal, `top` prints the jobs once and ends."""
-    done = subprocess.run(
-        [sys.executable, "-m", "evenpace", "top", "--manager", str(busy)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = evenpace("top", "--manager", busy)
     assert done.returncode == 0
     assert done.stderr == "The output is no terminal that can be drawn on: shown once.\n"
     assert "first" in done.stdout

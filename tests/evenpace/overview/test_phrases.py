@@ -155,22 +155,18 @@ def test_a_noise_that_is_not_known_is_told_as_far_as_it_is(measured, scale, text
 
 
 @pytest.mark.parametrize(
-    ("there", "wanted", "text"),
+    ("there", "wanted", "over", "text"),
     [
-        (6, 8, "6 of 8 workers, 2 awaited"),
-        (0, 1, "0 of 1 workers, 1 awaited"),
-        (1, 1, "1 worker"),
-        (2000, 8, "2,000 workers"),
+        (6, 8, False, "6 of 8 workers, 2 awaited"),
+        (0, 1, False, "0 of 1 workers, 1 awaited"),
+        (1, 1, False, "1 worker"),
+        (2000, 8, False, "2,000 workers"),
+        (0, 2, True, "was for 2 workers"),
     ],
 )
-def test_the_number_of_workers(there, wanted, text):
-    """It says who is awaited, where anybody is; more than were wanted are no matter."""
-    assert phrases.members(there, wanted) == text
-
-
-def test_of_a_job_that_is_over_nobody_is_awaited():
-    """Its workers have gone, as they should."""
-    assert phrases.members(0, 2, over=True) == "was for 2 workers"
+def test_the_number_of_workers(there, wanted, over, text):
+    """It says who is awaited, where anybody is: not of a job that is over, nor more than were wanted."""
+    assert phrases.members(there, wanted, over=over) == text
 
 
 def test_how_gradients_meet():

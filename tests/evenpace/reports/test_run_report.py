@@ -3,12 +3,12 @@
 import json
 import math
 import shutil
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
@@ -19,7 +19,6 @@ from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.sizers import Sizes, Sizing
 from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
-from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
 from evenpace.overview import terms
 from evenpace.overview.job_view import JobView
@@ -32,6 +31,7 @@ from evenpace.reports.run_source import StoredRun
 from evenpace.reports.run_totals import RunTotals
 from evenpace.reports.style import PARTS, SHADES
 from idl.records import IterationRecord, WorkerRecord
+from tests.evenpace.commands import invoke
 from tests.evenpace.overview.noisy_gradients import with_norms
 from tests.evenpace.overview.played import recorded
 from tests.evenpace.reports.pages import read_page
@@ -43,9 +43,7 @@ LEAST_SQUARES = Path(train_least_squares.__file__)
 TRAINED = 60  # iterations
 
 
-def report(*arguments):
-    """Run `evenpace report` in this process."""
-    return CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
+report = partial(invoke, "report", catch_exceptions=False)
 
 
 def page_of(state, run="digits"):

@@ -4,13 +4,13 @@ import json
 import math
 import statistics
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.reports.two_runs import Evaluation
 from evenpace.reports.two_runs_page import write_two_runs_page
+from tests.evenpace.commands import invoke
 from tests.evenpace.overview.noisy_gradients import with_norms
 from tests.evenpace.reports.compared_runs import gathered, make_two, split_evenly, write_two
 from tests.evenpace.reports.pages import read_page
@@ -28,9 +28,7 @@ def render(two, folder):
     return page
 
 
-def report(*arguments):
-    """Run `evenpace report` in this process."""
-    return CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
+report = partial(invoke, "report", catch_exceptions=False)
 
 
 def test_the_page_states_the_result(tmp_path):

@@ -2,28 +2,26 @@
 
 import itertools
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.policies import POLICIES, make_policy
 from batchsize_manager.policies.step_times import StepTimes
-from evenpace.cli import cli
 from evenpace.lab.bench.balance_play import best_split, play
 from evenpace.lab.bench.config import Change, Noise
 from evenpace.lab.bench.step_times import made_up_step_times, make_cluster, read_step_times
 from tests import SHARED_DATA
+from tests.evenpace.commands import invoke
 
 STEP_TIMES = SHARED_DATA / "gpu-step-times" / "step_times.csv"
 PROFILES = SHARED_DATA / "gpu-throughput-profiles" / "throughput.csv"
 
 
-def bench(*arguments):
-    """Run the command."""
-    return CliRunner().invoke(cli, ["lab", "bench", "balance", *map(str, arguments)])
+bench = partial(invoke, "lab", "bench", "balance")
 
 
 # -- measured curves
@@ -45,38 +43,10 @@ def test_step_times_and_throughputs_are_read(tmp_path):
     assert times.table().tolist() == [2.0] * 13 + [2.5, 3.0, 3.5, 4.0]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("model,gpu,batch_size\nm,a,1\n", "step_time_s or examples_per_s.*batch_size"),
-        ("", "has none"),
-        ("model,gpu,batch_size,step_time_s\nm,a,0,1\n", "line 2: batch_size '0'"),
-        ("model,gpu,batch_size,step_time_s\nm,a,1,1\nm,a,2,nan\n", "line 3.*'nan'"),
-        ("model,gpu,batch_size,step_time_s\nm,a,1,1\n", "more than one batch size"),
-    ],
-)
-def test_bad_files_are_named(tmp_path, text, said):
-    """A file that is not of the form is refused with what is wrong in it."""
-    file = tmp_path / "bad.csv"
-    file.write_text(text)
-    with pytest.raises(ValueError, match=said):
-        read_step_times(file)
-    result = bench("--curves", file)
-    assert result.exit_code != 0
-    assert "bad.csv" in result.output.replace("\n", "")
-
-
-def test_clusters_name_their_workers_and_check_the_batch():
-    """A GPU may come several times; what was not measured is refused with what was."""
-    curves = made_up_step_times()
-    cluster = make_cluster(curves, "made-up", ["small", "large", "small", "small"], 500)
+def test_clusters_name_their_workers():
+    """A GPU may come several times."""
+    cluster = make_cluster(made_up_step_times(), "made-up", ["small", "large", "small", "small"], 500)
     assert list(cluster.workers) == ["small", "large", "small-2", "small-3"]
-    with pytest.raises(ValueError, match=r"'huge'.*small, medium"):
-        make_cluster(curves, "made-up", ["huge"])
-    with pytest.raises(ValueError, match=r"'other'.*made-up"):
-        make_cluster(curves, "other", ["small"])
-    with pytest.raises(ValueError, match=r"513.* 16 to 512 samples"):
-        make_cluster(curves, "made-up", ["small", "small"], 513)
 
 
 # -- the best
@@ -138,15 +108,6 @@ def test_even_is_measured_by_hand():
     assert [part["ratio"] for part in figures["parts"]] == pytest.approx([1.5, 2.4])
 
 
-def test_changes_that_cannot_be_are_refused():
-    """A change of a stranger, or after the end, is refused."""
-    cluster = make_cluster(made_up_step_times(), "made-up", ["small", "large"])
-    with pytest.raises(ValueError, match=r"'medium'.*small, large"):
-        play(make_policy("even"), cluster, [Change(4, "medium", 2.0)], Noise(), 10)
-    with pytest.raises(ValueError, match=r"iteration 10.* 10"):
-        play(make_policy("even"), cluster, [Change(10, "small", 2.0)], Noise(), 10)
-
-
 # -- the command
 
 
@@ -167,13 +128,11 @@ def test_command_plays_all_policies_and_writes_figures(tmp_path):
 
 
 def test_command_takes_a_schedule():
-    """Changes are played as given, or none at all; what is no change is refused."""
+    """Changes are played as given, or none at all."""
     arguments = ("--iterations", 30, "--policy", "even", "--gpus", "small,small,large", "--total", 300)
     result = bench(*arguments, "--change", "5:small-2:0.5", "--change", "9:large:2")
     assert "small-2 x0.5 at 5, large x2 at 9" in " ".join(result.output.split())
     assert "at 15" not in bench(*arguments, "--change", "none").output
-    for change in ("x:large:2", "5:large", "5:large:0"):
-        assert f"'{change}'" in bench(*arguments, "--change", change).output
 
 
 def test_an_all_reduce_can_take_as_long_as_computing(tmp_path):
@@ -192,10 +151,6 @@ def test_an_all_reduce_can_take_as_long_as_computing(tmp_path):
     assert overlap["parts"][0]["splits_to_near"]["max"] <= 3
     assert overlap["prediction_error"]["max"] < 0.05 < learned["prediction_error"]["max"]
     assert even["prediction_error"] is None
-    for backward in ("0.5,1", "x"):
-        refused = bench("--all-reduce", 1, "--backward", backward)
-        assert refused.exit_code != 0
-        assert "above 0 and below 1" in " ".join(refused.output.split())
 
 
 def test_links_to_a_parameter_server_can_take_longer_than_computing(tmp_path):
@@ -210,18 +165,10 @@ def test_links_to_a_parameter_server_can_take_longer_than_computing(tmp_path):
     (cluster,) = written["clusters"]
     learned, overlap = (its["summary"] for its in cluster["policies"].values())
     assert overlap["parts"][0]["splits_to_near"]["max"] < learned["parts"][0]["splits_to_near"]["max"]
-    for refused, said in (
-        (("--links", "0.5,0"), "above 0"),
-        (("--links", "x"), "'x'"),
-        (("--links", "1", "--all-reduce", 1), "one of the two"),
-    ):
-        result = bench(*refused)
-        assert result.exit_code != 0
-        assert said in " ".join(result.output.split())
 
 
 def test_micro_batches_can_be_played(tmp_path):
-    """Each worker's batch is of whole ones; sizes that do not fit, or are too few, are refused."""
+    """Each worker's batch is of whole ones."""
     figures = tmp_path / "balance.json"
     arguments = ("--change", "none", "--iterations", 30, "--policy", "learned", "--policy", "overlap")
     result = bench("--all-reduce", 1, "--micro-batch", 64, *arguments, "--json", figures)
@@ -233,10 +180,6 @@ def test_micro_batches_can_be_played(tmp_path):
     assert cluster["total"] % 64 == 0
     learned, overlap = (its["summary"]["ratio"]["mean"] for its in cluster["policies"].values())
     assert overlap < learned
-    for size, said in ((300, "at most 256 samples"), (256, "for 5 workers"), (0, "x>=1")):
-        result = bench("--micro-batch", size, "--total", 600)
-        assert result.exit_code != 0
-        assert said in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("path", [STEP_TIMES, PROFILES])

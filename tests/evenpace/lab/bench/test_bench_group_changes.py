@@ -1,17 +1,13 @@
 """`evenpace lab bench recovery --with all-reduce` in small: real processes, whose workers come and go."""
 
 import json
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
-from evenpace.lab.bench.config import GroupChangesConfig
+from tests.evenpace.commands import invoke
 
-
-def run(*options):
-    """Run the command."""
-    return CliRunner().invoke(cli, ["lab", "bench", "recovery", *options], catch_exceptions=False)
+run = partial(invoke, "lab", "bench", "recovery", catch_exceptions=False)
 
 
 @pytest.mark.slow
@@ -50,35 +46,3 @@ def test_changes_and_turns_are_measured(tmp_path):
     assert 0 < low <= middle <= high
     for text in ("19,880", "join", "drain", "stock DDP"):
         assert text in done.output
-
-
-def test_options_of_the_other_exchange_are_refused():
-    """The error names the option and the exchange."""
-    done = run("--with", "all-reduce", "--shards", "2")
-    assert done.exit_code == 2
-    assert "--shards: has no meaning with all-reduce" in done.output
-    done = run("--batch-size", "24")
-    assert done.exit_code == 2
-    assert "--batch-size: has no meaning with parameter-server" in done.output
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"workers": 1}, "workers 1: must be at least 2"),
-        ({"workers": 4, "batch_size": 50}, "batch size 50: must be a multiple of the 4 workers"),
-        ({"turns": -1}, "turns -1: must be at least 0"),
-        ({"changes": ("drain", "luck")}, "changes luck: there are join, drain, kill, kill-while-forming"),
-    ],
-)
-def test_bad_values_are_named(values, said):
-    """The error says what is allowed."""
-    with pytest.raises(ValueError, match=said):
-        GroupChangesConfig(**values)
-
-
-def test_workers_that_do_not_divide_the_batch_are_refused():
-    """The check comes after both configurations were put together."""
-    done = run("--with", "all-reduce", "--workers", "5")
-    assert done.exit_code != 0
-    assert "batch size 48: must be a multiple of the 5 workers" in done.output

@@ -7,8 +7,6 @@ from click.testing import CliRunner
 
 from evenpace.cli import cli
 from evenpace.lab.bench import micro_batches
-from evenpace.lab.bench.config import MicroBatchesConfig
-from idl.errors import InvalidRequestError
 
 
 @pytest.mark.slow
@@ -32,9 +30,3 @@ def test_both_take_turns_on_the_same_micro_batches(tmp_path, monkeypatch):
     assert set(memory["of_plain"]) == {"2", "4"}
     assert max(memory["of_plain"].values()) < 1.5
     assert memory["bytes"]["4"] < 1.2 * memory["bytes"]["2"]
-
-
-def test_wrong_options_are_named():
-    """Numbers must be at least 1."""
-    with pytest.raises(InvalidRequestError, match="iterations 0: must be at least 1"):
-        MicroBatchesConfig(iterations=0)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from evenpace.lab.bench import spot_market
 from evenpace.lab.bench.config import NodesConfig, SpotConfig
 from evenpace.lab.bench.ray_job import Progress
-from evenpace.lab.bench.spot_market import Event, read_trace, take_nodes
-from idl.errors import InvalidRequestError
+from evenpace.lab.bench.spot_market import Event, take_nodes
 
 
 @pytest.mark.slow
@@ -49,32 +48,6 @@ def test_a_small_market(tmp_path, notice):
     assert 0.2 < figures["share"] < figures["calm_share"] <= 1.1
     assert figures["computed_twice"] == 0 or not notice
     assert plot.stat().st_size > 5000
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("time,event,node\n0,join,a\n", "its columns are"),
-        ("time_s,event,node\n0,join,a\nsoon,loss,a\n", "line 3: time_s 'soon': must be a number from 0"),
-        ("time_s,event,node\n0,join,a\n-1,loss,a\n", "time_s '-1': must be"),
-        ("time_s,event,node\n0,birth,a\n", "event 'birth': must be join or loss"),
-        ("time_s,event,node\n0,join,a\n", "must have events after its begin"),
-    ],
-)
-def test_a_trace_of_another_form_is_refused(tmp_path, text, said):
-    """The error names the line, the value, and what is allowed."""
-    path = tmp_path / "trace.csv"
-    path.write_text(text)
-    with pytest.raises(InvalidRequestError, match=said):
-        read_trace(path)
-
-
-def test_losses_that_there_are_not_are_named():
-    """The error says which there are."""
-    from evenpace.lab.bench.node_losses import run
-
-    with pytest.raises(ValueError, match="losses sun: there are worker, shard, manager, controller, head"):
-        run(NodesConfig(losses=("sun",)), None)
 
 
 @given(

@@ -31,13 +31,3 @@ def test_costs_of_a_real_job(tmp_path):
     assert costs["a shard is killed"]["still_s"] > 0.5
     assert costs["a shard is killed"]["redone"] > 50  # there was no checkpoint but the first
     assert costs["a shard is killed"]["attempts"] >= 1
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [({"workers": 1}, "workers 1: must be"), ({"events": ("luck",)}, "events luck: there")],
-)
-def test_bad_values_are_named(values, said):
-    """The error says what is allowed."""
-    with pytest.raises(ValueError, match=said):
-        run(RecoveryConfig(**values), None)

@@ -2,17 +2,14 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.bench.config import ShardsConfig
+from tests.evenpace.commands import invoke
 
-
-def bench(*arguments):
-    """Run the command in this process."""
-    return CliRunner().invoke(cli, ["lab", "bench", "ps", "--shards", *map(str, arguments)])
+bench = partial(invoke, "lab", "bench", "ps", "--shards")
 
 
 def test_two_shards_take_half_the_time_of_one(needs_network, tmp_path, wait_until):
@@ -50,24 +47,6 @@ def test_without_root_the_error_says_so(monkeypatch):
 
     assert result.exit_code != 0
     assert "network namespaces need root" in result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("0",), "shards '0'"),
-        (("many",), "shards 'many'"),
-        (("101",), r"shards (101,): must be one or more numbers from 1 to 100"),
-        (("2", "--rate", "0"), "--rate"),
-        (("2", "--tls"), "--tls"),
-    ],
-)
-def test_bad_options_are_named(arguments, said):
-    """Each error names the option, the value and what is allowed."""
-    result = bench(*arguments)
-
-    assert result.exit_code != 0
-    assert said in result.output + str(result.exception)
 
 
 def test_the_ideal_time_is_that_of_a_full_link():

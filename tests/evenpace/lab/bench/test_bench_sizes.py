@@ -6,7 +6,6 @@ import pytest
 from click.testing import CliRunner
 
 from evenpace.cli import cli
-from evenpace.lab.bench.config import SizesConfig
 
 
 @pytest.mark.slow
@@ -29,22 +28,6 @@ def test_changes_start_no_attempt_and_discard_no_plan(tmp_path):
             assert 0 < low <= middle <= high
             assert len(one["ratios"]) == len(one["floors"]) == 1
             assert one["ratio"] == pytest.approx(middle / one["without_s"][1])
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"sizes": (64,)}, "sizes .64,.: must be two different numbers"),
-        ({"sizes": (64, 80)}, "sizes .64, 80.: differ too much for epochs of 4 batches"),
-        ({"epochs": 18}, "epochs 18: must be a multiple of 4"),
-        ({"lookahead": 4}, "lookahead 4: must be below 4"),
-        ({"repeats": 0}, "repeats 0: must be at least 1"),
-    ],
-)
-def test_wrong_options_are_named(values, said):
-    """The error says what is allowed."""
-    with pytest.raises(ValueError, match=said):
-        SizesConfig(**values)
 
 
 def test_plans_of_each_sizer_are_timed(tmp_path):

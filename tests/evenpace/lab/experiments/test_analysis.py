@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from evenpace.lab.experiments import analysis
@@ -22,21 +21,20 @@ def record(*parts, duration=2.0):
     return {"duration": duration, "total": sum(part[0] for part in parts), "workers": workers}
 
 
-def test_the_oracle_splits_by_the_speeds_of_that_iteration():
-    """Speeds of 10 and 30 samples/s: of 40 samples 10 and 30, so that both take one second."""
-    records = [record((20, 2.0, 0, None), (20, 2 / 3, 1.3, None))]
-
-    assert analysis.oracle_times(records) == pytest.approx([1.0])
-
-
-def test_the_oracle_deals_in_whole_samples():
-    """One of two workers with equal speeds takes two of three samples."""
-    assert analysis.oracle_times([record((1, 1.0, 0, None), (2, 2.0, 0, None))]) == pytest.approx([2.0])
-
-
-def test_an_iteration_without_a_speed_has_no_oracle():
-    """A worker without samples shows no speed."""
-    assert np.isnan(analysis.oracle_times([record((3, 1.0, 0, None), (0, 0.0, 1, None))])).all()
+@pytest.mark.parametrize(
+    ("parts", "seconds"),
+    [
+        # Speeds of 10 and 30 samples/s: of 40 samples 10 and 30, so that both take one second.
+        (((20, 2.0, 0, None), (20, 2 / 3, 1.3, None)), 1.0),
+        # It deals in whole samples: one of two workers with equal speeds takes two of three.
+        (((1, 1.0, 0, None), (2, 2.0, 0, None)), 2.0),
+        # A worker without samples shows no speed.
+        (((3, 1.0, 0, None), (0, 0.0, 1, None)), math.nan),
+    ],
+)
+def test_the_oracle_splits_by_the_speeds_of_that_iteration(parts, seconds):
+    """Where all of them are known."""
+    assert analysis.oracle_times([record(*parts)]) == pytest.approx([seconds], nan_ok=True)
 
 
 def test_waiting_is_a_share_of_all_workers_time():

@@ -3,15 +3,15 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.experiments.batch_size_law import Law, Point, contradictions, fit, fit_without_each, nearest
 from evenpace.lab.experiments.batch_sizes import judge
 from tests import SHARED_DATA
+from tests.evenpace.commands import invoke
 
 MLPERF = SHARED_DATA / "batch-size-to-target" / "mlperf.csv"
 SIZES = (64, 256, 1024, 4096, 16384)
@@ -25,10 +25,7 @@ def made(work, critical, deviation=0.0, sizes=SIZES, factors=None):
     return [Point(size, 10, one, deviation * one) for size, one in zip(sizes, works, strict=True)]
 
 
-def experiment(path, *options):
-    """The result of the command on a file."""
-    arguments = ["lab", "experiment", "batch-sizes", "--data", str(path), *map(str, options)]
-    return CliRunner().invoke(cli, arguments, env={"COLUMNS": "200"})
+experiment = partial(invoke, "lab", "experiment", "batch-sizes", "--data", columns=200)
 
 
 # -- the law
@@ -93,12 +90,6 @@ def test_parameters_are_not_negative(works, critical):
 
     assert law.critical == critical
     assert law.work + law.slope == pytest.approx((1 / ratios).sum() / (1 / ratios**2).sum())
-
-
-def test_a_law_takes_two_sizes():
-    """Points of a single size are an error."""
-    with pytest.raises(ValueError, match="points of 1 sizes: a law takes at least two"):
-        fit([Point(8, 1, 2.0, 0.0)])
 
 
 def test_the_law_is_the_efficiency_of_pollux():
@@ -184,37 +175,6 @@ def test_rounds_are_benchmarks_of_their_own(trainings, tmp_path):
     assert "at most 10% in 2 of 2 benchmarks" in result.output
     assert "2 of the 3 sizes" in result.output
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (HEADER, "there are no rows"),
-        ("benchmark,batch_size\n", "no column 'runs'"),
-        (HEADER + "a,1,0,5,3,3,0\n", "line 2: batch_size '0': must be a whole number from 1"),
-        (HEADER + "a,1,8,0,3,3,0\n", "line 2: runs '0': must be a whole number from 1"),
-        (HEADER + "a,1,8,5,0,3,0\n", "line 2: mean_to_target '0': must be a number above 0"),
-        (HEADER + "a,1,8,5,3,3,-1\n", "line 2: std '-1': must be a number, at least 0"),
-        (HEADER + ",1,8,5,3,3,0\n", "line 2: benchmark '': must not be empty"),
-        (HEADER + "a,1,8,5,3,3,0\na,1,8,5,3,3,0\n", "line 3: batch_size '8': the benchmark has this size"),
-    ],
-)
-def test_bad_files_are_refused(text, message, tmp_path):
-    """The error has the line, the value and what is allowed."""
-    path = tmp_path / "bad.csv"
-    path.write_text(text)
-    result = experiment(path)
-
-    assert result.exit_code == 1
-    assert message in result.output
-
-
-def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    """The error names it."""
-    result = experiment(tmp_path / "nowhere")
-
-    assert result.exit_code == 1
-    assert "nowhere" in result.output
 
 
 def test_the_law_foresees_mlperfs_trainings(tmp_path):

@@ -2,25 +2,22 @@
 
 import json
 import statistics
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.experiments.elasticity import ELASTIC, PASSING, STATIC, figures_of, three_jobs, twenty_jobs
 from scheduler.cluster import Cluster
 from scheduler.simulator.record import Life
 from scheduler.simulator.workloads import Arrival
 from tests import SHARED_DATA
+from tests.evenpace.commands import invoke
 from tests.evenpace.lab.experiments.made_traces import write_model
 
 TRACES = SHARED_DATA / "cluster-traces" / "pollux"
 
 
-def experiment(traces, *options):
-    """The result of the command."""
-    arguments = ["lab", "experiment", "elasticity", "--traces", traces, *options]
-    return CliRunner().invoke(cli, [*map(str, arguments)], env={"COLUMNS": "200"})
+experiment = partial(invoke, "lab", "experiment", "elasticity", "--traces", columns=200)
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,6 @@ def test_smaller_batches_are_left_out():
     assert shown.iterations.tolist() == [0, 2]
     assert shown.batch_sizes.tolist() == [[6, 4], [5, 5]]
     assert shown.times.tolist() == [[1, 2], [3, 4]]
-    with pytest.raises(ValueError, match="no iteration has a batch of 99"):
-        equilibrium.trajectory([record(0, (1, 1))], 99)
 
 
 def test_equal_times_are_reached_once_a_whole_window_shows_them():

@@ -5,11 +5,10 @@ import csv
 import json
 import shutil
 import time
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.experiments import overhead, scheme_run
 from evenpace.lab.experiments.overhead import run as measure_overhead
@@ -19,6 +18,7 @@ from evenpace.lab.workloads.by_name import WORKLOADS, Training
 from evenpace.observer import Observer
 from predictors import PREDICTORS
 from rpc.processes import ProcessFailedError
+from tests.evenpace.commands import invoke
 from tests.evenpace.lab.experiments.samples import write_svmlight
 from tests.scripts import keep_pace
 
@@ -29,9 +29,7 @@ needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="
 ITERATIONS = 24
 
 
-def experiment(*arguments):
-    """Run `evenpace lab experiment` in this process."""
-    return CliRunner().invoke(cli, ["lab", "experiment", *map(str, arguments)], catch_exceptions=False)
+experiment = partial(invoke, "lab", "experiment", catch_exceptions=False)
 
 
 def test_a_service_that_dies_is_named_at_once(tmp_path):
@@ -65,12 +63,6 @@ def test_each_scheme_has_its_baseline_before_it():
 def test_there_is_a_scheme_for_each_predictor():
     """Each predictor in the table can be compared."""
     assert {f"lb-bsp:{name}" for name in PREDICTORS} <= set(SCHEMES)
-
-
-def test_an_unknown_scheme_is_refused():
-    """The error names it and those that there are."""
-    with pytest.raises(ValueError, match="no scheme 'bps'; there are bsp, asp"):
-        choose_schemes("bsp,bps")
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -140,29 +132,6 @@ def test_contention_compares_schemes_on_one_schedule(tmp_path, wait_for_the_obse
 def batch_sizes(figures):
     """Return each worker's batch size in each iteration."""
     return [[row[0] for row in rows] for rows in figures["workers"].values()]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--schemes", "best"), "no scheme 'best'"),
-        (("--shares", "0.3,x"), "shares '0.3,x'"),
-        (("--batch-size", 10**6), "batch size 1000000: svm has"),
-        (("--contended", "0,7"), "a task for worker 7, but there are 2 workers"),
-        (("--contended", "a"), "contended 'a'"),
-        (("--phases", 9, 3), "phases of 9 to 3"),
-        (("--first-fit", 5), "'--first-fit': 5 is not in the range x>=20"),
-        (("--settle", 299), "settle 299: must leave at least two of 300 iterations"),
-    ],
-)
-def test_mistakes_are_told_before_anything_starts(tmp_path, arguments, message):
-    """The error names the value; no run has begun."""
-    defaults = ("--workload", "svm", "--schemes", "bsp", "--shares", "0.3,0.3", "--out", tmp_path / "out")
-    result = experiment("contention", *defaults, *arguments)
-
-    assert result.exit_code == (2 if "is not in the range" in message else 1)
-    assert message in result.output
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_managers_part_is_measured_beside_fits(tmp_path, monkeypatch):

@@ -3,23 +3,21 @@
 import json
 import os
 import statistics
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.cli.values import by_workload
 from evenpace.lab import network
 from evenpace.lab.experiments import coordination, migration, scheme_run, unequal
+from tests.evenpace.commands import invoke
 from tests.evenpace.lab.experiments.samples import write_svmlight
 from tests.scripts import keep_pace
 
 SCHEMES = ["bsp", "asp", "lb-bsp:proportional"]
 
 
-def experiment(*arguments):
-    """Run `evenpace lab experiment` in this process."""
-    return CliRunner().invoke(cli, ["lab", "experiment", *map(str, arguments)], catch_exceptions=False)
+experiment = partial(invoke, "lab", "experiment", catch_exceptions=False)
 
 
 @pytest.fixture
@@ -144,33 +142,6 @@ def test_figure_8_cuts_one_workers_bandwidth(tmp_path, samples, monkeypatch, see
         assert sum(part) == 160
     assert (tmp_path / "fig8.png").stat().st_size > 1000
     assert not any(f"ep{os.getpid():06x}" in tag for tag in network._existing())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("fig6", "--workloads", "digits,best"), "no workload 'best'"),
-        (("fig6", "--schemes", "flexrr"), "no scheme 'flexrr'"),
-        (("fig6", "--workloads", "digits", "--target", "cifarnet=0.5"), "no workload 'cifarnet' here"),
-        (("fig6", "--workloads", "digits", "--target", "2"), "--target '2'"),
-        (("fig6", "--workloads", "digits", "--seeds", "1,1"), "seeds 1, 1"),
-        (("fig6", "--workloads", "digits", "--seeds", "a"), "seeds 'a': give whole numbers from 0"),
-        (("fig6", "--workloads", "digits", "--batch-size", "2000"), "batch size 2000: digits has 1437"),
-        (("fig6", "--workloads", "digits", "--batch-size", "3"), "batch size 3: must be at least one for"),
-        (("fig7", "--report", __file__), "test_figures.py: not JSON"),
-        (("fig7", "--report", "/nowhere/fig6.json"), "No such file"),
-        (("fig8", "--workload", "digits", "--cut-worker", "4"), "cut of worker 4: there are 4 workers"),
-        (("fig8", "--workload", "digits", "--iterations", "40", "--cut-at", "39"), "cut at iteration 39"),
-        (("fig8", "--workload", "digits", "--batch-size", "2000"), "batch size 2000: digits has 1437"),
-    ],
-)
-def test_mistakes_are_told_before_anything_starts(tmp_path, arguments, message):
-    """The error names the value; no log was written."""
-    result = experiment(*arguments, "--out", tmp_path / "out")
-
-    assert result.exit_code == 1
-    assert message in " ".join(result.output.split())
-    assert not list(tmp_path.rglob("*.log"))
 
 
 def test_a_value_is_for_all_workloads_or_for_one():

@@ -1,16 +1,16 @@
 """`evenpace lab experiment forecast`: forecasts of made noise curves, of the real ones, and bad folders."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.experiments.config import ForecastConfig
 from evenpace.lab.experiments.forecasts import errors, held, read_noise
 from predictors.batch_sizes import FORECASTERS, forecast
 from tests import SHARED_DATA
+from tests.evenpace.commands import invoke
 
 TRACES = SHARED_DATA / "cluster-traces" / "pollux"
 HEADER = "progress,iteration,metric,grad_sqr,grad_var\n"
@@ -24,10 +24,7 @@ def write(folder, model, size, scales, smallest):
     path.write_text(HEADER + "\n".join(rows) + "\n")
 
 
-def experiment(folder, *options):
-    """The result of the command on a folder."""
-    arguments = ["lab", "experiment", "forecast", "--data", str(folder), *map(str, options)]
-    return CliRunner().invoke(cli, arguments, env={"COLUMNS": "200"})
+experiment = partial(invoke, "lab", "experiment", "forecast", "--data", columns=200)
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +118,6 @@ def test_bad_folders_are_refused(name, text, message, tmp_path):
 
     assert result.exit_code == 1
     assert message in result.output
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path):
-    """The error names it."""
-    result = experiment(tmp_path / "nowhere")
-
-    assert result.exit_code == 1
-    assert "nowhere" in result.output
 
 
 def test_forecasts_of_real_noise(tmp_path):

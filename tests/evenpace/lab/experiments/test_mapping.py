@@ -12,7 +12,6 @@ from evenpace.lab.experiments.config import MappingConfig
 from evenpace.lab.experiments.mapping import MappedTraining
 from evenpace.lab.experiments.mappings import MAPPINGS, VIRTUALFLOW
 from evenpace.lab.experiments.scheme_run import RunTooShortError
-from idl.errors import InvalidRequestError
 from tests import ROOT
 
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
@@ -169,23 +168,3 @@ def test_an_event_that_did_not_come_about_is_an_error(tmp_path):
     config = MappingConfig(out=tmp_path, iterations=1, batch_size=24, samples=60, test_samples=60)
     with pytest.raises(RunTooShortError, match="ended before worker-1 joins: give more iterations than 1"):
         MappedTraining("digits", config).run(MAPPINGS["joins"], tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mappings": ("1", "5")}, "mappings '5': there are 1, 2, 4, 8,"),
-        ({"micro_batch": 50}, "micro-batch 50: must be at most the batch size, 48"),
-        ({"dropout": 1.0}, "dropout 1.0: must be at least 0 and below 1"),
-    ],
-)
-def test_wrong_options_are_named(tmp_path, options, message):
-    """A wrong option ends the experiment before it begins, and says what is allowed."""
-    with pytest.raises(InvalidRequestError, match=message):
-        MappingConfig(out=tmp_path, **options)
-
-
-def test_a_batch_must_fit_into_the_data(tmp_path):
-    """The number of samples is the user's, too."""
-    with pytest.raises(ValueError, match="batch size 48: must be at most the 20 samples"):
-        MappedTraining("digits", MappingConfig(out=tmp_path, samples=20))

@@ -77,45 +77,6 @@ def test_the_same_seed_gives_each_worker_the_same():
     assert random_schedule([1], 300, 8).tasks != alone.tasks
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("x,0,1,1,0", "line 2: invalid literal"),
-        ("-1,0,1,1,0", "line 2: worker -1: must be at least 0"),
-        ("0,2,1,1,0", "line 2: start 2.0, end 1.0"),
-        ("0,0,inf,1,0", "line 2: start 0.0, end inf"),
-        ("0,0,1,1.5,0", r"line 2: cpu 1\.5: must be from 0 to 1"),
-        ("0,0,1,1,1", r"line 2: memory 1\.0: must be at least 0 and below 1"),
-        ("0,0,1", "line 2"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path, line, message):
-    """The error says which file, which line, and what is wrong there."""
-    path = tmp_path / "schedule.csv"
-    path.write_text(f"worker,start,end,cpu,memory\n{line}\n")
-
-    with pytest.raises(ValueError, match=rf"schedule\.csv, {message}"):
-        read_schedule(path, "seconds")
-
-
-def test_other_columns_are_refused(tmp_path):
-    """The error says what columns are needed."""
-    path = tmp_path / "schedule.csv"
-    path.write_text("a,b\n1,2\n")
-
-    with pytest.raises(ValueError, match="needed are worker, start, end, cpu, memory"):
-        read_schedule(path, "seconds")
-
-
-def test_more_workers_than_there_are_is_refused():
-    """A schedule for worker 3 needs four workers."""
-    schedule = Schedule((Task(3, 0, 1),), "seconds", "made up")
-    schedule.check_workers(4)
-
-    with pytest.raises(ValueError, match="made up: a task for worker 3, but there are 3 workers"):
-        schedule.check_workers(3)
-
-
 def test_who_is_not_there_is_not_disturbed():
     """The schedule of the first two workers has no task of the third."""
     tasks = (Task(0, 0, 1), Task(1, 0, 1), Task(2, 0, 1))
@@ -166,5 +127,3 @@ def test_a_disturbance_makes_the_schedule_that_it_names(tmp_path):
     assert Disturbance(contended=(1,)).schedule(2, 100, 7) == random_schedule([1], 100, 7)
     with pytest.raises(ValueError, match="a task for worker 1, but there are 1 workers"):
         Disturbance(file=path).schedule(1, 100, 7)
-    with pytest.raises(ValueError, match="--schedule and --usage: give one of them"):
-        Disturbance(file=path, usage=usage)

@@ -143,18 +143,3 @@ def test_a_finding_is_found():
     result = CliRunner().invoke(cli, ["lab", "planted", "--checkout", str(ROOT), "--only", "`StreamLoader`"])
     assert result.exit_code == 0, result.output
     assert "1/1 found: A `StreamLoader` ends with" in result.output
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--only", "xyz"], "only 'xyz': no finding's symptom contains it"),
-        (["--checkout", "{folder}"], "give a working tree of git"),
-    ],
-)
-def test_what_cannot_be_planted_at_all_is_said(tmp_path, options, said):
-    """A symptom that no finding has, and a folder that is no checkout."""
-    result = CliRunner().invoke(cli, ["lab", "planted", *(word.format(folder=tmp_path) for word in options)])
-    assert isinstance(result.exception, SystemExit)
-    assert result.exit_code == 1
-    assert said in str(result.output)

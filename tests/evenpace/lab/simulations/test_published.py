@@ -129,65 +129,38 @@ def write_published(folder, **columns):
         writer.writerow({"load": "1.5", "policy": "tiresias", **dict.fromkeys(columns, 7.5)})
 
 
-def test_a_published_mean_is_found_by_folder_and_number(tmp_path):
-    """The folder's name has the load, 1 where it has none, and the file's the column."""
+@pytest.mark.parametrize(
+    ("workload", "policy", "other", "mean"),
+    [
+        # The folder's name has the load, 1 where it has none, and the file's the column.
+        ("pollux-workloads/workload-1.csv", "tiresias", {}, 2.5),
+        ("pollux-workloads/workload-2.csv", "tiresias", {}, 3.5),
+        ("pollux-workloads-1.5/workload-1.csv", "tiresias", {}, 7.5),
+        # Workloads, loads and policies without a figure have none.
+        ("pollux-workloads/workload-3.csv", "tiresias", {}, None),
+        ("pollux-workloads/workload-1.csv", "optimus", {}, None),
+        ("pollux-workloads-2.0/workload-1.csv", "tiresias", {}, None),
+        ("pollux-workloads-realistic/workload-1.csv", "tiresias", {}, None),
+        ("own/workload-1.csv", "tiresias", {}, None),
+        ("pollux-workloads/own.csv", "tiresias", {}, None),
+        # The figures need not lie beside a workload.
+        ("elsewhere/pollux-workloads/workload-1.csv", "tiresias", {}, None),
+        # They hold for the published cluster, rules and clock.
+        ("pollux-workloads/workload-1.csv", "tiresias", {"cluster": "gpu=8x4"}, None),
+        ("pollux-workloads/workload-1.csv", "tiresias", {"rules": "mixed"}, None),
+        ("pollux-workloads/workload-1.csv", "tiresias", {"interval": 30}, None),
+        ("pollux-workloads/workload-1.csv", "tiresias", {"restart_cost": 2}, None),
+        # On the mixed cluster, the folder's name has the arrivals, and the file's their number.
+        ("heterogeneous-workloads-philly/workload-2.csv", "sia", MIXED_CLUSTER, 2.5),
+        ("heterogeneous-workloads-philly/workload-2.csv", "gavel", MIXED_CLUSTER, None),
+        ("heterogeneous-workloads-philly/workload-1.csv", "sia", MIXED_CLUSTER, None),
+        ("heterogeneous-workloads-saturn/workload-2.csv", "sia", MIXED_CLUSTER, None),
+        ("pollux-workloads/workload-2.csv", "sia", MIXED_CLUSTER, None),
+    ],
+)
+def test_a_published_mean_is_found_by_workload_policy_and_settings(tmp_path, workload, policy, other, mean):
+    """Where there is one, and else nothing is."""
     write_published(tmp_path, workload_1=2.5, workload_2=3.5)
-    its = conditions("tiresias")
-
-    assert published_mean(tmp_path / "pollux-workloads" / "workload-2.csv", "tiresias", its) == 3.5
-    assert published_mean(tmp_path / "pollux-workloads-1.5" / "workload-1.csv", "tiresias", its) == 7.5
-
-
-@pytest.mark.parametrize(
-    ("workload", "policy"),
-    [
-        ("pollux-workloads/workload-3.csv", "tiresias"),
-        ("pollux-workloads/workload-1.csv", "optimus"),
-        ("pollux-workloads-2.0/workload-1.csv", "tiresias"),
-        ("pollux-workloads-realistic/workload-1.csv", "tiresias"),
-        ("own/workload-1.csv", "tiresias"),
-        ("pollux-workloads/own.csv", "tiresias"),
-    ],
-)
-def test_most_workloads_have_no_published_mean(tmp_path, workload, policy):
-    """Workloads, loads and policies without a figure have none."""
-    write_published(tmp_path, workload_1=2.5)
-    assert published_mean(tmp_path / workload, policy, conditions(policy)) is None
-
-
-def test_without_the_file_nothing_is_published(tmp_path):
-    """The figures need not lie beside a workload."""
-    assert (
-        published_mean(tmp_path / "pollux-workloads" / "workload-1.csv", "tiresias", conditions("tiresias"))
-        is None
-    )
-
-
-@pytest.mark.parametrize(
-    "other", [{"cluster": "gpu=8x4"}, {"rules": "mixed"}, {"interval": 30}, {"restart_cost": 2}]
-)
-def test_other_settings_have_no_published_mean(tmp_path, other):
-    """The figures hold for the published cluster, rules and clock."""
-    write_published(tmp_path, workload_1=2.5)
-    path = tmp_path / "pollux-workloads" / "workload-1.csv"
-    assert published_mean(path, "tiresias", conditions("tiresias")) == 2.5
-    assert published_mean(path, "tiresias", conditions("tiresias") | other) is None
-
-
-@pytest.mark.parametrize(
-    ("workload", "policy", "mean"),
-    [
-        ("heterogeneous-workloads-philly/workload-2.csv", "sia", 2.5),
-        ("heterogeneous-workloads-philly/workload-2.csv", "gavel", None),
-        ("heterogeneous-workloads-philly/workload-1.csv", "sia", None),
-        ("heterogeneous-workloads-saturn/workload-2.csv", "sia", None),
-        ("pollux-workloads/workload-2.csv", "sia", None),
-    ],
-)
-def test_a_published_mean_of_a_mixed_cluster_is_found_by_policy_and_workload(
-    tmp_path, workload, policy, mean
-):
-    """The folder's name has the arrivals, and the file's their number."""
     rows = "policy,workload,mean_completion_s\nsia,philly-2,2.5\n"
     (tmp_path / "heterogeneous-published.csv").write_text(rows)
-    assert published_mean(tmp_path / workload, policy, conditions(policy, MIXED_CLUSTER)) == mean
+    assert published_mean(tmp_path / workload, policy, conditions(policy) | other) == mean

@@ -253,46 +253,17 @@ def test_a_run_adds_what_is_missing(data):
     assert [result["policy"] for result in results(data)] == ["optimus", "tiresias"]
 
 
-def _other_arrivals(data):
-    (data / "workloads" / "w.csv").write_text(ARRIVALS.replace("b,70", "b,75"))
-
-
-def _other_traces(data):
-    shutil.rmtree(data / "traces")
-    write_traces(data / "traces", (4, 8, 16))
-
-
-@pytest.mark.parametrize(
-    ("change", "options"),
-    [
-        (_other_arrivals, []),
-        (_other_traces, []),
-        (lambda data: None, ["--restart-cost", 29]),
-        (lambda data: None, ["--interval", 50]),
-        (lambda data: None, ["--cluster", "gpu=3x1"]),
-        (lambda data: None, ["--failures", 0.5]),
-        (lambda data: None, ["--interference", 0.25]),
-        (lambda data: None, ["--profiled"]),
-        (lambda data: None, ["--cluster", "gpu=2x2"]),
-    ],
-    ids=[
-        "arrivals",
-        "measurements",
-        "restart cost",
-        "interval",
-        "nodes",
-        "failures",
-        "interference",
-        "profiled",
-        "devices",
-    ],
-)
-def test_a_simulation_of_something_else_is_run(data, change, options):
+@pytest.mark.parametrize("other", ["arrivals", "measurements", "nodes"])
+def test_a_simulation_of_something_else_is_run(data, other):
     """Other files or settings than those of a result are another simulation; the file keeps both."""
     simulate(data)
     spoil(data)
-    change(data)
-    shown = simulate(data, *options)
+    if other == "arrivals":
+        (data / "workloads" / "w.csv").write_text(ARRIVALS.replace("b,70", "b,75"))
+    elif other == "measurements":
+        shutil.rmtree(data / "traces")
+        write_traces(data / "traces", (4, 8, 16))
+    shown = simulate(data, *(["--cluster", "gpu=3x1"] if other == "nodes" else []))
 
     assert shown.exit_code == 0, shown.output
     assert "123456.0" not in shown.output
@@ -320,92 +291,52 @@ def test_without_a_file_the_table_is_all(data):
     assert sorted(data.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("arrivals", "message"),
-    [
-        (HEADER, "w.csv: there is no row"),
-        ("name,time\na,1\n", "no column 'application'"),
-        (HEADER + "a,soon,made,1,4\n", "line 2: time 'soon': must be a whole number"),
-        (HEADER + "a,1,huge,1,4\n", "w.csv: job 'a' trains 'huge'; the applications are made"),
-        (HEADER.strip() + ",priority\na,1,made,1,4,0\n", "line 2: priority '0': must be a number above 0"),
-        (HEADER + "a,1,made,3,4\n", "w.csv: job 'a' asks for 3 devices; the cluster has 2"),
-        (HEADER + "a,1,made,1,99\n", "w.csv: job 'a' asks for batches of 99 samples"),
-    ],
-)
-def test_a_workload_that_cannot_be_simulated_is_refused(data, arrivals, message):
-    """One line names the file, the job and what is allowed, and nothing is written."""
-    (data / "workloads" / "w.csv").write_text(arrivals)
-    shown = simulate(data)
-
-    assert shown.exit_code == 1
-    assert message in shown.output
-    assert not (data / "out.json").exists()
+PLACEMENTS = f"placement,local_bsz,{SECONDS}"
+EPOCHS = "progress,iteration,grad_sqr,grad_var\n"
+CAPACITY = ("--capacity", "nodes.csv")
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "message"),
+    ("path", "text", "options", "said"),
     [
-        ("placements.csv", f"placement,local_bsz,{SECONDS}1a,2,1.0,0.1\n", "placement '1a': must be a digit"),
-        ("placements.csv", f"placement,local_bsz,{SECONDS}", "placements.csv: there is no row"),
-        ("placements.csv", f"placement,local_bsz,{SECONDS}1,2,1.0,1.1\n", "sync_time '1.1': must be"),
+        ("workloads/w.csv", HEADER, (), "w.csv: there is no row"),
         (
-            "validation-4.csv",
-            "progress,iteration,grad_sqr,grad_var\n10,10,0,0\n",
-            "neither gradient nor noise",
+            "workloads/w.csv",
+            HEADER + "a,1,huge,1,4\n",
+            (),
+            "job 'a' trains 'huge'; the applications are made",
         ),
-        ("validation-4.csv", "progress,iteration,grad_sqr,grad_var\n", "validation-4.csv: there is no row"),
+        ("workloads/w.csv", None, (), "there is no CSV file in this folder"),
+        ("workloads", None, (), "workloads: there is no such file or folder"),
+        ("traces/made", None, (), "is no MODEL with placements.csv, scalability.csv, validation-M.csv"),
+        ("traces/made/validation-*.csv", None, (), "there is no validation-M.csv"),
+        ("traces/made/placements.csv", PLACEMENTS + "1a,2,1.0,0.1\n", (), "placement '1a': must be a digit"),
+        ("traces/made/placements.csv", PLACEMENTS, (), "placements.csv: there is no row"),
+        ("traces/made/placements.csv", PLACEMENTS + "1,2,1.0,1.1\n", (), "sync_time '1.1': must be"),
+        ("traces/made/validation-4.csv", EPOCHS + "10,10,0,0\n", (), "neither gradient nor noise"),
+        ("traces/made/validation-4.csv", EPOCHS, (), "validation-4.csv: there is no row"),
+        ("nodes.csv", "time_s,nodes\n0,0\n", CAPACITY, "nodes.csv: no node is ever there"),
+        (
+            "nodes.csv",
+            "time_s,nodes\n0,2\n",
+            (*CAPACITY, "--failures", 5),
+            "one of them says when nodes are there",
+        ),
+        ("out.json", '{"other": 1}', (), "not the results of simulations"),
     ],
 )
-def test_measurements_of_another_form_are_refused(data, file, content, message):
-    """One line names the file or the model, and what is wrong."""
-    (data / "traces" / "made" / file).write_text(content)
-    shown = simulate(data)
+def test_what_cannot_be_simulated_is_refused(data, monkeypatch, path, text, options, said):
+    """One line names the file or the job and what is allowed, and nothing is written."""
+    monkeypatch.chdir(data)
+    for file in [*data.glob(path)] if text is None else []:
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    if text is not None:
+        (data / path).write_text(text)
+    shown = simulate(data, *options)
 
     assert shown.exit_code == 1
-    assert message in shown.output
-
-
-def test_a_folder_without_models_is_refused(data):
-    """The message says what a folder of measurements has."""
-    shutil.rmtree(data / "traces" / "made")
-    assert "there is no MODEL with placements.csv, scalability.csv, validation-M.csv" in simulate(data).output
-
-
-def test_a_model_without_trainings_is_refused(data):
-    """Progress cannot be told from step times."""
-    for path in (data / "traces" / "made").glob("validation-*.csv"):
-        path.unlink()
-    assert "there is no validation-M.csv" in simulate(data).output
-
-
-def test_a_folder_without_workloads_is_refused(data):
-    """An empty folder is most likely a wrong one."""
-    (data / "workloads" / "w.csv").unlink()
-    assert "there is no CSV file in this folder" in simulate(data).output
-
-
-def test_a_workload_that_does_not_exist_is_refused(data):
-    """The message names the path."""
-    shown = simulate(data, workload="nowhere")
-    assert shown.exit_code == 1
-    assert "nowhere: there is no such file or folder" in shown.output
-
-
-def test_an_unknown_policy_is_refused(data):
-    """The message has the policies that there are."""
-    shown = simulate(data, policies=("random",))
-    assert shown.exit_code == 2
-    assert all(name in shown.output for name in ("'random'", "tiresias", "optimus", "pollux"))
-
-
-def test_a_file_of_something_else_is_not_overwritten(data):
-    """Results are added to files of results only."""
-    (data / "out.json").write_text('{"other": 1}')
-    shown = simulate(data)
-
-    assert shown.exit_code == 1
-    assert "not the results of simulations" in shown.output
-    assert (data / "out.json").read_text() == '{"other": 1}'
+    assert said in shown.output
+    assert not (data / "out.json").exists() or (data / path).read_text() == text
 
 
 def test_nodes_come_and_go_as_a_file_says(data):
@@ -434,33 +365,6 @@ def test_a_page_tells_of_lost_nodes(data):
     for told in ("; capacity ", "devices lost with a node"):
         assert told in lost
         assert told not in kept
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("time_s,event,node\n0,joins,a\n", "line 2: event 'joins': must be join or loss"),
-        ("time_s,event,node\n0,loss,a\n", "nodes.csv: node 'a' is lost at 0 s, where it is gone already"),
-        ("time_s,nodes\n0,0\n", "nodes.csv: no node is ever there"),
-        ("time_s,nodes\n0,many\n", "line 2: nodes 'many': must be a whole number"),
-    ],
-)
-def test_a_file_of_nodes_that_cannot_be_is_refused(data, content, message):
-    """One line names the file and what is wrong."""
-    (data / "nodes.csv").write_text(content)
-    shown = simulate(data, "--capacity", data / "nodes.csv")
-
-    assert shown.exit_code == 1
-    assert message in shown.output
-
-
-def test_settings_that_contradict_each_other_are_refused(data):
-    """Nodes cannot go by a file and fail at random, too."""
-    (data / "nodes.csv").write_text("time_s,nodes\n0,2\n")
-    shown = simulate(data, "--capacity", data / "nodes.csv", "--failures", 5)
-
-    assert shown.exit_code != 0
-    assert "one of them says when nodes are there" in shown.output
 
 
 @pytest.fixture

@@ -17,19 +17,19 @@ LIVES = [
 EDGES = np.array([0.0, 20.0, 40.0, 60.0, 80.0, 100.0])
 
 
-def test_devices_in_use_are_those_of_all_jobs():
-    """Three devices from 20 s to 50 s, and one from 40 s to 60 s."""
-    assert averages(in_use(LIVES), EDGES).tolist() == [0, 3, (30 + 20) / 20, 0, 0]
-
-
-def test_the_queue_has_jobs_before_their_start_and_without_devices():
-    """The first job waits for 20 s, and again from 50 s to its end."""
-    assert averages(queue(LIVES), EDGES).tolist() == [1, 0, 0.5, 1, 0]
-
-
-def test_nothing_is_nothing():
-    """Without any amount all averages are 0."""
-    assert averages([], EDGES).tolist() == [0.0] * 5
+@pytest.mark.parametrize(
+    ("amounts", "expected"),
+    [
+        # Three devices are in use from 20 s to 50 s, and one from 40 s to 60 s.
+        (in_use(LIVES), [0, 3, (30 + 20) / 20, 0, 0]),
+        # The first job waits before its start, for 20 s, and without devices, from 50 s to its end.
+        (queue(LIVES), [1, 0, 0.5, 1, 0]),
+        ([], [0] * 5),
+    ],
+)
+def test_devices_and_the_queue_are_those_of_all_jobs(amounts, expected):
+    """As averages between the edges."""
+    assert averages(amounts, EDGES).tolist() == expected
 
 
 @given(

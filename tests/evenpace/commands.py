@@ -1,0 +1,26 @@
+"""Commands that are run as users run them, in this process or in one of their own."""
+
+import subprocess
+import sys
+
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+
+
+def python(*arguments, **options):
+    """Run Python to its end; return its result with output."""
+    command = [sys.executable, *map(str, arguments)]
+    options = {"timeout": 240} | options
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def evenpace(*arguments, **options):
+    """Run `evenpace` to its end; return its result with output."""
+    return python("-m", "evenpace", *arguments, **options)
+
+
+def invoke(*words, columns=None, **options):
+    """Run a command of `evenpace` in this process; return its result with output."""
+    env = None if columns is None else {"COLUMNS": str(columns)}
+    return CliRunner().invoke(cli, [*map(str, words)], env=env, **options)

@@ -1,0 +1,121 @@
+"""Command lines of the lab that make no sense: each is an error of one line, before anything starts."""
+
+import shlex
+
+import pytest
+from click.testing import CliRunner
+
+from evenpace.cli import cli
+
+pytestmark = pytest.mark.usefixtures("generated_once")
+
+CONTENTION = "lab experiment contention --workload svm --schemes bsp --shares 0.3,0.3 --out out "
+NORMALISED = "lab experiment noise --draws 2 --train digits --batch-norm "
+FIG6, FIG8 = (f"lab experiment {name} digits --out out " for name in ("fig6 --workloads", "fig8 --workload"))
+PREDICTORS = "lab bench predictors "
+FILES = {
+    "machines.csv": "vm,step,cpu_percent,mem_percent\na,0,50,50\na,1,50,50\n",
+    "trace.csv": "worker,iteration,speed,cpu,memory\nw,0,1,0,0\nw,1,1,3,0\n",
+    "notes.txt": "some notes\n",
+    "train.py": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("demo --mapping --shares 0.5,0.5", 2, "--shares: has no part in --mapping"),
+        ("demo --out run --shares 0.5,much", 1, "shares '0.5,much'"),
+        ("demo --out run --shares 0.5,0", 1, "numbers from 0.01"),
+        ("demo --out run --shares 0.4,0.1 --data mnist:/nowhere", 1, "/nowhere"),
+        ("demo --out run --shares 0.4,0.1 --data imagenet", 1, "imagenet"),
+        (
+            "profile --smallest 9 --largest 8 --out x.json train.py",
+            1,
+            "smallest 9: must be at most the largest, 8",
+        ),
+        ("lab trace usage machines.csv --vms a,z --out out.csv", 1, "machine 'z'"),
+        ("lab trace usage missing.csv --out out.csv", 1, "missing.csv"),
+        ("lab trace contention --noise 2 --out out.csv", 2, "'--noise': 2.0 is not in the range 0<=x<=1"),
+        ("lab trace live --manager nowhere --out out.csv", 1, "address 'nowhere'"),
+        ("lab planted --only xyz", 1, "only 'xyz': no finding's symptom contains it"),
+        ("lab planted --checkout .", 1, "give a working tree of git"),
+        ("lab simulate --workload x --traces . --policy random", 2, "'random' is not one of"),
+        ("lab bench recovery --with all-reduce --shards 2", 2, "--shards: has no meaning with all-reduce"),
+        ("lab bench recovery --batch-size 24", 2, "--batch-size: has no meaning with parameter-server"),
+        (
+            "lab bench recovery --with all-reduce --workers 5",
+            1,
+            "batch size 48: must be a multiple of the 5 workers",
+        ),
+        ("lab bench ps --shards 0", 1, "shards '0'"),
+        ("lab bench ps --shards many", 1, "shards 'many'"),
+        ("lab bench ps --shards 101", 1, "shards (101,): must be one or more numbers from 1 to 100"),
+        ("lab bench ps --shards 2 --rate 0", 2, "--rate"),
+        ("lab bench ps --shards 2 --tls", 2, "--tls"),
+        ("lab bench balance --curves notes.txt", 1, "notes.txt"),
+        ("lab bench balance --all-reduce 1 --backward 0.5,1", 1, "above 0 and below 1"),
+        ("lab bench balance --all-reduce 1 --backward x", 1, "above 0 and below 1"),
+        ("lab bench balance --links 0.5,0", 1, "above 0"),
+        ("lab bench balance --links x", 1, "'x'"),
+        ("lab bench balance --links 1 --all-reduce 1", 1, "one of the two"),
+        ("lab bench balance --micro-batch 300 --total 600", 1, "at most 256 samples"),
+        ("lab bench balance --micro-batch 256 --total 600", 1, "for 5 workers"),
+        ("lab bench balance --micro-batch 0 --total 600", 2, "x>=1"),
+        ("lab bench balance --change x:large:2", 1, "'x:large:2'"),
+        ("lab bench balance --change 5:large", 1, "'5:large'"),
+        ("lab bench balance --change 5:large:0", 1, "'5:large:0'"),
+        (PREDICTORS + "--trace missing.csv", 1, "missing.csv"),
+        (PREDICTORS + "--trace trace.csv", 1, "trace.csv, line 3: cpu '3': must be a number from 0 to 1"),
+        (PREDICTORS + "--first-fit 5", 2, "'--first-fit': 5 is not in the range x>=20"),
+        (PREDICTORS + "--refit-every 0", 2, "'--refit-every': 0 is not in the range x>=1"),
+        (PREDICTORS + "--warm-up 2000 --no-timing", 1, "warm-up 2000: no speed is left to count"),
+        (PREDICTORS + "--timing-workers 1,many", 1, "timing-workers '1,many': give whole numbers from 1"),
+        (PREDICTORS + "--timing-workers 0", 1, "timing-workers '0': give whole numbers from 1"),
+        (CONTENTION + "--schemes best", 1, "no scheme 'best'"),
+        (CONTENTION + "--shares 0.3,x", 1, "shares '0.3,x'"),
+        (CONTENTION + "--batch-size 1000000", 1, "batch size 1000000: svm has"),
+        (CONTENTION + "--contended 0,7", 1, "a task for worker 7, but there are 2 workers"),
+        (CONTENTION + "--contended a", 1, "contended 'a'"),
+        (CONTENTION + "--phases 9 3", 1, "phases of 9 to 3"),
+        (CONTENTION + "--first-fit 5", 2, "'--first-fit': 5 is not in the range x>=20"),
+        (CONTENTION + "--settle 299", 1, "settle 299: must leave at least two of 300 iterations"),
+        ("lab experiment fig6 --workloads digits,best --out out", 1, "no workload 'best'"),
+        ("lab experiment fig6 --schemes flexrr --out out", 1, "no scheme 'flexrr'"),
+        (FIG6 + "--target cifarnet=0.5", 1, "no workload 'cifarnet' here"),
+        (FIG6 + "--target 2", 1, "--target '2'"),
+        (FIG6 + "--seeds 1,1", 1, "seeds 1, 1"),
+        (FIG6 + "--seeds a", 1, "seeds 'a': give whole numbers from 0"),
+        (FIG6 + "--batch-size 2000", 1, "batch size 2000: digits has 1437"),
+        (FIG6 + "--batch-size 3", 1, "batch size 3: must be at least one for"),
+        ("lab experiment fig7 --report notes.txt --out out", 1, "notes.txt: not JSON"),
+        ("lab experiment fig7 --report /nowhere/fig6.json --out out", 1, "No such file"),
+        (FIG8 + "--cut-worker 4", 1, "cut of worker 4: there are 4 workers"),
+        (FIG8 + "--iterations 40 --cut-at 39", 1, "cut at iteration 39"),
+        (FIG8 + "--batch-size 2000", 1, "batch size 2000: digits has 1437"),
+        (NORMALISED + "--batches 8,1", 1, "batches (8, 1): batch normalisation takes two samples or more"),
+        (NORMALISED + "--halved 64,2", 1, "halved (64, 2): batch normalisation takes halves of two or more"),
+        (NORMALISED + "--train cifar10:x", 1, "batch-norm: only for digits and MNIST; CifarNet has none"),
+        ("lab experiment noise --draws 2 --train colours", 1, "Unknown data set 'colours'"),
+        ("lab experiment paper --out out --only fig5", 1, "no experiment 'fig5'; there are fig6, fig8"),
+        (
+            "lab experiment paper --out out --set 'fig5:--workers 3'",
+            1,
+            "no experiment 'fig5'; there are fig6, fig8",
+        ),
+        ("lab experiment batch-sizes --data nowhere", 1, "nowhere"),
+        ("lab experiment batch-sizes --data notes.txt", 1, "notes.txt, line 1: no column 'benchmark'"),
+        ("lab experiment forecast --data nowhere", 1, "nowhere"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(tmp_path, monkeypatch, line, status, said):
+    """The line names what was given and what is allowed, without a traceback, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    result = CliRunner().invoke(cli, shlex.split(line), env={"COLUMNS": "200"})
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == status
+    assert said in " ".join(result.output.split())
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert found - ({"out"} if " fig" in line else set()) == set(FILES)
