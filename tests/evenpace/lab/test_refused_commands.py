@@ -40,7 +40,11 @@ FILES = {
         ("lab trace live --manager nowhere --out out.csv", 1, "address 'nowhere'"),
         ("lab planted --only xyz", 1, "only 'xyz': no finding's symptom contains it"),
         ("lab planted --checkout .", 1, "give a working tree of git"),
-        ("lab simulate --workload x --traces . --policy random", 2, "'random' is not one of"),
+        (
+            "lab simulate --workload x --traces . --policy random",
+            2,
+            "'random' is not one of 'tiresias', 'optimus', 'pollux', ",
+        ),
         ("lab bench recovery --with all-reduce --shards 2", 2, "--shards: has no meaning with all-reduce"),
         ("lab bench recovery --batch-size 24", 2, "--batch-size: has no meaning with parameter-server"),
         (

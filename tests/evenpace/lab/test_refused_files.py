@@ -81,7 +81,11 @@ capacity_of = partial(read_capacity, nodes=("gpu-0", "gpu-1"))
         (schedule_of, SCHEDULE + "0,0,1,1,1", ", line 2: memory 1.0: must be at least 0 and below 1"),
         (schedule_of, SCHEDULE + "0,0,1", ", line 2"),
         (schedule_of, "a,b\n1,2\n", "needed are worker, start, end, cpu, memory"),
-        (read_step_times, "model,gpu,batch_size\nm,a,1\n", "step_time_s or examples_per_s"),
+        (
+            read_step_times,
+            "model,gpu,batch_size\nm,a,1\n",
+            "step_time_s or examples_per_s, but has model, gpu, batch_size",
+        ),
         (read_step_times, "", "has none"),
         (read_step_times, STEPS + "m,a,0,1\n", "line 2: batch_size '0'"),
         (
