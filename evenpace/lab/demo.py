@@ -59,7 +59,6 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
         # Each run has a manager, and so a page, of its own; a browser that stays open follows both.
         config = replace(config, http=free_page_address(config.http))
         console.print(f"Live page, while the demo runs: http://{config.http}/", soft_wrap=True)
-    os.nice(10)  # watching must not slow down what is watched
     training = Training("digits", ("--data", config.data, "--seed", str(config.seed)))
     evaluator = Evaluator(training)
     data = config.data.partition(":")[0]
@@ -67,6 +66,7 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
         raise InvalidRequestError(
             f"batch size {config.total_batch_size}: {data} has {evaluator.samples} training images"
         )
+    os.nice(10)  # watching must not slow down what is watched
     per_epoch = -(-evaluator.samples // config.total_batch_size)
     epochs = config.epochs or max(1, _ITERATIONS // per_epoch)
     kind, kind_name = _choose_limit(config.limit_kind)
