@@ -9,8 +9,8 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 OWN_BASE := evenpace-base:bookworm
 BASE_IMAGE ?= $(shell docker image inspect $(OWN_BASE) >/dev/null 2>&1 && echo $(OWN_BASE) || echo python:3.11-slim)
 
-# Two processes for each core share the tests, many of which wait; JOBS names another number.
-JOBS ?= $(shell expr 2 \* $$(nproc))
+# As many processes as there are cores share the tests, and four at least, since many wait; JOBS names another number.
+JOBS ?= $(shell cores=$$(nproc); echo $$((cores > 4 ? cores : 4)))
 PYTEST = $(BIN)/pytest -n $(JOBS)
 
 FUZZ_RUNS ?= 1000000

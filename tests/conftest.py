@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.internal.constants_ast import Constants
+from hypothesis.strategies import integers
 from xdist.scheduler import LoadScopeScheduling
 
 from evenpace.lab.network import NetworkError, WorkerNetwork
@@ -24,6 +25,7 @@ from tests.services import MemberWorker, ShardWorker, manager_service, serving, 
 
 # How long an example takes to draw and to try is the machine's affair, and no finding. The same examples are
 # drawn each time, lest a change fail by what another one has brought; `make fuzz` draws others.
+CI_EXAMPLES = 100
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
 settings.register_profile("evenpace", settings.get_profile("ci"), max_examples=30)
@@ -31,6 +33,8 @@ settings.register_profile(
     "search", settings.get_profile("ci"), derandomize=False, print_blob=True, max_examples=10_000
 )
 settings.load_profile("evenpace")
+_USED_SETTINGS = "_hypothesis_internal_use_settings"  # the attribute of a test
+assert hasattr(settings()(given(integers())(lambda number: None)), _USED_SETTINGS)
 # Hypothesis takes some numbers from the source of our modules, as far as they happen to be imported, which
 # depends on the tests that the same process has run before.
 assert isinstance(HypothesisProvider._local_constants, functools.cached_property)
@@ -205,8 +209,15 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the tests that take long, lest one process be left alone with them in the end."""
+    """Begin with the tests that take long, lest one process be left alone with them in the end.
+
+    The numbers of examples that tests name are those of CI: other profiles try fewer.
+    """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    usual = settings.default.max_examples
+    for function in {getattr(item, "function", None) for item in items} if usual < CI_EXAMPLES else ():
+        if (own := getattr(function, _USED_SETTINGS, None)) is not None and own.max_examples > usual:
+            setattr(function, _USED_SETTINGS, settings(own, max_examples=usual))
 
 
 class _Scheduling(LoadScopeScheduling):

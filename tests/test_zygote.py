@@ -46,6 +46,19 @@ def test_what_is_forked_is_a_child_of_its_own(tmp_path, number, status):
         assert popen.wait(240) == status
 
 
+@pytest.mark.parametrize("options", [(), ("--log-format", "console", "--log-level", "info")])
+def test_a_command_may_have_a_zygote_of_its_own(tmp_path, options):
+    """It has imported what that has, and nothing of the other, whatever options come before the command."""
+    (tmp_path / "told.py").write_text(
+        "import sys; print('tests.zygote' in sys.modules, 'torch' in sys.modules)"
+    )
+    worker = [*COMMAND, *options, "worker", "--manager", "127.0.0.1:1", str(tmp_path / "told.py")]
+    told = [subprocess.run(worker, capture_output=True, text=True, check=True).stdout]
+    with zygote.installed(("evenpace.launch",), "worker"):
+        told.append(subprocess.run(worker, capture_output=True, text=True, check=True).stdout)
+    assert told == ["True True\n", "True False\n"]
+
+
 @pytest.mark.parametrize("settings", [{}, {"PYTHONOPTIMIZE": "1"}])
 def test_a_process_has_the_environment_that_it_was_to_have(tmp_path, settings):
     """Variables that a starting interpreter reads have it executed; others reach what is forked."""

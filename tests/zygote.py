@@ -184,7 +184,7 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
         environment = dict(os.environ if given["env"] is None else given["env"])
         command = _command(args) if _is_plain(given) else None
         network, arguments = command or (None, [])
-        zygote = self.zygotes.get(next(iter(arguments[1:2]), None), self.zygotes[None])
+        zygote = next((its for name, its in self.zygotes.items() if name in arguments), self.zygotes[None])
         if command is None or settings(environment) != zygote.settings:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
