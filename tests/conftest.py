@@ -22,11 +22,17 @@ from evenpace.lab.workloads import generated
 from rpc.address import Address
 from tests import ROOT, zygote
 from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service
+from tests.state_machines import CI_EXAMPLES
 
 # How long an example takes to draw and to try is the machine's affair, and no finding. The same examples are
 # drawn each time, lest a change fail by what another one has brought; `make fuzz` draws others.
-CI_EXAMPLES = 100
-settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    max_examples=CI_EXAMPLES,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
 settings.register_profile("evenpace", settings.get_profile("ci"), max_examples=30)
 settings.register_profile(

@@ -2,11 +2,13 @@
 
 from hypothesis import settings
 
+CI_EXAMPLES = 100  # of CI's profile, which tries as many as tests name; others try fewer
+
 
 def driven(examples, steps):
     """Settings for so many examples, of at most so many steps; fewer or more where the profile wants that."""
     usual = settings.default.max_examples
-    most = max(examples, usual) if usual >= 100 else examples * usual // 250
+    most = max(examples, usual) if usual >= CI_EXAMPLES else examples * usual // 250
     return settings(max_examples=most, stateful_step_count=steps)
 
 

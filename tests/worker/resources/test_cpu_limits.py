@@ -383,10 +383,10 @@ def test_a_duty_cycler_ends_with_its_parent(start):
     ("pid", "share", "kind", "said"),
     [
         (None, 0, "auto", r"share is 0; .* above 0 and at most \d+"),
-        (None, -0.5, "auto", r"share is -0\.5; .* above 0"),
-        (None, float("nan"), "auto", "share is nan; .* above 0"),
-        (None, float("inf"), "auto", r"share is inf; .* at most \d+"),
-        (None, 1e6, "auto", r"share is 1000000\.0; .* at most \d+"),
+        (None, -0.5, "auto", r"share is -0\.5; .* above 0 and at most \d+"),
+        (None, float("nan"), "auto", r"share is nan; .* above 0 and at most \d+"),
+        (None, float("inf"), "auto", r"share is inf; .* above 0 and at most \d+"),
+        (None, 1e6, "auto", r"share is 1000000\.0; .* above 0 and at most \d+"),
         (0, 0.5, "auto", "pid is 0"),  # kill() takes these for groups of processes
         (-1, 0.5, "auto", "pid is -1"),
         (None, 0.5, "quota", r'kind is "?.quota.*"duty-cycle"'),
