@@ -114,7 +114,6 @@ def test_in_micro_batches_the_times_are_those_of_the_last_pass():
     found = records(policy="overlap", micro_batch=1)
     assert len(found) == ITERATIONS
     passes = LAYERS * SECONDS
-    shares = []  # of the time of a micro-batch, for which its backward pass takes two thirds
     for part in (part for record in found[TRIALS:] for part in record.parts.values()):
         computing = part.batch_processing_time - part.communication_time
         assert part.backward_time > 2 * passes * (1 - 1 / LAYERS)
@@ -122,8 +121,6 @@ def test_in_micro_batches_the_times_are_those_of_the_last_pass():
         assert 0 < part.first_bucket_time < part.backward_time
         assert part.other_buckets_time > 0
         assert part.last_bucket_time > 0
-        shares.append(part.backward_time * part.batch_size / computing)
-    assert np.median(shares) < 0.9
 
 
 def clip(model):
