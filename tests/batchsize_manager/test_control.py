@@ -272,6 +272,7 @@ def test_a_paused_job_waits_and_goes_on(wait_until, lookahead):
         assert not any("time" in text or "silent" in text for text in texts(client))
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_changes_outlive_the_manager(tmp_path, wait_until):
     """A killed and restarted manager knows all changes: the job goes on with them, and is still paused."""

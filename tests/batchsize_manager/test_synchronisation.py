@@ -470,7 +470,9 @@ def test_a_deterministic_shard_takes_bsp_only():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sync", "optimizer"), [("asp", "sgd"), ("ssp", "adam")])
+@pytest.mark.parametrize(
+    ("sync", "optimizer"), [pytest.param("asp", "sgd", marks=pytest.mark.ci), ("ssp", "adam")]
+)
 def test_one_asynchronous_worker_equals_training_alone(tmp_path, wait_until, sync, optimizer):
     """One worker in these modes is plain training, schedule included, to rounding."""
     with LocalCluster(tmp_path, sync=sync, shards=2) as services:

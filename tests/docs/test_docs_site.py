@@ -39,6 +39,7 @@ def text(page):
     return unescape(re.sub(r"<[^>]+>", "", page.read_text()))
 
 
+@pytest.mark.ci
 def test_nothing_is_fetched_from_elsewhere(site):
     """No page names a script, style, font or picture of another host."""
     for page in site.rglob("*.html"):

@@ -86,6 +86,7 @@ def test_what_is_not_asked_for_is_not_imported(modules, library):
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.ci
 def test_a_shard_has_imported_all_that_jobs_need_when_it_begins_to_serve():
     """An import of seconds at a job's opening would hold up whoever else speaks to the shard."""
     done = python("-c", FIRST_JOB, cwd=ROOT)

@@ -418,6 +418,7 @@ def test_a_look_at_partitions_leaves_no_trace(partitions):
     assert service.jobs == {}
 
 
+@pytest.mark.ci
 def test_a_cluster_of_which_a_service_is_away(partitions):
     """The command calls the DataPartitionManager that it is given; an unreachable one is a problem."""
     with socket.socket() as bound:

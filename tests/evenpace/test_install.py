@@ -41,8 +41,7 @@ def test_a_framework_needs_its_extra_alone(framework):
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("command", [("status", "default"), ("top", "--once", "default")])
-def test_a_job_is_watched_without_a_framework(command, tmp_path):
+def test_a_job_is_watched_without_a_framework(tmp_path):
     """With the extra for watching alone, a job with records is shown, its slowest worker included."""
     with serving(manager_service()) as manager, serving(shard_service()) as shard:
         trained = run_light(
@@ -50,9 +49,10 @@ def test_a_job_is_watched_without_a_framework(command, tmp_path):
             *(Path(train_least_squares.__file__), "--iterations", 30, "--out", tmp_path / "parameters.npy"),
         )
         assert trained.returncode == 0, trained.stderr
-        shown = run_light("watch", "evenpace", *command, "--manager", manager)
-    assert shown.returncode == 0, shown.stderr
-    assert "w1" in shown.stdout
+        for command in (("status", "default"), ("top", "--once", "default")):
+            shown = run_light("watch", "evenpace", *command, "--manager", manager)
+            assert shown.returncode == 0, shown.stderr
+            assert "w1" in shown.stdout
 
 
 def test_the_page_is_served_without_a_framework(tmp_path):

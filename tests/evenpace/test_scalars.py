@@ -282,6 +282,7 @@ def test_loggers_like_weights_and_biases():
         evenpace.scalars.Logger(object())
 
 
+@pytest.mark.ci
 def test_without_tensorboard(tmp_path):
     """The error says what to install where TensorBoard is missing."""
     (tmp_path / "tensorboard.py").write_text("raise ImportError('no tensorboard here')\n")

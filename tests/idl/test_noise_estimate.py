@@ -92,6 +92,7 @@ def of_pairs(problem, sizes):
 CHANGING = [[8, 16, 32, 200], [4, 8, 16, 100], [64, 64, 128], [16] * 24, [1, 3, 4]] * 20
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("splits", [[[8, 16, 32, 200]] * 100, [[40, 2]] * 30, CHANGING])
 def test_two_standard_errors_hold_the_truth(splits, ratio):
@@ -194,6 +195,7 @@ def held(shares):
     return np.mean((low < 1) & (high > 1)), np.median(high - low)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("problem", "before", "after"),
     [

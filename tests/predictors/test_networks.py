@@ -129,6 +129,7 @@ def test_young_workers_borrow_until_there_is_enough():
     assert np.isfinite(predictor.predict()).all()
 
 
+@pytest.mark.ci
 def test_fits_leave_the_process_as_it_was():
     """A fit changes neither NumPy's nor PyTorch's random state, nor PyTorch's threads."""
     import torch

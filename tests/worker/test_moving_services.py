@@ -229,6 +229,7 @@ def test_a_worker_that_thaws_after_it_was_replaced_ends(tmp_path, wait_until, no
     assert sum(e.startswith("w1 joined") for e in observer.events) == 2
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_worker_that_thaws_before_its_name_is_given_away_keeps_it(tmp_path, wait_until):
     """The one that was to replace it is refused with the reason; started again after a removal, it wins."""

@@ -128,7 +128,7 @@ def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_unti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("lookahead", [pytest.param(0, marks=pytest.mark.ci), 2])
 def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead):
     """With lookahead or without, the last worker ends with the parameters of one process."""
     with (
@@ -141,7 +141,7 @@ def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["10:push:1", "10:report:0"])
+@pytest.mark.parametrize("point", ["10:push:1", pytest.param("10:report:0", marks=pytest.mark.ci)])
 def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
     """The others do a frozen worker's part; thawed, it continues with them, and nothing counts twice.
 

@@ -84,6 +84,7 @@ def test_plans_made_ahead_stand_when_the_size_changes():
     assert run.job.attempts.number == 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_size_comes_near_the_best_goodput(policy):
     """With any policy, whose own time curves count, or else those that are fitted beside it."""

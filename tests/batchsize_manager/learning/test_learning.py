@@ -60,6 +60,7 @@ def test_what_was_learned_is_used_kept_and_used_again(tmp_path, wait_until):
         worker.client.close()
 
 
+@pytest.mark.ci
 def test_rounds_go_on_while_the_training_set_is_built(tmp_path, monkeypatch, wait_until):
     """The training set is built in the trainer's process; in the manager's, rounds would wait here."""
     rounds_are_over = threading.Event()

@@ -72,6 +72,7 @@ class Workers:
                 self.job.report(name, name, Report(part.iteration, seconds), self.now)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("by", ["restarts of the job from its checkpoint", "restarts of single workers"])
 @pytest.mark.parametrize(
     ("policy", "learned"), [("learned", {"learned"}), ("proportional", {"ema"})], ids=["curves", "averages"]

@@ -140,6 +140,7 @@ def test_near_the_best_after_two_splits_and_predicted_within_three_percent(trans
         assert figures["prediction_error"] <= 0.03
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("by_server", [False, True])
 def test_the_best_in_micro_batches_of_which_each_worker_has_few(by_server):
     """The last backward pass is as long for any number of them, so that syncStart grows faster than they.
@@ -182,6 +183,7 @@ def test_near_the_best_in_fewer_splits_where_links_are_slow():
         assert splits["overlap"] < splits["learned"]
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=20, derandomize=True)  # the noise makes it a matter of luck
 @given(
     st.lists(

@@ -178,7 +178,11 @@ np.save(out, session.exchange.parameters)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "how", "said"),
-    [(2, "error", "ended with status 1"), (2, "killed", "was killed by SIGKILL"), (1, "error", "ended with")],
+    [
+        pytest.param(2, "error", "ended with status 1", marks=pytest.mark.ci),
+        (2, "killed", "was killed by SIGKILL"),
+        pytest.param(1, "error", "ended with", marks=pytest.mark.ci),
+    ],
 )
 def test_a_worker_that_fails_is_started_again(tmp_path, workers, how, said):
     """Each time a line says so, and the job ends with the parameters of one process."""

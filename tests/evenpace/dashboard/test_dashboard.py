@@ -378,6 +378,7 @@ def test_the_demo_has_a_page(tmp_path, wait_until):
             process.terminate()
 
 
+@pytest.mark.ci
 def test_a_demo_without_a_page_says_nothing_of_one(tmp_path):
     """The option --no-http prints no address; one that other machines could reach is refused."""
     options = ("demo", "--out", str(tmp_path), "--batch-size", "5000")

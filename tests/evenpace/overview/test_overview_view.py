@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from batchsize_manager.policies.learned import Learned
 from evenpace.lab.traces import read_usage, response
-from evenpace.overview import phrases
+from evenpace.overview import phrases, thinned_rows
 from evenpace.overview.job_view import JobView
 from evenpace.overview.statistics import others_median, quantile
 from evenpace.overview.stragglers import balanced
 from tests import SHARED_DATA
 from tests.evenpace.overview.played import OVERHEAD, iteration, play
 
-TIMES = 0.001 * np.exp(0.1 * np.random.default_rng(7).standard_normal((5500, 4)))
+TIMES = 0.001 * np.exp(0.1 * np.random.default_rng(7).standard_normal((2500, 4)))
 """Seconds per sample of the slowest of four workers, with noise, (iterations, workers)."""
 
 MACHINES = SHARED_DATA / "google-vm-usage" / "vm_usage.csv.gz"
@@ -205,7 +205,7 @@ def test_sums_and_rates_of_a_job_worked_out_by_hand():
 
 def test_who_looks_and_when_changes_no_sum():
     """A viewer who looks now and then has the same time saved as a report afterwards, to the last digit."""
-    played = play(Learned(0.0), 4, 240, 5500, lambda i, k, count: TIMES[k, i] * (8 + count) / (1 + i))
+    played = play(Learned(0.0), 4, 240, 2500, lambda i, k, count: TIMES[k, i] * (8 + count) / (1 + i))
     at_once, live = viewed(played), JobView()
     for first in range(0, len(played), 37):
         live.add(played[first : first + 37])
@@ -247,21 +247,22 @@ def test_memory_is_bounded_where_many_come_and_go():
     assert len(view.figures().workers) == 109
 
 
-def test_a_long_job_is_thinned_and_its_sums_are_exact():
-    """At most 20,000 of 25,000 iterations are kept, all the last ones among them; sums are over all."""
-    view = viewed(iteration(k, [k % 7 + 1, 3], [0.5, 0.25]) for k in range(25_000))
+def test_a_long_job_is_thinned_and_its_sums_are_exact(monkeypatch):
+    """Where at most 4,000 of 5,000 iterations are kept, all the last ones are; sums are over all."""
+    monkeypatch.setattr(thinned_rows, "MOST", 4000)
+    view = viewed(iteration(k, [k % 7 + 1, 3], [0.5, 0.25]) for k in range(5000))
     figures = view.figures()
-    assert figures.iterations == 25_000
-    assert figures.samples == sum(k % 7 + 4 for k in range(25_000))
-    assert figures.seconds == pytest.approx(25_000 * (0.5 + OVERHEAD), rel=1e-9)
-    assert len(view._rows.rows) <= 20_000
+    assert figures.iterations == 5000
+    assert figures.samples == sum(k % 7 + 4 for k in range(5000))
+    assert figures.seconds == pytest.approx(5000 * (0.5 + OVERHEAD), rel=1e-9)
+    assert len(view._rows.rows) <= 4000
     everything = view.timeline(points=10**6).iterations
-    assert everything[-2000:] == list(range(23_000, 25_000))
+    assert everything[-2000:] == list(range(3000, 5000))
     assert everything == sorted(set(everything))
     short = view.timeline()
     assert 150 <= len(short.iterations) <= 300
-    assert short.iterations[-1] == 24_999
-    assert view.timeline(last=10).iterations == list(range(24_990, 25_000))
+    assert short.iterations[-1] == 4999
+    assert view.timeline(last=10).iterations == list(range(4990, 5000))
 
 
 def test_points_stay_where_they_are_while_a_job_goes_on():

@@ -54,6 +54,7 @@ def page_of(state, run="digits"):
     return read_page(out), json.loads(numbers.read_text(), parse_constant=pytest.fail)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("iterations", [3, 80])
 def test_figures_have_the_bounds_of_the_headline(tmp_path, iterations):
     """What is known of speed-up and time saved stands beside their values, as in the headline."""
@@ -137,6 +138,7 @@ def labelled(page, words):
     return [label for label in page.values("aria-label") if label and words in label]
 
 
+@pytest.mark.ci
 def test_the_page_has_efficiency_and_goodput_of_batches_that_have_grown(tmp_path):
     """Plots have them over the iterations, and figures of late."""
     grown = records(3, 300, total_of=lambda number: 3 * EVEN if number < 150 else 12 * EVEN)
@@ -167,6 +169,7 @@ def test_plots_of_sizes_are_left_out_where_they_would_say_nothing(tmp_path, grow
     assert ("Goodput" in page.text) == noisy
 
 
+@pytest.mark.ci
 def test_hundreds_of_changes_of_the_batchs_size_are_not_listed(tmp_path):
     """They are counted and drawn; in their place among the events is one line, and JSON has them all."""
     sizes = [180 + 10 * step for step in range(201)]
@@ -218,6 +221,7 @@ def test_hidden_transfers_are_in_the_report_where_they_were_measured(tmp_path, m
         assert told == [["50%", "communication"]] * 2 + [["75%", "computing"]]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1, 30), (2, 1), (11, 5), (1000, 6)])
 def test_any_size_of_run_has_a_page(tmp_path, workers, iterations):
     """The page is whole and small for one worker, one iteration, or more workers than are drawn."""
@@ -228,6 +232,7 @@ def test_any_size_of_run_has_a_page(tmp_path, workers, iterations):
     assert len(rows) == min(workers, 200)
 
 
+@pytest.mark.ci
 def test_long_runs_are_thinned(tmp_path):
     """A page of thousands of iterations is no larger than one of hundreds, and its lines have no gaps."""
     _, numbers = page_of(write_run(tmp_path, records(2, 4000)))
@@ -256,6 +261,7 @@ def test_names_are_escaped(tmp_path):
     assert job in page.text
 
 
+@pytest.mark.ci
 def test_a_run_is_named_by_its_job_or_by_its_id(tmp_path, monkeypatch):
     """A job's name means its last run; the first characters of an id are enough if unambiguous."""
     monkeypatch.chdir(tmp_path)
@@ -371,6 +377,7 @@ def test_a_manager_that_runs_is_asked(tmp_path):
     assert stored["timeline"]["durations"] == pytest.approx(live["timeline"]["durations"])
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_training_is_reported_while_it_goes_on_and_after(tmp_path, wait_until):
     """The state of a live manager with real workers gives a part of the run, and at the end all of it."""
@@ -443,6 +450,7 @@ def test_an_epochs_last_batch_is_no_change_of_size():
     assert tally.resizes == 1
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("iterations", [1, 499, 500, 501, 3000])
 def test_every_point_of_a_timeline_is_kept(iterations):
     """The workers' lines have a point wherever the job's timeline has one."""

@@ -72,6 +72,7 @@ def noisy(folder, *scales):
     return make_two(folder)
 
 
+@pytest.mark.ci
 def test_the_table_has_the_gradient_noise_of_both_runs(tmp_path):
     """A run's row has its noise scale, and the work of twice its batch as a factor or a range."""
     two = noisy(tmp_path, 1.0 * 3 * EVEN, 3.0 * 3 * EVEN)
@@ -83,6 +84,7 @@ def test_the_table_has_the_gradient_noise_of_both_runs(tmp_path):
     assert two.first.work_of_twice != two.second.work_of_twice
 
 
+@pytest.mark.ci
 def test_a_noise_that_is_known_of_one_run_leaves_a_dash_for_the_other(tmp_path):
     """The columns are there as soon as either run has a known noise scale."""
     two = noisy(tmp_path, None, 1.0 * 3 * EVEN)
@@ -91,6 +93,7 @@ def test_a_noise_that_is_known_of_one_run_leaves_a_dash_for_the_other(tmp_path):
     assert page.row("Balanced")[5] == f"{two.second.report.figures.noise_scale:.3g}"
 
 
+@pytest.mark.ci
 def test_runs_without_known_noise_have_no_columns_of_it(tmp_path):
     """Neither the table nor the note below it names the noise, even if it was measured but is unknown."""
     two = noisy(tmp_path, None, 1e6)
@@ -108,6 +111,7 @@ def test_every_figure_has_words(tmp_path):
     assert any(f"worker-3 {last:.0f}" in label for label in labels)
 
 
+@pytest.mark.ci
 def test_the_page_follows_dark_mode(tmp_path):
     """The figures take the text's colour, which the style sheet turns light in the dark."""
     render(make_two(write_two(tmp_path)), tmp_path)

@@ -130,6 +130,7 @@ def test_no_job_gains_from_devices_that_are_left_free(at):
                 assert fitness(at, other) <= least * (1 + 1e-6)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("power", "clusters"), [(-1.0, 15), (0.0, 8), (1.0, 8)])
 def test_allocations_are_close_to_the_best_of_all(power, clusters):
     """Of small clusters drawn at random, none is more than 2% less fit than the best allocation."""

@@ -210,6 +210,7 @@ def test_without_buckets_nothing_arrives_before_the_step():
     torch.testing.assert_close(parameters, train_alone(leave), rtol=0, atol=1e-12)
 
 
+@pytest.mark.ci
 def test_a_script_that_fails_between_backward_pass_and_step_ends(tmp_path):
     """A push that waits for the rest of its gradient does not keep the process from ending."""
     script = tmp_path / "train.py"

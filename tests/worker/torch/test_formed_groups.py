@@ -252,7 +252,7 @@ def test_buckets_that_are_formed_anew_are_no_sign_of_a_nan(tmp_path, wait_until)
         assert "NaN" not in run.log("a")
 
 
-@pytest.mark.parametrize("options", [(), ("--lookahead", "1")])
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.ci), ("--lookahead", "1")])
 def test_workers_join_and_are_drained(tmp_path, wait_until, options):
     """Nobody is restarted; schedulers, options and what else the script has reach who joins."""
     with (
@@ -263,6 +263,7 @@ def test_workers_join_and_are_drained(tmp_path, wait_until, options):
         check_join_and_drain(run, client)
 
 
+@pytest.mark.ci
 def test_micro_batches_with_exact_sums_give_the_same_bits(tmp_path, wait_until):
     """Through a join, a death and a drain they are those of one worker, also with batch normalisation."""
     with (
@@ -304,6 +305,7 @@ def test_a_job_outlives_its_manager(tmp_path, wait_until):
         assert {line[0] for line in run.seen("a")} == {1, 2}
 
 
+@pytest.mark.ci
 def test_another_model_is_refused_alone(tmp_path, wait_until):
     """Who joins with another model ends with an error that names the difference; the others go on."""
     with (
@@ -407,6 +409,7 @@ def test_a_launcher_starts_a_killed_worker_again(tmp_path, wait_until):
         assert run.seen("b")[-1][0] > run.seen("b")[0][0]
 
 
+@pytest.mark.ci
 def test_a_worker_is_frozen_and_thaws(tmp_path, wait_until):
     """It is passed over after the manager's silence, and takes the others' state when it is back."""
     options = ("--workers", "3", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
@@ -451,6 +454,7 @@ def test_a_group_breaks_while_packets_are_lost_within_it(tmp_path, wait_until, n
         check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
 
 
+@pytest.mark.ci
 def test_a_newcomer_is_killed_on_its_way_to_the_group(tmp_path, wait_until):
     """The others wait while it goes through the epochs that it has missed, and no longer than it lives."""
     with (
@@ -470,6 +474,7 @@ def test_a_newcomer_is_killed_on_its_way_to_the_group(tmp_path, wait_until):
         assert {line[0] for line in run.seen("a")} == {1, 3}
 
 
+@pytest.mark.ci
 def test_a_newcomer_goes_on_from_the_state_that_it_was_given_last(tmp_path, wait_until):
     """Whoever sent it dies before the newcomer's first step, so that nobody else has it."""
     go = tmp_path / "go"

@@ -162,6 +162,7 @@ def test_deaths_while_shards_are_put_together_lose_none(tmp_path, wait_until):
         check_equal_to_one_process(ended[0], SEEDS[by_rank[0]], iterations)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_others_end_when_all_copies_of_a_shard_are_gone(tmp_path, wait_until):
     """A line says what to do."""

@@ -160,6 +160,7 @@ def test_one_rank_compares_its_gradients_in_pairs(tmp_path, wait_until, adam):
         )
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--micro-batch", "3"]])
 def test_with_adam_one_worker_preconditions_pairs_of_its_gradients(tmp_path, wait_until, arguments):

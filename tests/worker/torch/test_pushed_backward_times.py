@@ -77,6 +77,7 @@ def median(found, name, field):
     return np.median([getattr(record.parts[name], field) for record in found])
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_slow_link_is_busy_while_the_backward_pass_computes():
     """What the pass does not hide of the four times is communication time; a fast link takes less of all."""
@@ -108,6 +109,7 @@ def test_a_slow_link_is_busy_while_the_backward_pass_computes():
     assert computing["slow"] < 1.5 * computing["fast"]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_in_micro_batches_the_times_are_those_of_the_last_pass():
     """What comes before it grows with their number, which is that of the samples; the policy goes by them."""

@@ -194,6 +194,7 @@ def test_measured_curves_can_be_played(path):
 # -- the goals
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("model", ["bert", "cifar10", "imagenet"])
 def test_learned_is_close_soon_and_stays_there_on_measured_gpus(model):
     """Five GPUs, 3% noise: close in few iterations, again after a halving, and 1.05 of the best overall."""

@@ -261,6 +261,7 @@ def test_the_command_agrees_with_an_independent_computation(tmp_path):
         assert f"{closed:.0%}" in result.output
 
 
+@pytest.mark.ci
 def test_learners_appear_with_their_fits_and_times(tmp_path, learner, failing):
     """All predictors are compared on a made trace, with fits, times and a picture."""
     out, picture = tmp_path / "figures.json", tmp_path / "picture.png"
@@ -363,6 +364,7 @@ if __name__ == "__main__":  # which the process that learns is not
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_end_in_the_middle_of_a_fit_leaves_nothing_running(tmp_path, wait_until, number):
     """The process that learns ends with the benchmark, in whichever way that is stopped."""

@@ -12,6 +12,7 @@ from tests.evenpace.commands import invoke
 bench = partial(invoke, "lab", "bench", "ps", "--shards")
 
 
+@pytest.mark.release
 def test_two_shards_take_half_the_time_of_one(needs_network, tmp_path, wait_until):
     """Links are as fast as they are said to be, and all of them carry at once.
 

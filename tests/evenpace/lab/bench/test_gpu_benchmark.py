@@ -69,6 +69,7 @@ def test_all_parts_run(tmp_path):
     assert all(float(row["step_time_s"]) > 0 for row in rows)
 
 
+@pytest.mark.ci
 def test_what_is_not_installed_is_skipped(tmp_path):
     """Without the packages for services, parts that need none run, and the others say what is missing."""
     blocked = ("thriftpy2", "psutil", "uvloop", "click", "rich", "keras", "matplotlib", "statsmodels")
@@ -81,6 +82,7 @@ def test_what_is_not_installed_is_skipped(tmp_path):
         assert (results[name]["status"], results[name]["reason"]) == ("skipped", "no thriftpy2")
 
 
+@pytest.mark.ci
 def test_a_part_that_fails_does_not_lose_the_others(tmp_path):
     """Each part fails with a message on a missing device, and the exit status says that some failed."""
     code, results, done = run(tmp_path, "--device", "cuda:7", "--parts", "machine", "timing")

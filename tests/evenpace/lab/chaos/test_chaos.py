@@ -52,6 +52,7 @@ def test_each_kind_comes_in_the_first_half(seed, kinds, seconds):
     assert {fault.kind for fault in faults if fault.at < 0.51 * seconds} == set(kinds)
 
 
+@pytest.mark.ci
 def test_every_target_comes():
     """A run that is long enough has every target, and some faults at the same moment."""
     faults = list(schedule(1, list(KINDS), SITES, 5.0, 1800.0))
@@ -85,6 +86,7 @@ def test_a_black_hole_is_a_link_or_a_whole_service():
     assert targets("black-hole") == {*SITES.links, *(f"w0,w1,w2>{service}" for service in SERVICES)}
 
 
+@pytest.mark.ci
 def test_a_partition_is_between_some_workers_and_the_manager_or_all_shards():
     """A worker that has lost the manager can reach the shards, and the reverse."""
     some = [",".join(names) for count in (1, 2, 3) for names in itertools.combinations(WORKERS, count)]

@@ -114,6 +114,7 @@ def shard(tmp_path):
 FAULT = Fault(0, 0.0, "bit-flip", ("ps-0",), 0.0, 0.5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("harm", "noticed"),
     [(lambda path: flip_bit(path, 0.5), "version {version} cannot be read"), (remove, None)],

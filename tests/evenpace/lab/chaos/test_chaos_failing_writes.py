@@ -79,6 +79,7 @@ def test_writes_and_fsync_fail_until_the_end_of_the_fault(writes):
         process.stdin.close()
 
 
+@pytest.mark.ci
 def test_a_manager_that_starts_meanwhile_says_so(writes, tmp_path, wait_until):
     """It ends with an error that names file and reason, and starts when the disk is well again."""
     line = [sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"]

@@ -570,6 +570,7 @@ assert str(disk.path) in open("/proc/self/mounts").read()
     assert list((tmp_path / "disk").iterdir()) == []
 
 
+@pytest.mark.ci
 def test_a_run_that_cannot_begin_leaves_no_disk(tmp_path):
     """Where clocks cannot be made to jump, but must, the disks that were made before are removed."""
     code = """

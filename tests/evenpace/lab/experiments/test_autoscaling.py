@@ -146,6 +146,7 @@ def test_models_without_enough_epochs_are_refused(tmp_path):
     assert "no model has the 5 epochs that a forecast takes" in result.output
 
 
+@pytest.mark.release
 def test_real_jobs_gain_little_by_a_forecast(tmp_path):
     """By time and by cost, the forecast and the last size are within 5% of an oracle in every model."""
     if not TRACES.exists():

@@ -134,6 +134,7 @@ def batch_sizes(figures):
     return [[row[0] for row in rows] for rows in figures["workers"].values()]
 
 
+@pytest.mark.ci
 def test_the_managers_part_is_measured_beside_fits(tmp_path, monkeypatch):
     """Rounds go on while a fit runs, and the share is that of the mean round."""
     busy = []

@@ -120,6 +120,7 @@ def test_bad_folders_are_refused(name, text, message, tmp_path):
     assert message in result.output
 
 
+@pytest.mark.release
 def test_forecasts_of_real_noise(tmp_path):
     """The mean of both models has a smaller median error than the last value five epochs ahead.
 

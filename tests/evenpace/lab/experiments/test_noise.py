@@ -164,6 +164,7 @@ def normalised(folder, batches):
     return look["estimators"][OURS]
 
 
+@pytest.mark.ci
 def test_batch_normalisation_misleads_where_batches_are_uneven(tmp_path):
     """Statistics of few samples make the variance look larger, and the squared norm smaller, even negative.
 

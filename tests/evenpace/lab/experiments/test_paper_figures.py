@@ -77,6 +77,7 @@ def measured():
     }
 
 
+@pytest.mark.ci
 def test_every_figure_is_drawn_beside_what_the_paper_says(tmp_path):
     """Both numbers stand in one row, each figure is in the page, as SVG and as PNG; nothing is loaded."""
     outcomes = {name: ExperimentOutcome("command", figures) for name, figures in measured().items()}

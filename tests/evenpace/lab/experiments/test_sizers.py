@@ -10,6 +10,7 @@ from evenpace.lab.experiments.sizers import run
 from idl.errors import UnavailableError
 
 
+@pytest.mark.ci
 def test_each_sizer_trains_to_the_loss_with_its_sizes(tmp_path):
     """Batches of one size, and of sizes within the bounds; JSON has all epochs, and the picture is there."""
     config = SizersConfig(runs=("fixed:none", "goodput:adascale"), loss=0.3, batch_size=16, most=64)
@@ -30,6 +31,7 @@ def test_each_sizer_trains_to_the_loss_with_its_sizes(tmp_path):
     assert second["times_as_fast"] == pytest.approx(first["seconds"] / second["seconds"])
 
 
+@pytest.mark.ci
 def test_a_loss_that_is_not_reached_is_an_error():
     """It says how far the training came."""
     config = SizersConfig(runs=("fixed:none",), loss=1e-3, epochs=1)

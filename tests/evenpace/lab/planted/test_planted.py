@@ -138,6 +138,7 @@ def test_tests_that_take_too_long_decide_nothing(planted_in):
     assert (planted[0], planted[2]) == ("not decided", 1)
 
 
+@pytest.mark.ci
 def test_a_finding_is_found():
     """A mend of this checkout, taken out."""
     result = CliRunner().invoke(cli, ["lab", "planted", "--checkout", str(ROOT), "--only", "`StreamLoader`"])

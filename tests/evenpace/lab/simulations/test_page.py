@@ -83,6 +83,7 @@ def test_names_are_escaped(tmp_path):
     assert NASTY_NAME not in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.ci
 def test_several_workloads_have_a_section_each_and_a_mean(tmp_path):
     """Sections can be reached from the top of the page, where the means are."""
     write_page(tmp_path / "page.html", THREE, workloads=["mine/v.csv", "mine/w.csv"])
@@ -111,6 +112,7 @@ def test_the_charts_are_told_in_words(tmp_path):
         assert f"of {CLUSTER.devices}; {its.figures['utilisation']:.0%} over all" in told
 
 
+@pytest.mark.ci
 def test_a_page_is_the_same_each_time(tmp_path):
     """Nothing of the time or of an order of hashes is in it."""
     for name in ("one.html", "two.html"):

@@ -69,6 +69,7 @@ def test_means_equal_the_published_ones_to_the_digit(applications, policy, path)
     assert round(mean(path, policy, applications), 1) == published_mean(path, policy, conditions(policy))
 
 
+@pytest.mark.ci
 @with_data
 def test_pollux_is_near_the_published_mean(applications):
     """The published search is random, and varies by some percent; ours must be within five."""

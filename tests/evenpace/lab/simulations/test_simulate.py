@@ -120,6 +120,7 @@ def test_figures_are_shown_by_policy_and_workload(data):
         assert f"{result['figures']['mean_completion_s']:.1f}" in line
 
 
+@pytest.mark.ci
 def test_several_workloads_have_a_mean(data):
     """A folder stands for its files; below their tables is the one of the means over them."""
     (data / "workloads" / "v.csv").write_text(ARRIVALS.replace("70", "65"))
@@ -270,6 +271,7 @@ def test_a_simulation_of_something_else_is_run(data, other):
     assert len(results(data)) == 2
 
 
+@pytest.mark.ci
 def test_results_repeat(data):
     """The file is the same to the byte, however many simulations run at once."""
     policies = ("pollux", "optimus", "tiresias")
