@@ -2,8 +2,6 @@
 
 import contextlib
 import re
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +22,7 @@ from idl.plan import permutation
 from rpc import tokens
 from rpc.client import Client
 from rpc.server import Security
+from tests.evenpace.commands import evenpace
 from tests.scripts.train_least_squares import FEATURES, RATE, mean_gradient
 from tests.services import (
     MemberWorker,
@@ -644,14 +643,6 @@ def test_late_joiners_say_the_specification_that_the_job_began_with(wait_until):
 # -- on the command line
 
 
-def evenpace(*arguments):
-    """Run the command; return its status and its output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "evenpace", *arguments], capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout.strip(), done.stderr.strip()
-
-
 def test_the_command_line_changes_a_job(tmp_path):
     """Each command prints what was done; a mistake is one line, and status 1."""
     with serving(ManagerService(ManagerConfig(state=tmp_path))) as address:
@@ -672,9 +663,9 @@ def test_the_command_line_changes_a_job(tmp_path):
                 "the sizer from goodput to fixed, from iteration 1",
             ),
         ):
-            status, out, err = evenpace("job", *arguments, *there)
-            assert (status, err) == (0, "")
-            assert printed in out
+            done = evenpace("job", *arguments, *there)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert printed in done.stdout
         for arguments, error in (
             (("drain", "mine", "good"), "Error: worker 'good' cannot be drained: the others cannot take"),
             (("bounds", "mine", "x", "--minimum", "2"), "Error: there is no worker 'x' in this job"),
@@ -684,7 +675,7 @@ def test_the_command_line_changes_a_job(tmp_path):
                 "Error: batch_size 5: give the least and the most",
             ),
         ):
-            status, out, err = evenpace("job", *arguments, *there)
-            assert (status, out, len(err.splitlines())) == (1, "", 1)
-            assert err.startswith(error)
+            done = evenpace("job", *arguments, *there)
+            assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+            assert done.stderr.startswith(error)
         worker.client.close()

@@ -4,15 +4,14 @@ import json
 import math
 
 import pytest
-from click.testing import CliRunner
 
 from batchsize_manager.learning.profiles import Profile, Step
 from batchsize_manager.planning import recommend
 from batchsize_manager.planning_config import Task
-from evenpace.cli import cli
 from evenpace.lab.experiments.virtualflow import interpolation_errors, published_profile, run
 from evenpace.reports import files
 from tests import SHARED_DATA
+from tests.evenpace.commands import invoke
 
 PROFILES = SHARED_DATA / "gpu-throughput-profiles" / "throughput.csv"
 
@@ -55,7 +54,7 @@ def test_no_more_devices_are_planned_for_than_there_are_micro_batches(tmp_path):
     assert found.best.seconds == pytest.approx(0.032 + 0.001)
     files.write_json(FAST.content(), tmp_path / "fast.json")
     options = ["--total", "60", "--micro-batch", "32", "--profiles", str(tmp_path)]
-    result = CliRunner().invoke(cli, ["plan", *options, "V100=3"], env={"COLUMNS": "200"})
+    result = invoke("plan", *options, "V100=3", columns=200)
     assert "1 of the devices are left out: a batch of 2 micro-batches is too small for more" in result.output
 
 
@@ -147,7 +146,7 @@ def test_a_task_names_the_value_that_is_wrong(values, said):
 
 def plan(*arguments):
     """Run the command."""
-    return CliRunner().invoke(cli, ["plan", *map(str, arguments)], env={"COLUMNS": "120"})
+    return invoke("plan", *arguments, columns=120)
 
 
 @pytest.fixture
@@ -249,9 +248,7 @@ def test_published_profiles_give_gains_and_foresee_times(tmp_path):
     from evenpace.lab.bench.step_times import read_step_times
 
     out = tmp_path / "figures.json"
-    result = CliRunner().invoke(
-        cli, ["lab", "experiment", "virtualflow", "--curves", str(PROFILES), "--json", str(out)]
-    )
+    result = invoke("lab", "experiment", "virtualflow", "--curves", PROFILES, "--json", out)
     assert result.exit_code == 0, result.output
     figures = json.loads(out.read_text())
     rows = {(row["model"], row["set"][:2]): row for row in figures["models"]}

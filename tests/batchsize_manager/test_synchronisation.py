@@ -7,7 +7,6 @@ import uuid
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -16,7 +15,6 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import make_policy
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.bounds import Bounds
@@ -27,6 +25,7 @@ from idl.records import Report
 from idl.synchronisation import STALENESS, Synchronisation
 from idl.translation import read_synchronisation
 from rpc.client import Client
+from tests.evenpace.commands import invoke
 from tests.float64 import SCRIPT, start_to_freeze, train_alone, wait_for_end
 from tests.services import (
     Raw,
@@ -69,7 +68,7 @@ def test_combinations_without_sense_are_refused(arguments, said):
 
 def test_the_command_line_refuses_them_too():
     """`evenpace manager` ends with one line that names the error."""
-    result = CliRunner().invoke(cli, ["manager", "--sync", "asp", "--staleness", "3"])
+    result = invoke("manager", "--sync", "asp", "--staleness", "3")
     assert result.exit_code == 1
     assert "staleness 3: belongs to ssp, but the mode is asp" in result.output
 

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.experiments.containers import ContainerCluster, ContainerError, require_engine
 from tests.containers.engine import docker
+from tests.evenpace.commands import invoke
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 
@@ -37,7 +36,7 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path, monkeypatch):
     networks = []
     start = ContainerCluster.start
     monkeypatch.setattr(ContainerCluster, "start", lambda it: (networks.append(it._network), start(it)))
-    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    result = invoke(*arguments, catch_exceptions=False)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
 
     assert result.exit_code == 0, result.output

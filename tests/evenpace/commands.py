@@ -22,5 +22,6 @@ def evenpace(*arguments, **options):
 
 def invoke(*words, columns=None, **options):
     """Run a command of `evenpace` in this process; return its result with output."""
-    env = None if columns is None else {"COLUMNS": str(columns)}
-    return CliRunner().invoke(cli, [*map(str, words)], env=env, **options)
+    if columns is not None:
+        options["env"] = {"COLUMNS": str(columns)}
+    return CliRunner().invoke(cli, [*map(str, words)], **options)

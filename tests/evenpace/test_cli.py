@@ -7,11 +7,10 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from evenpace.cli import cli
 from tests import EXAMPLES, ROOT
-from tests.evenpace.commands import evenpace, python
+from tests.evenpace.commands import evenpace, invoke, python
 
 COMMANDS = [
     *("run", "manager", "ps", "worker", "submit", "attach", "health", "demo", "metrics"),
@@ -26,7 +25,7 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command):
     """The help of each command ends with an example of it."""
-    result = CliRunner().invoke(cli, [*command.split(), "--help"])
+    result = invoke(*command.split(), "--help")
     assert result.exit_code == 0
     assert f"Example:\n    evenpace {command} " in result.output
 
@@ -41,14 +40,14 @@ def test_every_command_has_help_with_an_example(command):
 )
 def test_a_job_is_resized_at_its_manager_or_on_ray(options, why):
     """Either option tells where it is, but not both; a number below 1 is refused at once."""
-    result = CliRunner().invoke(cli, ["job", "resize", "digits", *options])
+    result = invoke("job", "resize", "digits", *options)
     assert (result.exit_code, why in result.output) == (2, True), result.output
 
 
 def test_a_manager_that_is_named_comes_before_rays_variable():
     """RAY_ADDRESS may be set for other jobs; here the manager is asked, and is not there."""
     words = ["job", "resize", "digits", "2", "--manager", "@/nowhere/at/all"]
-    result = CliRunner().invoke(cli, words, env={"RAY_ADDRESS": "127.0.0.1:1"})
+    result = invoke(*words, env={"RAY_ADDRESS": "127.0.0.1:1"})
     assert "/nowhere/at/all" in result.output
     assert result.exit_code
 
@@ -96,19 +95,19 @@ def test_a_shard_has_imported_all_that_jobs_need_when_it_begins_to_serve():
 
 def test_the_help_names_all_commands():
     """`evenpace --help` lists what there is."""
-    output = CliRunner().invoke(cli, ["--help"]).output
+    output = invoke("--help").output
     assert all(command.split()[0] in output for command in COMMANDS)
 
 
 @pytest.mark.parametrize("name", ["bench", "experiment", "simulate", "trace", "chaos", "planted"])
 def test_commands_of_the_lab_have_their_earlier_names(name):
     """`evenpace bench` does what `evenpace lab bench` does, and the help no longer lists it."""
-    earlier, now = (CliRunner().invoke(cli, [*words, name, "--help"]) for words in ([], ["lab"]))
+    earlier, now = (invoke(*words, name, "--help") for words in ([], ["lab"]))
     assert (earlier.exit_code, now.exit_code) == (0, 0)
     assert earlier.stdout == now.stdout.replace("lab ", "", 1)
     assert earlier.stderr == f"`evenpace {name}` is now `evenpace lab {name}`; the next version lacks it\n"
     assert now.stderr == ""
-    assert not re.search(rf"^  {name} ", CliRunner().invoke(cli, ["--help"]).output, re.M)
+    assert not re.search(rf"^  {name} ", invoke("--help").output, re.M)
 
 
 def options_of(command):
@@ -119,7 +118,7 @@ def options_of(command):
 @pytest.mark.parametrize("name", ["manager", "ps", "worker"])
 def test_each_option_of_a_service_is_in_a_section(name):
     """The last section, which is for what no other has, has nothing but the help."""
-    output = CliRunner().invoke(cli, [name, "--help"]).output
+    output = invoke(name, "--help").output
     head, _, rest = output.partition("\nOptions:\n")
     assert re.findall(r"--[a-z-]+", rest) == ["--help"]
     for option in options_of(cli.commands[name]):

@@ -4,19 +4,18 @@ import contextlib
 import socket
 
 import pytest
-from click.testing import CliRunner
 
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.cli import cli
 from evenpace.metrics.manager import manager_collector
 from rpc.server import Security, Server, ServerLimits
+from tests.evenpace.commands import invoke
 from tests.services import MemberWorker, address_of_our_own, serving
 
 
 def health(*arguments, timeout=60):
     """Run the command, which gives services `timeout` seconds."""
-    return CliRunner().invoke(cli, ["health", "--timeout", str(timeout), *arguments])
+    return invoke("health", "--timeout", timeout, *arguments)
 
 
 def test_services_that_answer_are_healthy(manager, shard):
@@ -32,7 +31,7 @@ def test_services_are_called_at_their_places(manager, shard, tmp_path):
     places = ("--manager", f"@{file}", "--ps", f"{address_of_our_own()},{shard}")
     done = health(*places)
     assert (done.exit_code, done.output) == (0, "")
-    looked = CliRunner().invoke(cli, ["doctor", *places]).output
+    looked = invoke("doctor", *places).output
     assert f"manager @{file}" in looked
     assert "cannot be reached" not in looked
     file.unlink()

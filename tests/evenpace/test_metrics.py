@@ -13,12 +13,10 @@ from functools import partial
 import numpy as np
 import pytest
 import uvloop
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from evenpace.cli import cli
 from evenpace.lab.bench.loopback_certificates import for_loopback
 from evenpace.metrics.catalogue import METRICS, PARTS, Families
 from evenpace.metrics.endpoint import exposed
@@ -33,7 +31,7 @@ from rpc.counters import Histogram
 from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
-from tests.evenpace.commands import evenpace
+from tests.evenpace.commands import evenpace, invoke
 from tests.evenpace.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
 from tests.scripts.train_least_squares import INPUTS, SPEC, TARGETS
 from tests.services import ANYWHERE, MemberWorker, Raw, manager_service
@@ -167,7 +165,7 @@ def test_the_gradient_noise_is_that_of_the_workers_gradients(cluster, wait_until
 
 def test_the_table_has_all_metrics():
     """`evenpace metrics` prints a row for each metric, each in base units."""
-    printed = CliRunner().invoke(cli, ["metrics"]).output
+    printed = invoke("metrics").output
     rows = re.findall(r"^\| `(\w+)` \|", printed, re.MULTILINE)
     assert rows == [metric.shown for metric in METRICS.values()]
     assert len(set(rows)) == len(rows)

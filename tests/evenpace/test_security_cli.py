@@ -3,21 +3,20 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
+from tests.evenpace.commands import invoke
 
 
 def evenpace(*words: str | Path) -> str:
     """Run a command in this process, and return its output; its error is raised."""
-    result = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
+    result = invoke(*words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def refusal(*words: str | Path) -> str:
     """Run a command that must fail with one clear line, and return the line."""
-    result = CliRunner().invoke(cli, [str(word) for word in words])
+    result = invoke(*words)
     assert result.exit_code in (1, 2)
     assert isinstance(result.exception, SystemExit)  # no other went by
     return result.output

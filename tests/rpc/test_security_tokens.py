@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import idl
-from evenpace.cli import cli
 from evenpace.lab.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.errors import InvalidRequestError, ProtocolError, UnauthorisedError
@@ -27,6 +25,7 @@ from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security
 from tests import EXAMPLES
+from tests.evenpace.commands import invoke
 from tests.rpc import apache_client
 from tests.scripts import freeze_and_run
 from tests.services import (
@@ -347,7 +346,7 @@ def test_a_token_never_goes_over_the_network_in_the_clear(key, tmp_path):
 def test_health_needs_no_token(guarded_manager, guarded_shard, service):
     """`evenpace health` needs no token at a service that requires tokens."""
     address = str(guarded_manager if service == "manager" else guarded_shard)
-    result = CliRunner().invoke(cli, ["health", f"--{service}", address, "--timeout", "120"])
+    result = invoke("health", f"--{service}", address, "--timeout", "120")
     assert result.exit_code == 0, result.output
 
 

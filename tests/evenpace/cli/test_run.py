@@ -9,10 +9,9 @@ import sys
 import numpy as np
 import psutil
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from tests import EXAMPLES, zygote
+from tests.evenpace.commands import invoke
 from tests.scripts import train_least_squares
 from tests.services import has_ended
 
@@ -109,7 +108,7 @@ def test_two_runs_do_not_clash_and_can_be_watched(wait_until):
             assert run.lines[-1].endswith(" ".join(["To watch: evenpace top", *named]))
             status = ["status", "default", *named]
             wait_until(
-                lambda status=status: "2 workers" in CliRunner().invoke(cli, status).output,
+                lambda status=status: "2 workers" in invoke(*status).output,
                 f"a job of two workers at {manager}",
             )
 
@@ -290,7 +289,7 @@ def test_a_mistake_is_named_before_anything_is_started(tmp_path, monkeypatch, wo
     """The error is one of the user's, and has what was wrong."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
-    done = CliRunner().invoke(cli, ["run", *words])
+    done = invoke("run", *words)
     assert done.exit_code in (1, 2), done.output
     assert message in done.output
     assert isinstance(done.exception, SystemExit)

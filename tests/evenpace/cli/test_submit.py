@@ -1,10 +1,9 @@
 """Mistakes with `evenpace submit`: each is a clear error before any cluster is reached or started."""
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from scheduler.ray import cluster
+from tests.evenpace.commands import invoke
 
 
 class ReachedError(Exception):
@@ -24,7 +23,7 @@ def submit(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "train.py").write_text("")
-    return lambda *words: CliRunner().invoke(cli, ["submit", *words])
+    return lambda *words: invoke("submit", *words)
 
 
 @pytest.mark.parametrize(

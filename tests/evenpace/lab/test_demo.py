@@ -9,9 +9,8 @@ import sys
 
 import psutil
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
+from tests.evenpace.commands import invoke
 from tests.services import has_ended
 from worker.resources import duty_cycle
 
@@ -125,7 +124,7 @@ def test_the_demo_shows_that_the_mapping_does_not_matter(tmp_path):
     kept = tmp_path / "run" / "digits" / "plain.pt"
     kept.parent.mkdir(parents=True)
     kept.write_text("of an earlier demo, which is not shown again")
-    done = CliRunner().invoke(cli, ["demo", *options], catch_exceptions=False)
+    done = invoke("demo", *options, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "figures.json").read_text())["workloads"]["digits"]["mappings"]
     assert 0 < rows["4-uneven"]["difference_from_first"] < 1e-10

@@ -3,9 +3,8 @@
 import shlex
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
+from tests.evenpace.commands import invoke
 
 pytestmark = pytest.mark.usefixtures("generated_once")
 
@@ -117,7 +116,7 @@ def test_a_mistake_is_told_before_anything_starts(tmp_path, monkeypatch, line, s
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    result = CliRunner().invoke(cli, shlex.split(line), env={"COLUMNS": "200"})
+    result = invoke(*shlex.split(line), columns=200)
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == status
     assert said in " ".join(result.output.split())

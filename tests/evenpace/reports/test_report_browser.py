@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from evenpace.cli import cli
 from evenpace.reports.two_runs_page import write_two_runs_page
+from tests.evenpace.commands import invoke
 from tests.evenpace.lab.simulations.simulated import write_page
 from tests.evenpace.reports.compared_runs import make_two, write_two
 from tests.evenpace.reports.stored_runs import records, write_run
@@ -70,12 +70,10 @@ def look_at(browser, page_file, name):
 @pytest.mark.parametrize(("workers", "iterations"), [(4, 300), (200, 40)])
 def test_a_runs_page_is_fit_for_everybody(browser, tmp_path, workers, iterations):
     """A run's page is accessible with few workers and many, light and dark, wide and narrow."""
-    from click.testing import CliRunner
-
     said = ("worker-1 joined, for iteration 20 on",)
     write_run(tmp_path, records(workers, iterations, late=20, **OVERLAPPED), said=said)
-    arguments = ["report", "digits", "--state", str(tmp_path), "--out", str(tmp_path / "page.html")]
-    assert CliRunner().invoke(cli, arguments, catch_exceptions=False).exit_code == 0
+    arguments = ["report", "digits", "--state", tmp_path, "--out", tmp_path / "page.html"]
+    assert invoke(*arguments, catch_exceptions=False).exit_code == 0
     look_at(browser, tmp_path / "page.html", f"run-report-{workers}")
 
 

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.bench import micro_batches
+from tests.evenpace.commands import invoke
 
 
 @pytest.mark.slow
@@ -17,7 +16,7 @@ def test_both_take_turns_on_the_same_micro_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batches, "_MEMORY", ("transformer", (), 4))
     path = tmp_path / "figures.json"
     command = ["lab", "bench", "micro-batches", "--number", "4", "--iterations", "3", "--memory", "2,4"]
-    done = CliRunner().invoke(cli, [*command, "--json", str(path)], catch_exceptions=False)
+    done = invoke(*command, "--json", path, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     figures = json.loads(path.read_text())
     (case,) = figures["times"]

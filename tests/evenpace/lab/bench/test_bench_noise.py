@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli.bench import bench
+from tests.evenpace.commands import invoke
 
 
 @pytest.mark.ci
@@ -13,7 +12,7 @@ from evenpace.cli.bench import bench
 def test_every_way_is_timed_beside_an_iteration_of_each_model(tmp_path, options):
     """Shares are those of the seconds beside them; norms take less time than the passes do."""
     out = tmp_path / "noise.json"
-    done = CliRunner().invoke(bench, ["noise", "--repeats", "1", "--json", str(out), *options])
+    done = invoke("lab", "bench", "noise", "--repeats", 1, "--json", out, *options)
     assert done.exit_code == 0, done.output
     figures = json.loads(out.read_text())
     assert list(figures) == ["ResNet-32", "transformer"]

@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
+from tests.evenpace.commands import invoke
 
 
 @pytest.mark.slow
@@ -15,7 +14,7 @@ def test_all_ways_of_transferring_gradients_are_timed(tmp_path, needs_network):
     path = tmp_path / "overlap.json"
     command = ["lab", "bench", "overlap", "--layers", "2", "--shards", "1", "--rate", "60", "--repeats", "1"]
     command += ["--iterations", "8"]
-    done = CliRunner().invoke(cli, [*command, "--json", str(path)], catch_exceptions=False)
+    done = invoke(*command, "--json", path, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     figures = json.loads(path.read_text())
     transfer, iteration = figures["transfer_s"], figures["iteration_s"]

@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
+from tests.evenpace.commands import invoke
 
 
 @pytest.mark.slow
@@ -14,7 +13,7 @@ def test_changes_start_no_attempt_and_discard_no_plan(tmp_path):
     """All changes come where they are due, and no more plans are made than iterations, but those ahead."""
     path = tmp_path / "sizes.json"
     command = ["lab", "bench", "sizes", "--epochs", "24", "--repeats", "1", "--json", str(path)]
-    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    done = invoke(*command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     ways = json.loads(path.read_text())["ways"]
     assert list(ways) == ["no lookahead", "lookahead", "state"]
@@ -34,7 +33,7 @@ def test_plans_of_each_sizer_are_timed(tmp_path):
     """Of the sizers, those that go by what is measured change the size."""
     path = tmp_path / "sizers.json"
     command = ["lab", "bench", "sizers", "--workers", "4", "--iterations", "40", "--json", str(path)]
-    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    done = invoke(*command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     for by_name in json.loads(path.read_text())["times"].values():
         assert by_name["fixed"]["changes"] == 0

@@ -2,16 +2,14 @@
 
 import json
 
-from click.testing import CliRunner
-
-from evenpace.cli import cli
+from tests.evenpace.commands import invoke
 
 
 def test_every_kind_of_curves_is_timed(tmp_path):
     """The table and the file have the times of all kinds of curves."""
     out = tmp_path / "solver.json"
     arguments = ["--devices", "5", "--micro-batches", "40", "--repeats", "2", "--json", str(out)]
-    result = CliRunner().invoke(cli, ["lab", "bench", "solver", *arguments])
+    result = invoke("lab", "bench", "solver", *arguments)
 
     assert result.exit_code == 0, result.output
     figures = json.loads(out.read_text())

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.bench.against_ddp import MODES, allowed
 from evenpace.lab.bench.config import TrainConfig
+from tests.evenpace.commands import invoke
 from tests.evenpace.lab.mnist import idx, write
 
 
@@ -40,7 +39,7 @@ def test_the_trainings_differ_in_their_times_alone(tmp_path, images):
     command = ["lab", "bench", "train", "--against", "ddp", "--json", str(path), "--data", f"mnist:{images}"]
     command += ["--shares", "0.9,0.1", "--epochs", "2", "--repeats", "1", "--batch-size", "24"]
     command += ["--target-accuracy", "0.2", "--samples", "216"]
-    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    done = invoke(*command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     figures = json.loads(path.read_text())
     assert figures["iterations"] == 18
@@ -68,7 +67,7 @@ def test_links_and_larger_models_take_their_time(tmp_path, images, needs_network
     command = ["lab", "bench", "train", "--json", str(path), "--data", f"mnist:{images}"]
     command += ["--shares", "0.8,0.6", "--epochs", "1", "--repeats", "1", "--batch-size", "24"]
     command += ["--hidden", "1600,600", "--rate", "10"]
-    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    done = invoke(*command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     figures = json.loads(path.read_text())
     assert figures["model_parameters"] > 1_200_000

@@ -6,11 +6,9 @@ import tempfile
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenpace.cli import cli
 from evenpace.lab.chaos import clocks
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.chaos_run import run
@@ -18,6 +16,7 @@ from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.fault_schedule import KINDS, LONGEST, Sites, kinds_with, links_of, schedule, touched
 from evenpace.lab.chaos.ledgers import Journal, Rewind, Step, ledger_of, read_ledger
+from tests.evenpace.commands import invoke
 
 WORKERS, SERVICES = ("w0", "w1", "w2"), ("manager", "ps-0", "ps-1")
 SITES = Sites(
@@ -215,7 +214,7 @@ def test_the_faults_of_a_run_follow_from_its_settings():
 
 def test_an_option_without_a_meaning_is_refused():
     """With all-reduce there are no shards."""
-    result = CliRunner().invoke(cli, ["lab", "chaos", "--with", "all-reduce", "--shards", "2"])
+    result = invoke("lab", "chaos", "--with", "all-reduce", "--shards", "2")
     assert result.exit_code == 2
     assert "--shards: has no meaning with all-reduce" in result.output
 

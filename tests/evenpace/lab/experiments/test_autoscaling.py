@@ -4,14 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.experiments.autoscaling import GOODPUT, THROUGHPUT, result_of
 from evenpace.lab.experiments.epoch_scaling import FORECASTS, RULES, batch_sizes, expected
 from predictors.batch_sizes import forecast
 from scheduler.simulator.single_job import TrainedEpoch
 from tests import SHARED_DATA
+from tests.evenpace.commands import invoke
 from tests.evenpace.lab.experiments.made_traces import write_model
 from tests.scheduler.simulator.tiny import tiny_application
 
@@ -22,7 +21,7 @@ SCALES = [1.0, 3.0, 2.0, 10.0, 8.0, 30.0, 25.0, 60.0, 50.0, 120.0, 100.0, 400.0]
 def experiment(name, traces, *options):
     """The result of a command."""
     arguments = ["lab", "experiment", name, "--traces", traces, *options]
-    return CliRunner().invoke(cli, [*map(str, arguments)], env={"COLUMNS": "200"})
+    return invoke(*arguments, columns=200)
 
 
 @pytest.fixture(scope="module")

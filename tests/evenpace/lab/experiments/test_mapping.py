@@ -5,14 +5,13 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.experiments.config import MappingConfig
 from evenpace.lab.experiments.mapping import MappedTraining
 from evenpace.lab.experiments.mappings import MAPPINGS, VIRTUALFLOW
 from evenpace.lab.experiments.scheme_run import RunTooShortError
 from tests import ROOT
+from tests.evenpace.commands import invoke
 
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
 
@@ -100,10 +99,8 @@ def test_without_micro_batches_the_mapping_shows(tmp_path):
     """The command prints and saves what each mapping ends with, beside VirtualFlow's tables."""
     command = ["lab", "experiment", "mapping", "--workloads", "transformer"]
     options = ["--iterations", "4", "--batch-size", "24", "--samples", "60", "--test-samples", "50"]
-    done = CliRunner().invoke(
-        cli,
-        [*command, "--mappings", "1,2-uneven,2-without", *options, "--out", str(tmp_path)],
-        catch_exceptions=False,
+    done = invoke(
+        *command, "--mappings", "1,2-uneven,2-without", *options, "--out", tmp_path, catch_exceptions=False
     )
     assert done.exit_code == 0, done.output
     entry = json.loads((tmp_path / "report.json").read_text())["workloads"]["transformer"]
@@ -133,9 +130,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path, monkeypatch):
         monkeypatch.setattr(MappedTraining, "run", noted)
         given = ["--workloads", "digits", "--mappings", "1,2-uneven", "--out", str(tmp_path), *options]
         sizes = ["--iterations", "4", "--batch-size", "24", "--samples", "60", "--test-samples", "50"]
-        return CliRunner().invoke(
-            cli, ["lab", "experiment", "mapping", *given, *sizes], catch_exceptions=False
-        )
+        return invoke("lab", "experiment", "mapping", *given, *sizes, catch_exceptions=False)
 
     def rows():
         return json.loads((tmp_path / "report.json").read_text())["workloads"]["digits"]["mappings"]

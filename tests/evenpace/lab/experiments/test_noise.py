@@ -5,21 +5,18 @@ import math
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.experiments.noise import AVERAGE, OURS, WEIGHTED, local_estimates, theorem_weights
 from evenpace.lab.experiments.noise_training import draw
 from idl.gradient_norms import GradientNorms
+from tests.evenpace.commands import invoke
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     """What the command prints, and its figures, of 4,000 draws of 30 dimensions."""
     out = tmp_path_factory.mktemp("noise") / "figures.json"
-    result = CliRunner().invoke(
-        cli, ["lab", "experiment", "noise", "--draws", "4000", "--dimensions", "30", "--json", str(out)]
-    )
+    result = invoke("lab", "experiment", "noise", "--draws", "4000", "--dimensions", "30", "--json", out)
     assert result.exit_code == 0, result.output
     return result.output, json.loads(out.read_text())
 
@@ -96,9 +93,7 @@ def training(tmp_path_factory):
     sizes = ["--draws", "200", "--batches", "8,16,40", "--halved", "64"]
     looks = ["--iterations", "120", "--every", "60", "--samples", "400", "--looks", "100"]
     files = ["--json", str(folder / "figures.json"), "--plot", str(folder / "plot.png")]
-    result = CliRunner().invoke(
-        cli, ["lab", "experiment", "noise", "--train", "digits", *sizes, *looks, *files]
-    )
+    result = invoke("lab", "experiment", "noise", "--train", "digits", *sizes, *looks, *files)
     assert result.exit_code == 0, result.output
     return result.output, json.loads((folder / "figures.json").read_text()), folder / "plot.png"
 
@@ -158,7 +153,7 @@ def normalised(folder, batches):
     sizes = ["--draws", "2", "--batches", batches, "--halved", "64"]
     looks = ["--iterations", "200", "--every", "200", "--looks", "100", "--rate", "0.05"]
     arguments = ["lab", "experiment", "noise", "--train", "digits", "--batch-norm", *sizes, *looks]
-    result = CliRunner().invoke(cli, [*arguments, "--json", str(folder / "figures.json")])
+    result = invoke(*arguments, "--json", folder / "figures.json")
     assert result.exit_code == 0, result.output
     (look,) = json.loads((folder / "figures.json").read_text())["training"]["looks"]
     return look["estimators"][OURS]

@@ -8,12 +8,11 @@ import sys
 
 import psutil
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.experiments import paper
 from evenpace.lab.experiments.paper_claims import FIGURES
 from evenpace.lab.experiments.paper_page import ExperimentOutcome, write
+from tests.evenpace.commands import invoke
 from tests.evenpace.reports.pages import Page
 from tests.services import has_ended
 
@@ -23,7 +22,7 @@ SIZES = "--workers 4 --iterations 40 --predictor ema --first-fit 20 --refit-ever
 def paper_page(out, *arguments):
     """Run `evenpace lab experiment paper` in this process."""
     command = ["lab", "experiment", "paper", "--out", str(out), *arguments]
-    return CliRunner().invoke(cli, command, catch_exceptions=False)
+    return invoke(*command, catch_exceptions=False)
 
 
 def scheme(number, **more):

@@ -6,13 +6,12 @@ import shlex
 import subprocess
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.planted import planting
 from evenpace.lab.planted.finding import Change, Planted
 from evenpace.lab.planted.findings import PLANTED, UNPLANTED
 from tests import ROOT
+from tests.evenpace.commands import invoke
 
 # Of a checkout that has a package by the name of one of ours.
 PACKAGE = "NUMBER = 1  # a comment\nPAUSE = 0\n"
@@ -92,8 +91,7 @@ def planted_in(tmp_path, monkeypatch):
         entry = Planted("a symptom", (change,), f"tests/test_it.py -k '{tests}'")
         monkeypatch.setattr(planting, "PLANTED", (entry,))
         figures = tmp_path / "new/figures.json"
-        line = ["lab", "planted", "--checkout", str(checkout), "--json", str(figures), *options]
-        result = CliRunner().invoke(cli, line)
+        result = invoke("lab", "planted", "--checkout", checkout, "--json", figures, *options)
         assert (checkout / "evenpace/__init__.py").read_text() == PACKAGE
         (found,) = json.loads(figures.read_text())["findings"]
         assert found["verdict"] in result.output
@@ -141,6 +139,6 @@ def test_tests_that_take_too_long_decide_nothing(planted_in):
 @pytest.mark.ci
 def test_a_finding_is_found():
     """A mend of this checkout, taken out."""
-    result = CliRunner().invoke(cli, ["lab", "planted", "--checkout", str(ROOT), "--only", "`StreamLoader`"])
+    result = invoke("lab", "planted", "--checkout", ROOT, "--only", "`StreamLoader`")
     assert result.exit_code == 0, result.output
     assert "1/1 found: A `StreamLoader` ends with" in result.output

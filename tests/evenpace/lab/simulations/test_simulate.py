@@ -6,10 +6,9 @@ from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from evenpace.cli import cli
 from evenpace.lab.simulations.config import NodeGroup, SimulationConfig
+from tests.evenpace.commands import invoke
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
 ARRIVALS = HEADER + "a,10,made,1,4\nb,70,made,2,16\n"
@@ -53,7 +52,7 @@ def simulate(data, *options, workload="workloads", policies=("tiresias",), colum
     arguments = ["lab", "simulate", "--workload", data / workload, "--traces", data / "traces"]
     arguments += ["--cluster", "gpu=2x1", "--json", data / "out.json"]
     arguments += [part for policy in policies for part in ("--policy", policy)]
-    return CliRunner().invoke(cli, [*map(str, arguments), *map(str, options)], env={"COLUMNS": str(columns)})
+    return invoke(*arguments, *options, columns=columns)
 
 
 def results(data):
@@ -287,7 +286,7 @@ def test_without_a_file_the_table_is_all(data):
     """Nothing is written that was not asked for."""
     before = sorted(data.rglob("*"))
     arguments = ["--workload", data / "workloads", "--traces", data / "traces", "--policy", "tiresias"]
-    shown = CliRunner().invoke(cli, ["lab", "simulate", *map(str, arguments)])
+    shown = invoke("lab", "simulate", *arguments)
 
     assert shown.exit_code == 0, shown.output
     assert sorted(data.rglob("*")) == before
