@@ -57,22 +57,24 @@ class Observer:
     def poll(self) -> bool:
         """Fetch new records; return False if there is no such job, or no longer.
 
+        Records are at least as new as members and events: where no member is left, the last one is there.
+
         Raises:
             EvenpaceError: The manager did not answer.
         """
         try:
+            status = self._manager.status(self._job, self._known_events)
+        except InvalidRequestError:  # it has ended, and is at most in the manager's state
+            self.members = []
+        else:
+            self.members = [member.worker for member in status.members]
+            for event in status.events:
+                self.events.append(event.text)
+                self._known_events = event.number
+        try:
             self._fetch_iterations()
         except InvalidRequestError:
             return False
-        try:
-            status = self._manager.status(self._job, self._known_events)
-        except InvalidRequestError:  # it has ended, and is only in the manager's state
-            self.members = []
-            return True
-        self.members = [member.worker for member in status.members]
-        for event in status.events:
-            self.events.append(event.text)
-            self._known_events = event.number
         return True
 
     def _fetch_iterations(self) -> None:
