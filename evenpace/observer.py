@@ -57,25 +57,31 @@ class Observer:
     def poll(self) -> bool:
         """Fetch new records; return False if there is no such job, or no longer.
 
-        Records are at least as new as members and events: where no member is left, the last one is there.
+        Where no member is left, the last iteration's record is there.
 
         Raises:
             EvenpaceError: The manager did not answer.
         """
         try:
-            status = self._manager.status(self._job, self._known_events)
-        except InvalidRequestError:  # it has ended, and is at most in the manager's state
-            self.members = []
-        else:
-            self.members = [member.worker for member in status.members]
-            for event in status.events:
-                self.events.append(event.text)
-                self._known_events = event.number
-        try:
             self._fetch_iterations()
+            self._fetch_status()
+            if not self.members:  # the last iteration may have ended in between
+                self._fetch_iterations()
         except InvalidRequestError:
             return False
         return True
+
+    def _fetch_status(self) -> None:
+        """Fetch the members, and new events; a job that is only in the manager's state has no members."""
+        try:
+            status = self._manager.status(self._job, self._known_events)
+        except InvalidRequestError:
+            self.members = []
+            return
+        self.members = [member.worker for member in status.members]
+        for event in status.events:
+            self.events.append(event.text)
+            self._known_events = event.number
 
     def _fetch_iterations(self) -> None:
         """Fetch new records; those that are void since the job has gone back are dropped."""
