@@ -24,6 +24,8 @@ from tests import ROOT, zygote
 from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service
 from tests.state_machines import CI_EXAMPLES
 
+pytest.register_assert_rewrite("tests.worker.contract")
+
 # How long an example takes to draw and to try is the machine's affair, and no finding. The same examples are
 # drawn each time, lest a change fail by what another one has brought; `make fuzz` draws others.
 settings.register_profile(

@@ -27,6 +27,7 @@ from batchsize_manager.client import ManagerClient
 from evenpace.lab.cluster import LocalCluster
 from idl.errors import InvalidRequestError, NotMemberError
 from ps.optimizers import make_optimizer
+from tests.worker.contract import Contract
 from worker.keras.loader import DataLoader
 from worker.keras.micro_batches import micro_batches
 from worker.keras.model_hooks import _warning_of_masks, distribute
@@ -55,6 +56,40 @@ def session(cluster, request):
     )
     yield with_services
     with_services.close()
+
+
+# -- what every adapter does
+
+
+class Sgd:
+    """Keras's SGD in an eager loop; see `tests.worker.contract.Sgd`."""
+
+    def __init__(self, start, loader, rates=(1.0,), dtypes=None, **options):
+        dtypes = dtypes or ["float32"] * len(start)
+        self._variables = [tf.Variable(tf.cast(*both)) for both in zip(start, dtypes, strict=True)]
+        schedule = keras.optimizers.schedules.PiecewiseConstantDecay(list(range(len(rates) - 1)), list(rates))
+        rate = schedule if len(rates) > 1 else rates[0]
+        self._optimizer = distribute(keras.optimizers.SGD(rate), loader, self._variables, **options)
+
+    @property
+    def values(self):
+        """The variables."""
+        return [tf.cast(variable, "float64").numpy() for variable in self._variables]
+
+    def step(self, *gradients):
+        """Take a step."""
+        pairs = zip(gradients, self._variables, strict=True)
+        self._optimizer.apply([tf.cast(gradient, variable.dtype) for gradient, variable in pairs])
+
+
+class TestKeras(Contract):
+    """With DataLoader and distribute of `evenpace.keras`."""
+
+    loader = DataLoader
+
+    def sgd(self, *arguments, **options):
+        """See `Contract`."""
+        return Sgd(*arguments, **options)
 
 
 # -- the parameter server's optimisers
@@ -202,18 +237,16 @@ def test_plain_variables_are_trained_outside_of_functions(session):
     assert np.allclose(np.diff([0.0, *seen]), [-1.5, -3.5, -5.5 / 2, -7.5 / 2])
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_a_step_without_a_batch_is_refused(session, traced):
+def test_a_traced_step_without_a_batch_is_refused(session):
     """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
     loader, weight, optimizer = begin(session, keras.optimizers.SGD(1.0))
 
+    @tf.function
     def step(gradient):
         optimizer.apply([gradient], [weight])
 
-    step = tf.function(step) if traced else step
-
     def refuse():
-        with pytest.raises((InvalidRequestError, tf.errors.OpError), match="samples were not loaded"):
+        with pytest.raises(tf.errors.OpError, match="samples were not loaded"):
             step(tf.ones([1, 1]))
 
     refuse()
@@ -281,27 +314,9 @@ def test_gradients_of_embeddings_are_taken(session):
     assert table.numpy().reshape(-1).tolist() == [0, -1, 0, -2, -1]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "step"),
-    [("float64", 2.0**-50), ("float32", 2.0**-20), ("bfloat16", 2.0**-6), ("float16", 2.0**-9)],
-)
-def test_variables_keep_what_their_type_can_hold(cluster, dtype, step):
-    """Also beside those of float32, each element is pushed, stepped and pulled with all of its digits."""
-    config = SessionConfig(cluster.manager, cluster.shard_addresses, job=dtype, barrier_timeout=240)
-    start = 1 + np.arange(3) * step
-    variables = [tf.Variable(tf.cast(start, dtype)), tf.Variable([0.0])]
-    with contextlib.closing(Session(config)) as session:
-        loader = DataLoader(np.zeros((2, 1)), batch_size=2, session=session)
-        optimizer = distribute(keras.optimizers.SGD(1.0), loader, variables)
-        assert np.array_equal(tf.cast(variables[0], "float64"), start)
-        for _ in loader:
-            optimizer.apply([tf.fill([3], tf.cast(step, dtype)), None], variables)
-    assert np.array_equal(tf.cast(variables[0], "float64"), start - step)
-
-
-@pytest.mark.parametrize("dtype", ["complex64", "int32", "bool"])
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
 def test_variables_that_are_no_floating_point_numbers_are_refused(dtype):
-    """Flat arrays would drop an imaginary part, and round large integers."""
+    """Flat arrays would round large integers."""
     loader = DataLoader(np.zeros((2, 2)), batch_size=2, session=Session(NOWHERE))
     with pytest.raises(InvalidRequestError, match=f"odd.* is of {dtype}: .*floating-point"):
         distribute(
@@ -611,25 +626,6 @@ def test_fit_follows_a_schedule_of_batch_sizes(session, capsys):
     ends = [re.findall(r"(\d+/\d+)\D", bar.split("\n", 1)[1])[-1] for bar in bars]
     assert ends == ["3/3", "2/2", "1/1", "1/1"]
     assert int(model.optimizer.iterations) == 7
-
-
-def test_learning_rates_follow_the_batch_by_the_rule_that_is_named(session):
-    """Steps are those of one process whose rates are the script's times the batch's size over the first."""
-    x = np.arange(12.0)[:, None] / 12
-    loader = DataLoader(x, x, batch_size={0: 4, 1: 6, 2: 12}, session=session)
-    model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    distribute(model, loader, scale_lr="linear")
-    model.fit(loader, epochs=3, verbose=0)
-    weight = bias = 0.0
-    for size in (4, 6, 12):
-        for start in range(0, 12, size):
-            part = x[start : start + size, 0]
-            error = weight * part + bias - part
-            rate = 0.1 * size / 4
-            weight, bias = weight - rate * 2 * (error * part).mean(), bias - rate * 2 * error.mean()
-    assert [value.item() for value in model.get_weights()] == pytest.approx([weight, bias], rel=1e-5)
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
 
 
 def test_each_micro_batch_of_fit_is_a_contribution_to_the_noise(cluster, session):

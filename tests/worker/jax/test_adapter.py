@@ -21,11 +21,11 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from idl.synchronisation import Synchronisation
-from tests.services import in_threads, manager_service, serving, shard_service
+from tests.services import OpenServices, in_threads, serving, shard_service
 from worker.jax.gradient import value_and_grad
 from worker.jax.loader import DataLoader
 from worker.jax.optimizer import distribute
-from worker.jax.rules import adam, sgd
+from worker.jax.rules import sgd
 from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader as TorchDataLoader
 from worker.torch.optimizer import distribute as torch_distribute
@@ -39,16 +39,7 @@ def job():
     with contextlib.ExitStack() as stack:
 
         def start(workers, shards=1):
-            manager = stack.enter_context(serving(manager_service(workers, silence=120.0)))
-            addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
-
-            def session(name, bounds=None):
-                config = SessionConfig(
-                    manager, addresses, worker=name, bounds=bounds or Bounds(), barrier_timeout=240
-                )
-                return stack.enter_context(contextlib.closing(Session(config)))
-
-            return session
+            return stack.enter_context(OpenServices(workers, shards, silence=120.0)).session
 
         yield start
 
@@ -66,14 +57,13 @@ class Squares:
 INDICES = np.arange(31)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(
     "data",
     [{"index": INDICES, "square": np.stack([INDICES**2] * 2, axis=1)}, Squares()],
     ids=["arrays", "map"],
 )
-def test_each_epoch_goes_through_each_sample_once(job, data, drop_last):
-    """Workers divide each epoch exactly, and a last batch too small for all blocks none of them."""
+def test_each_epoch_goes_through_each_sample_once(job, data):
+    """Workers divide each epoch of dictionaries exactly, whether they are of arrays or of samples."""
     session = job(3)
     seen = [{}, {}, {}]
     final = {}
@@ -82,10 +72,9 @@ def test_each_epoch_goes_through_each_sample_once(job, data, drop_last):
         loader = DataLoader(
             data,
             10,
-            session=session(f"w{i}", Bounds(maximum=(9, 4, 2)[i])),
+            session=session(f"w{i}", bounds=Bounds(maximum=(9, 4, 2)[i])),
             shuffle=True,
             seed=3,
-            drop_last=drop_last,
         )
         optimizer = distribute(sgd(0.1), jnp.zeros(()), loader)
         for epoch in range(2):
@@ -100,36 +89,8 @@ def test_each_epoch_goes_through_each_sample_once(job, data, drop_last):
     for epoch in range(2):
         together = sorted(index for part in seen for index in part[epoch])
         order = permutation(JobSpec(31, 10, seed=3), epoch)
-        assert together == sorted(order[: 30 if drop_last else 31].tolist())
-    steps = 6 if drop_last else 8
-    assert list(final.values()) == pytest.approx([-0.1 * steps] * 3, rel=1e-5)
-
-
-def test_workers_start_from_the_first_ones_parameters(job):
-    """Parameters that begin differently are made equal before the first step."""
-    session = job(2)
-    optimizers = [None, None]
-
-    def start(i):
-        loader = DataLoader(INDICES, 4, session=session(f"w{i}"))
-        optimizers[i] = distribute(adam(0.1), {"w": jnp.full((3, 2), i + 1.0)}, loader)
-
-    in_threads(*(lambda i=i: start(i) for i in range(2)))
-    first, second = (np.asarray(optimizer.params["w"]) for optimizer in optimizers)
-    assert np.array_equal(first, second)
-    assert first[0, 0] in {1.0, 2.0}
-
-
-def test_a_schedule_reaches_the_parameter_server(job):
-    """Each step is taken with the learning rate of the schedule."""
-    loader = DataLoader(np.zeros(4), 1, session=job(1)("w"))
-    schedule = optax.exponential_decay(1.0, transition_steps=1, decay_rate=0.1)
-    optimizer = distribute(sgd(schedule), jnp.zeros(()), loader)
-    seen = [0.0]
-    for _ in loader:
-        optimizer.step(-jnp.ones(()))
-        seen.append(float(optimizer.params))
-    assert np.diff(seen) == pytest.approx([1, 0.1, 0.01, 0.001], rel=1e-3)
+        assert together == sorted(order.tolist())
+    assert list(final.values()) == pytest.approx([-0.8] * 3, rel=1e-5)
 
 
 def test_exact_sums_are_refused_in_one_line():
@@ -143,38 +104,6 @@ def test_exact_sums_are_refused_in_one_line():
         loader = DataLoader(np.zeros((8, 1)), 4, session=session, micro_batch=2)
         with pytest.raises(InvalidRequestError, match=r"--exact.* evenpace\.jax cannot: .* evenpace\.keras"):
             distribute(sgd(0.1), jnp.zeros(()), loader)
-
-
-def test_learning_rates_follow_the_batch_by_the_rule_that_is_named(job):
-    """A step of four times the first batch has twice the rate by the rule sqrt."""
-    session = job(1)("w")
-    loader = DataLoader(np.arange(8.0), batch_size={0: 2, 1: 8}, session=session)
-    optimizer = distribute(sgd(1.0), jnp.zeros(()), loader, scale_lr="sqrt")
-    found = []
-    for _ in range(2):
-        for _ in loader:
-            optimizer.step(jnp.ones(()))
-            found.append(float(optimizer.params))
-    assert found == [-1.0, -2.0, -3.0, -4.0, -6.0]
-    with pytest.raises(InvalidRequestError, match="scale_lr 'cubic'"):
-        distribute(sgd(1.0), jnp.zeros(()), loader, scale_lr="cubic")
-
-
-def test_a_step_without_a_batch_is_refused(job):
-    """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
-    loader = DataLoader(np.zeros(4), 2, session=job(1)("w"))
-    optimizer = distribute(sgd(1.0), jnp.zeros(1), loader)
-
-    def refuse():
-        with pytest.raises(InvalidRequestError, match="samples were not loaded"):
-            optimizer.step(jnp.ones(1))
-
-    refuse()
-    for _ in range(2):
-        for _ in loader:
-            optimizer.step(-jnp.ones(1))
-            refuse()
-    assert optimizer.params.tolist() == [4.0]
 
 
 CHANGES = {
@@ -216,17 +145,6 @@ def test_arrays_keep_their_types_shapes_and_places(job):
         assert (result.shape, result.dtype) == (array.shape, array.dtype)
         assert result.committed == array.committed
         assert np.array_equal(result, array - jnp.asarray(0.5, array.dtype))
-
-
-def test_parameters_keep_all_digits_beside_shorter_ones(job):
-    """Parameters of float64 are not rounded where others are of float32."""
-    with jax.enable_x64(True):
-        params = {"long": jnp.float64(1 + 2.0**-50), "short": jnp.float32(0.0)}
-        loader = DataLoader(np.zeros((5, 2)), 5, session=job(1)("w"))
-        optimizer = distribute(sgd(1.0), params, loader)
-        for _ in loader:
-            optimizer.step({"long": jnp.float64(-(2.0**-50)), "short": jnp.float32(1.0)})
-        assert optimizer.params == {"long": 1 + 2.0**-49, "short": -1.0}
 
 
 def test_parameters_of_a_past_step_stay_what_they_were(job):
@@ -287,7 +205,7 @@ def test_statistics_become_the_mean_over_all_samples(job):
 
     def train(i):
         loader = DataLoader(
-            data, 10, session=session(f"w{i}", Bounds(maximum=(9, 2)[i])), shuffle=True, seed=3
+            data, 10, session=session(f"w{i}", bounds=Bounds(maximum=(9, 2)[i])), shuffle=True, seed=3
         )
         optimizer = distribute(
             sgd(0.5, momentum=0.9), {"w": jnp.zeros(2)}, loader, statistics={"mean": jnp.ones(3)}
@@ -337,11 +255,10 @@ def test_batch_normalisation_of_flax_keeps_its_running_statistics(job):
 @pytest.mark.parametrize(
     ("params", "difference"),
     [
-        ({"kernel": jnp.zeros((2, 3))}, r"'kernel' of shape \(2, 3\).*'kernel' of shape \(3, 2\)"),
         ({"weight": jnp.zeros((3, 2))}, r"'weight' of shape.*'kernel' of shape"),
         ({"kernel": jnp.zeros((3, 2), jnp.bfloat16)}, "bfloat16.*float32"),
     ],
-    ids=["shape", "name", "dtype"],
+    ids=["name", "dtype"],
 )
 def test_models_that_differ_are_refused(job, params, difference):
     """A worker with another model of as many elements gets an error with the difference."""
@@ -380,7 +297,9 @@ def test_jax_and_pytorch_train_one_job(job):
 
     def with_jax():
         with jax.enable_x64(True):
-            loader = DataLoader((inputs, targets), 16, session=session("jax", Bounds(maximum=13)), **plan)
+            loader = DataLoader(
+                (inputs, targets), 16, session=session("jax", bounds=Bounds(maximum=13)), **plan
+            )
             loader.session.join()
             assert torch_has_opened.wait(240)  # so the job starts from its parameters
             step = value_and_grad(losses, micro_batch_size=4)
@@ -399,7 +318,7 @@ def test_jax_and_pytorch_train_one_job(job):
         return nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
 
     def with_torch():
-        loader = TorchDataLoader(dataset, 16, session=session("torch", Bounds(maximum=5)), **plan)
+        loader = TorchDataLoader(dataset, 16, session=session("torch", bounds=Bounds(maximum=5)), **plan)
         optimizer = torch_distribute(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), loader)
         torch_has_opened.set()
         results["torch"] = fit(net, optimizer, (batch for _ in range(3) for batch in loader))
@@ -425,17 +344,6 @@ def test_a_gradient_of_another_form_is_refused(job):
             optimizer.step(wrong)
 
 
-def test_a_second_optimiser_is_refused_and_the_first_goes_on(job):
-    """A second distribute is refused before it changes anything, and the first parameters are trained on."""
-    loader = DataLoader(np.zeros(4), 2, session=job(1)("w"))
-    optimizer = distribute(sgd(1.0), jnp.zeros(3), loader)
-    with pytest.raises(InvalidRequestError, match="give one optimiser the parameters of all models"):
-        distribute(sgd(1.0), jnp.ones((2, 2)), loader)
-    for _ in loader:
-        optimizer.step(-jnp.ones(3))
-    assert optimizer.params.tolist() == [2.0] * 3
-
-
 def test_bad_arguments_are_named():
     """Arguments that are not allowed are refused with their values, before any connection."""
     for data, problem in (
@@ -446,8 +354,6 @@ def test_bad_arguments_are_named():
     ):
         with pytest.raises(InvalidRequestError, match=problem):
             DataLoader(data, 1, session=Session(NOBODY))
-    with pytest.raises(InvalidRequestError, match="batch_size 11"):
-        DataLoader(np.zeros(10), 11, session=Session(NOBODY))
     loader = DataLoader(np.zeros(10), 1, session=Session(NOBODY))
     with pytest.raises(InvalidRequestError, match=r"optax's.*use evenpace\.jax\.sgd"):
         distribute(optax.sgd(0.1), jnp.zeros(3), loader)

@@ -7,18 +7,18 @@ import os
 import threading
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from torch import nn
 
-from evenpace.lab.cluster import LocalCluster
 from idl.bounds import Bounds
 from idl.errors import ConnectionLostError, InvalidRequestError
 from idl.plan import JobSpec, permutation
+from idl.synchronisation import Synchronisation
 from tests.scripts import load_large_samples
 from tests.services import (
+    OpenServices,
     has_ended,
     in_threads,
     is_frozen,
@@ -36,14 +36,6 @@ from worker.torch.optimizer import distribute
 from worker.torch.partitioned_loader import PartitionedLoader
 from worker.torch.stream_loader import StreamLoader
 
-# Types, and a difference at the end of what each can hold near 1.
-DTYPES = [
-    (torch.float64, 2.0**-50),
-    (torch.float32, 2.0**-20),
-    (torch.bfloat16, 2.0**-6),
-    (torch.half, 2.0**-9),
-]
-
 
 class ProcessIds(torch.utils.data.Dataset):
     """Twelve samples, each the id of the process that loads it."""
@@ -56,35 +48,15 @@ class ProcessIds(torch.utils.data.Dataset):
 
 
 @pytest.fixture
-def job(tmp_path):
+def job():
     """Start services for n workers, and yield a function that makes sessions with them."""
-    clusters, sessions = [], []
+    with contextlib.ExitStack() as stack:
 
-    def start(workers, **options):
-        patient = ("--silence", "120")  # who is only held up keeps its part
-        cluster = LocalCluster(
-            tmp_path, workers=workers, policy="even", manager_options=patient, **options
-        ).__enter__()
-        clusters.append(cluster)
+        def start(workers, **options):
+            patient = {"silence": 120.0}  # who is only held up keeps its part
+            return stack.enter_context(OpenServices(workers, **patient, **options)).session
 
-        def session(name, bounds=None):
-            config = SessionConfig(
-                cluster.manager,
-                cluster.shard_addresses,
-                worker=name,
-                bounds=bounds or Bounds(),
-                barrier_timeout=60,
-            )
-            sessions.append(Session(config))
-            return sessions[-1]
-
-        return session
-
-    yield start
-    for session in sessions:
-        session.close()
-    for cluster in clusters:
-        cluster.stop()
+        yield start
 
 
 def train(session, seen, size, batch_size, epochs=2, **options):
@@ -102,23 +74,20 @@ def train(session, seen, size, batch_size, epochs=2, **options):
             optimizer.step()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_each_epoch_goes_through_each_sample_once(job, num_workers, drop_last):
-    """Workers divide each epoch exactly, with a last batch too small for all, and loading processes."""
+def test_each_epoch_goes_through_each_sample_once(job):
+    """Workers with loading processes divide each epoch exactly, with a last batch too small for all."""
     session = job(3)
     seen = [{}, {}, {}]
     in_threads(
         *(
             lambda i=i: train(
-                session(f"w{i}", Bounds(maximum=(9, 4, 2)[i])),
+                session(f"w{i}", bounds=Bounds(maximum=(9, 4, 2)[i])),
                 seen[i],
                 size=31,
                 batch_size=10,
                 shuffle=True,
                 seed=3,
-                drop_last=drop_last,
-                num_workers=num_workers,
+                num_workers=2,
             )
             for i in range(3)
         )
@@ -126,7 +95,7 @@ def test_each_epoch_goes_through_each_sample_once(job, num_workers, drop_last):
     for epoch in range(2):
         together = sorted(index for part in seen for index in part[epoch])
         order = permutation(JobSpec(31, 10, seed=3), epoch)
-        assert together == sorted(order[: 30 if drop_last else 31].tolist())
+        assert together == sorted(order.tolist())
 
 
 def test_loading_processes_end_with_their_loader(job, wait_until):
@@ -172,41 +141,6 @@ def test_the_order_without_shuffle_is_the_data_sets(job):
     seen = {}
     train(job(1)("w"), seen, size=10, batch_size=4, epochs=1)
     assert seen[0] == list(range(10))
-
-
-def test_workers_start_from_the_first_ones_parameters(job):
-    """Models that begin differently are made equal before the first step."""
-    session = job(2)
-    models = [nn.Linear(3, 2), nn.Linear(3, 2)]
-    assert not torch.equal(models[0].weight, models[1].weight)
-
-    def start(i):
-        loader = DataLoader(Squares(10), 4, session=session(f"w{i}"))
-        distribute(torch.optim.Adam(models[i].parameters()), loader)
-
-    in_threads(lambda: start(0), lambda: start(1))
-    assert torch.equal(models[0].weight, models[1].weight)
-    assert torch.equal(models[0].bias, models[1].bias)
-
-
-def test_models_that_differ_are_refused(job):
-    """A worker with another model gets an error that shows both shapes of the first tensor that differs."""
-    session = job(2)
-    started = threading.Event()
-
-    def start(i, model):
-        loader = DataLoader(Squares(10), 4, session=session(f"w{i}"))
-        session_i = loader.session
-        session_i.join()
-        if i:
-            assert started.wait(60)
-        distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader)
-        started.set()
-
-    with pytest.raises(
-        InvalidRequestError, match=r"tensor 0 of 'w1' is .*\(2, 2\).*that of 'w0' is .*\(2, 3\)"
-    ):
-        in_threads(lambda: start(0, nn.Linear(3, 2)), lambda: start(1, nn.Linear(2, 2)))
 
 
 def test_jobs_that_differ_are_refused(job):
@@ -364,21 +298,6 @@ def test_a_second_optimiser_is_refused_and_the_first_goes_on(job):
     assert all(map(torch.equal, before, second.parameters()))
 
 
-@pytest.mark.parametrize(("dtype", "step"), DTYPES)
-def test_parameters_keep_what_their_type_can_hold(job, dtype, step):
-    """Also beside those of float32, each element is pushed, stepped and pulled with all of its digits."""
-    start = (1 + torch.arange(3, dtype=torch.float64) * step).to(dtype)
-    parameters = [nn.Parameter(start.clone()), nn.Parameter(torch.zeros(2))]
-    loader = DataLoader(Squares(1), 1, session=job(1)("w"))
-    optimizer = distribute(torch.optim.SGD(parameters, lr=1.0), loader)
-    assert torch.equal(parameters[0], start)
-    for _ in loader:
-        parameters[0].grad = torch.full_like(parameters[0], step)
-        optimizer.step()
-    assert parameters[0].dtype == dtype
-    assert torch.equal(parameters[0], start - step)
-
-
 def test_complex_parameters_are_refused(job):
     """A complex parameter is named, and neither it nor the optimiser's state is changed."""
     session = job(1)("w")
@@ -414,7 +333,6 @@ def test_bad_options_and_lazy_layers_are_named():
     """Options that are not allowed are refused with their values, before any connection."""
     config = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
     for data, size, options, said in (
-        (Squares(10), 11, {}, "batch_size 11"),
         (iter([]), 1, {}, "map-style"),
         (Squares(10), 1, {"num_workers": -1}, "num_workers -1"),
         (
@@ -443,24 +361,6 @@ def test_an_unreachable_manager_is_named():
     session.training.declare(JobSpec(10, 2))
     with pytest.raises(ConnectionLostError, match=r"BatchSizeManager at .*127\.0\.0\.1"):
         session.join()
-
-
-def test_a_schedule_reaches_the_parameter_server(job):
-    """A learning-rate schedule's change counts from the next step on."""
-    loader = DataLoader(Squares(4), 1, session=job(1)("w"))
-    model = nn.Linear(1, 1, bias=False).double()
-    with torch.no_grad():
-        model.weight.fill_(0.0)
-    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1.0), loader)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
-    seen = []
-    for _ in loader:
-        optimizer.zero_grad()
-        (-model.weight.sum()).backward()
-        optimizer.step()
-        scheduler.step()
-        seen.append(model.weight.item())
-    assert np.allclose(np.diff([0.0, *seen]), [1, 0.1, 0.01, 0.001], rtol=1e-12)
 
 
 def test_a_closure_gives_its_loss(job):
@@ -587,7 +487,7 @@ def test_loading_processes_have_the_scripts_data_set(job):
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_a_worker_that_is_left_behind_skips(job, num_workers):
     """With backup workers, a straggler's loader skips to the newest batch, even of a later epoch."""
-    session = job(2, sync="backup", replicas_to_aggregate=1)
+    session = job(2, synchronisation=Synchronisation("backup", replicas_to_aggregate=1))
     size, batch_size, per_epoch = 40, 4, 10
     go, arrived = threading.Semaphore(0), threading.Semaphore(0)
     seen = []  # of the late worker: epoch, iteration, indices
