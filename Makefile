@@ -9,8 +9,9 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 OWN_BASE := evenpace-base:bookworm
 BASE_IMAGE ?= $(shell docker image inspect $(OWN_BASE) >/dev/null 2>&1 && echo $(OWN_BASE) || echo python:3.11-slim)
 
-# As many processes as there are cores share the tests, and four at least, since many wait; JOBS names another number.
-JOBS ?= $(shell cores=$$(nproc); echo $$((cores > 4 ? cores : 4)))
+# One process more than there are cores shares the tests, since some wait; each collects them all, which takes half a
+# minute of computing. JOBS names another number.
+JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST = $(BIN)/pytest -n $(JOBS)
 
 FUZZ_RUNS ?= 1000000
@@ -21,7 +22,7 @@ FUZZ_RUNS ?= 1000000
 help:
 	@echo "make demo   train on four uneven workers, first evenly, then balanced, and compare"
 	@echo "make test   run the tests; ONLY=ps takes those of one package, JOBS=4 shares them among four processes"
-	@echo "make quick  run the tests that start no clusters, on few examples; it takes ONLY and JOBS, too"
+	@echo "make quick  run the tests that are not slow, on few examples; it takes ONLY and JOBS, too"
 	@echo "make test-all  run everything, for a release"
 	@echo "make fuzz   try other random examples than the tests do, and many more; $(FUZZ_RUNS) messages, too"
 	@echo "make check  run the linters, the format check and the type check"

@@ -34,6 +34,7 @@ def imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", BELOW)
 def test_a_package_imports_those_below_it(package):
     """Not even where it is lazy, or for types alone."""
@@ -48,6 +49,7 @@ def test_a_package_imports_those_below_it(package):
     assert not wrong
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle():
     """Not even where it is lazy, or for types alone."""
     paths = [path.relative_to(ROOT) for package in BELOW for path in modules(package)]
@@ -64,6 +66,7 @@ def test_no_modules_import_each_other_in_a_circle():
     graph.prepare()  # raises CycleError, with the modules
 
 
+@pytest.mark.slow
 def test_nothing_leads_into_the_lab_but_the_command_line():
     """The lab has nothing that services, pages and workers need."""
     entrances = (Path("evenpace/lab"), Path("evenpace/cli"))

@@ -14,6 +14,7 @@ from tests import zygote
 COMMAND = (sys.executable, "-m", "evenpace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -46,6 +47,8 @@ def test_what_is_forked_is_a_child_of_its_own(tmp_path, number, status):
         assert popen.wait(240) == status
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--log-format", "console", "--log-level", "info")])
 def test_a_command_may_have_a_zygote_of_its_own(tmp_path, options):
     """It has imported what that has, and nothing of the other, whatever options come before the command."""
@@ -59,6 +62,7 @@ def test_a_command_may_have_a_zygote_of_its_own(tmp_path, options):
     assert told == ["True True\n", "True False\n"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"PYTHONOPTIMIZE": "1"}])
 def test_a_process_has_the_environment_that_it_was_to_have(tmp_path, settings):
     """Variables that a starting interpreter reads have it executed; others reach what is forked."""

@@ -153,6 +153,7 @@ def assert_same_state(one, other):
             torch.testing.assert_close(value, there, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "until", "before", "after"),
     [

@@ -126,6 +126,7 @@ def assert_resized(batches, said):
     assert size == changes[-1][2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_job_is_changed_in_every_way_in_the_middle(lookahead):
     """Changes of policy, batch size and bounds leave each batch whole, with each sample once."""
@@ -164,6 +165,7 @@ def test_a_job_is_changed_in_every_way_in_the_middle(lookahead):
     assert (happened.summary.policy, happened.summary.predictor) == ("learned", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_batches_grow_by_the_noise_that_is_measured(lookahead):
     """Shards measure the noise, the manager's sizer goes by it, and training ends as that of one process."""
@@ -643,6 +645,8 @@ def test_late_joiners_say_the_specification_that_the_job_began_with(wait_until):
 # -- on the command line
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_the_command_line_changes_a_job(tmp_path):
     """Each command prints what was done; a mistake is one line, and status 1."""
     with serving(ManagerService(ManagerConfig(state=tmp_path))) as address:

@@ -289,6 +289,7 @@ def test_a_manager_that_is_stopped_forgets_nothing(tmp_path, client):
         assert iterations(asking) == [*range(50), 51]
 
 
+@pytest.mark.slow
 def test_a_second_manager_with_the_same_state_is_refused(tmp_path):
     """The state is the first manager's while it runs, even if it is killed; the error names its process."""
     with signalled_process("manager", "--state", str(tmp_path)) as (first, _):

@@ -73,6 +73,7 @@ def test_the_command_line_refuses_them_too():
     assert "staleness 3: belongs to ssp, but the mode is asp" in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -339,6 +340,7 @@ def test_ssp_fast_worker_stops_exactly_at_the_bound(wait_until, staleness):
         assert runner.begun == list(range(12))
 
 
+@pytest.mark.slow
 def test_asp_fast_worker_never_waits():
     """A worker goes through epochs while another stands still, each push a step of its own."""
     with cluster(ASP, 2, shards=2) as services:
@@ -468,6 +470,7 @@ def test_a_deterministic_shard_takes_bsp_only():
 # -- processes
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "optimizer"), [pytest.param("asp", "sgd", marks=pytest.mark.ci), ("ssp", "adam")]

@@ -49,6 +49,8 @@ def test_nothing_is_fetched_from_elsewhere(site):
         assert not re.search(r"(?:url\(|@import )['\"]?(?:https?:)?//", style.read_text()), style.name
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_every_option_of_every_command_is_there(site):
     """The page of commands has each command that --help names, and each of its options."""
     page = text(site / "commands.html")

@@ -35,6 +35,7 @@ def _script(name: str, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "late"),

@@ -71,6 +71,8 @@ cli.cli(["ps", "--listen", "127.0.0.1:0"])
 """
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "library"),
     [
@@ -148,6 +150,7 @@ def test_a_module_that_hides_ours_is_named(tmp_path, name):
     assert "rename it" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_refuses_a_script_beside_such_a_module(tmp_path):
     """`evenpace worker` says so, too, before it runs the script."""
     (tmp_path / "worker.py").write_text("")
@@ -162,6 +165,7 @@ def test_a_worker_refuses_a_script_beside_such_a_module(tmp_path):
     assert "worker.py has the name of evenpace's own package 'worker'" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -203,6 +207,8 @@ def test_a_scripts_own_error_keeps_its_traceback(tmp_path):
     assert "ValueError: ['--lr', '3']" in done.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_script_without_a_session_is_told_how_to_start(tmp_path):
     """A script that is run by itself learns of `evenpace worker`."""
     done = python(str(EXAMPLES / "train_digits_evenpace.py"), cwd=tmp_path)
@@ -219,6 +225,8 @@ def test_three_lines_make_the_example_distributed():
     assert sum("evenpace" in line for line in added) == 3
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_the_ordinary_example_learns_as_much(tmp_path):
     """The example ends with about the accuracy that the page on clusters shows of two workers."""
     shown = re.search(r"^accuracy ([\d.]+)%$", (EXAMPLES.parent / "docs" / "cluster.md").read_text(), re.M)

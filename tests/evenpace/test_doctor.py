@@ -245,6 +245,7 @@ ADVICE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFERS)
 def test_a_job_whose_network_is_its_bottleneck(name):
     """It is named with how much transfers take, and what would help it, no more; other jobs are not."""
@@ -397,6 +398,8 @@ def test_the_other_service(manager, shard, partitions):
         assert (f"is another service, {name}" in text) == (level == "problem") == (kind != other), text
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_shard_that_is_named_twice(shard, host):
     """Two addresses of one shard are a problem, whatever they look like; of two shards they are none."""
@@ -630,6 +633,7 @@ def test_a_port_that_is_taken(web_server):
     assert worst(local_network.ports, ports=(port,)) == ("ok", f"{port} is free ")
 
 
+@pytest.mark.slow
 def test_a_port_that_evenpace_has():
     """A port taken by an evenpace service is ok."""
     with zygote.set_aside(), manager_process() as address:  # it goes by the command line
@@ -911,6 +915,7 @@ def test_the_timeout_is_above_zero():
         Subject(timeout=0.0)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_cluster_that_is_well(tmp_path):
     """Manager and shard are ok with TLS and tokens; the exit status is 0; lines say the same."""

@@ -20,6 +20,7 @@ for _ in go_through(evenpace.session(), 5):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "status", "why"),
     [("", 0, FINISHED), ("raise SystemExit(0)", 0, FINISHED), ("raise ValueError('no')", 1, GONE)],

@@ -24,6 +24,7 @@ def run_light(extra, *arguments):
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.slow
 def test_a_worker_trains_without_any_extra(tmp_path):
     """A worker calls services elsewhere; its script needs no framework."""
     with serving(manager_service()) as manager, serving(shard_service()) as shard:
@@ -34,6 +35,8 @@ def test_a_worker_trains_without_any_extra(tmp_path):
     assert np.abs(np.load(out) - trained_alone(30)).max() < 1e-9
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch"])
 def test_a_framework_needs_its_extra_alone(framework):
     """A framework's adapter can be imported with its extra alone."""
@@ -41,6 +44,8 @@ def test_a_framework_needs_its_extra_alone(framework):
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_job_is_watched_without_a_framework(tmp_path):
     """With the extra for watching alone, a job with records is shown, its slowest worker included."""
     with serving(manager_service()) as manager, serving(shard_service()) as shard:
@@ -55,6 +60,7 @@ def test_a_job_is_watched_without_a_framework(tmp_path):
             assert "w1" in shown.stdout
 
 
+@pytest.mark.slow
 def test_the_page_is_served_without_a_framework(tmp_path):
     """With the extra for watching alone, a page about a manager's jobs is there."""
     with serving(manager_service()) as manager:
@@ -66,6 +72,7 @@ def test_the_page_is_served_without_a_framework(tmp_path):
                 assert b"evenpace" in answer.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "extra"), [("torch", "torch"), ("keras", "tensorflow"), ("jax", "jax")]
 )
@@ -76,6 +83,8 @@ def test_a_framework_says_what_to_install(framework, extra):
     assert f": pip install 'evenpace[{extra}]'" in run.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
@@ -95,6 +104,7 @@ def test_a_command_says_what_to_install(command, extra):
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_says_what_its_metrics_need(tmp_path):
     """The option for metrics needs an extra; without the option, nothing is missing."""
     script = tmp_path / "script.py"
@@ -107,6 +117,7 @@ def test_a_worker_says_what_its_metrics_need(tmp_path):
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.slow
 def test_a_script_that_misses_something_says_so_itself(tmp_path):
     """A missing import of the user's script is reported by Python itself."""
     script = tmp_path / "script.py"

@@ -294,6 +294,7 @@ def settled(config):
             yield from settled(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "config", "one", "setting"),
     [

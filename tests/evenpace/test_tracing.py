@@ -101,6 +101,7 @@ def traces(tmp_path_factory, wait_until):
         return spans()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_an_iteration_is_one_trace_of_all_processes(traces):
     """All spans of an iteration are in one trace, each once, from the manager, the shard and both workers."""

@@ -105,6 +105,8 @@ def test_two_standard_errors_hold_the_truth(splits, ratio):
     assert shares == pytest.approx(np.full(3, 0.94), abs=0.04)
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_two_standard_errors_hold_the_truth_for_consecutive_gradients():
     """The same for one worker, whose batches change their size."""
     shares = coverage([64, 64, 96, 32] * 50, 1.0, batch=64, consecutive=True)
@@ -112,6 +114,7 @@ def test_two_standard_errors_hold_the_truth_for_consecutive_gradients():
     assert shares == pytest.approx(np.full(3, 0.94), abs=0.04)
 
 
+@pytest.mark.slow
 def test_iterations_weigh_as_much_as_they_say():
     """Small batches with few contributions among large ones hardly spoil what the large ones say.
 
@@ -215,6 +218,8 @@ def test_intervals_hold_a_noise_scale_that_drifts(problem, before, after):
     assert held(ours)[0] == pytest.approx(after, abs=0.06)
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["sqr steps to a quarter", "var steps to four times"])
 def test_a_step_is_followed_sooner_than_by_one_mean(problem):
     """The median error of the logarithm of the noise scale is less than two thirds of the mean's."""
@@ -223,6 +228,8 @@ def test_a_step_is_followed_sooner_than_by_one_mean(problem):
     assert ours < 2 / 3 * long
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_intervals_are_hardly_wider_where_nothing_drifts():
     """They are 9 to 15% wider than those of one mean, and hold a constant noise scale as often."""
     long, ours = map(held, looked_at("constant"))
@@ -232,6 +239,7 @@ def test_intervals_are_hardly_wider_where_nothing_drifts():
     assert long[0] == pytest.approx(0.95, abs=0.03)
 
 
+@pytest.mark.slow
 def test_estimates_of_a_constant_truth_have_no_bias():
     """Over 400 runs the means of var and sqr are within four of their own standard errors of the truth."""
     rng, found = np.random.default_rng(12), []

@@ -37,6 +37,7 @@ def test_a_spike_is_not_followed():
     assert predictor.predict() == pytest.approx([100], abs=10)
 
 
+@pytest.mark.slow
 def test_inputs_that_stand_still_do_no_harm():
     """A change after 5,000 constant iterations is predicted as sanely as one after few."""
     predictor = Arx()

@@ -110,6 +110,8 @@ def feed(predictor, series, iterations):
         predictor.observe(series.speeds[k], series.cpu[k], series.memory[k])
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNING)
 @pytest.mark.parametrize("make", [contended, noise_only])
 @pytest.mark.parametrize(
@@ -126,6 +128,8 @@ def test_no_worker_is_predicted_worse_than_by_the_average(name, make, iterations
     assert (learned <= 1.02 * average).all()
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PREDICTORS)
 @settings(deadline=None, max_examples=5)
 @given(st.integers(0, 2**32 - 1))
@@ -155,6 +159,8 @@ def test_predictions_are_speeds_while_workers_come_and_go(name, seed):
                 predictor.take_fit(None)
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNING)
 def test_order_does_not_matter(name):
     """A worker's predictions are the same wherever its row is, and after it has moved."""
@@ -189,6 +195,7 @@ def test_fits_are_due_one_at_a_time(name):
     assert due == [40, 80, 120]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FITTING)
 def test_fits_serve_workers_that_moved_meanwhile(name):
     """A fit's models reach the workers by name, though rows have moved and a member has gone."""

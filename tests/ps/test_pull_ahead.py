@@ -141,6 +141,7 @@ def test_a_step_that_is_complete_outlives_a_fence(pair):
         np.testing.assert_array_equal(early, first.expected)
 
 
+@pytest.mark.slow
 def test_who_reads_slowly_gets_one_version(shard):
     """Its memory is left alone, while others go on and pull ahead, also after a step that nobody did."""
     worker = AttemptWorker(shard, 4_000_000)

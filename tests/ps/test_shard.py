@@ -205,6 +205,7 @@ def test_nothing_is_given_up():
     assert values(shard).tolist() == [-4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 @settings(deadline=None, max_examples=40)
 @given(cuts=st.lists(st.integers(0, 2 * 2**18 + 40), max_size=4), seed=st.integers(0, 99))

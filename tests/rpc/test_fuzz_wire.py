@@ -48,6 +48,7 @@ def thrown(address, inputs, cuts=()):
     return answers
 
 
+@pytest.mark.slow
 @services
 def test_broken_messages_leave_an_honest_worker_alone(definition, service, worker_type):
     """While broken messages arrive in any pieces, another worker trains and gets correct answers."""
@@ -99,6 +100,8 @@ def test_messages_are_decoded_or_refused(definition, seed, share, changes):
     messages.take(bytes([share]) + data)
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_fuzzer_finds_nothing_in_bounded_time(tmp_path):
     """Coverage-guided inputs, started from messages of the IDL, are decoded or refused likewise."""
     if importlib.util.find_spec("atheris") is None:

@@ -429,6 +429,7 @@ def test_strangers_do_not_stay(key, tmp_path, wait_until):
 # -- where services listen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "missing"),
     [([], "TLS and tokens"), (["--tls", "{folder}/service"], "tokens"), (["--token-key", "{key}"], "TLS")],

@@ -212,6 +212,7 @@ def test_bulk_field_near_the_end_of_the_first_read(shard, elements, envelope):
     worker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 30, 50, 1000])
 @pytest.mark.parametrize("per_group", [1, 40])
 def test_push_with_options_of_many_groups(shard, groups, per_group):
@@ -294,6 +295,7 @@ def test_any_bytes_scan_and_decode_or_are_refused(data, extra):
             continue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["manager", "shard"])
 def test_any_bytes_leave_a_server_serving(request, kind):
     """For any bytes, the server answers or ends that connection, and serves the others."""

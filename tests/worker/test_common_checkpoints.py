@@ -103,6 +103,7 @@ class Disk:
             self.job._thread.submit(int).result(120)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_there_always_is_a_checkpoint_that_all_shards_have(tmp_path_factory, seed):

@@ -27,6 +27,7 @@ class DeadError(Exception):
     """An error that ends a worker's thread as if its process had been killed."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_worker_that_dies_between_two_shards_is_replaced(between_shards, monkeypatch, lookahead):
     """The others set the parameters again; they, and a replacement, train to the end."""
@@ -51,6 +52,7 @@ def test_a_worker_that_dies_between_two_shards_is_replaced(between_shards, monke
         assert_trained([worker for worker in workers if worker not in dead])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [False, True])
 def test_a_manager_that_restarts_between_two_shards_ends_nothing(between_shards, tmp_path, wait_until, state):
     """A restart of the manager meanwhile does no harm, with checkpoints at the shards or without."""

@@ -5,6 +5,7 @@ import threading
 from functools import partial
 
 import numpy as np
+import pytest
 
 import idl
 from batchsize_manager.client import ManagerClient
@@ -173,6 +174,7 @@ class Evaluating(Worker):
                 assert self.may_go_on.wait(240)
 
 
+@pytest.mark.slow
 def test_the_others_wait_for_a_script_that_does_something_else(wait_until):
     """Workers wait for longer than their time-outs, with plans ahead too, and the job goes on afterwards."""
     seconds = 12.0  # longer than a busy machine holds anybody up, as when a shard imports what it needs

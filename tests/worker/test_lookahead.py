@@ -60,6 +60,7 @@ class Gate:
 # -- the iterations of a job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [1, 3])
 @pytest.mark.parametrize("policy", ["leader_straggler", "proportional"])
 def test_every_iteration_is_exact(lookahead, policy):

@@ -133,6 +133,7 @@ def test_torchs_names_are_compared(shard):
         distribute_both(shard, Network("front"), Network("back"))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_the_same_names(shard):
     """Name parts that torch.compile adds make no difference."""
     distribute_both(shard, Network("front"), torch.compile(Network("front")))

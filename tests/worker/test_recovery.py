@@ -140,6 +140,7 @@ def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead)
         end_well(tmp_path, workers, wait_until, ["w0"], trained_alone(60))
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["10:push:1", pytest.param("10:report:0", marks=pytest.mark.ci)])
 def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
@@ -435,6 +436,7 @@ def test_a_manager_that_has_lost_a_join(tmp_path, lookahead, wait_until):
         assert len(workers[1].done) > 10
 
 
+@pytest.mark.slow
 def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
     tmp_path, monkeypatch, wait_until
 ):
@@ -468,6 +470,7 @@ def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
         assert_trained([first, second])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_manager_that_restarts_during_a_push_costs_one_iteration_at_most(tmp_path, lookahead, wait_until):
     """A restart while only one of two shards has a gradient costs one iteration, even without checkpoints."""

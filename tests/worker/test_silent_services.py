@@ -15,6 +15,7 @@ from tests.worker.least_squares import Worker, services
 from tests.worker.test_recovery import ITERATIONS, assert_trained, once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 @pytest.mark.parametrize("which", ["manager", "shard"])
 def test_a_service_whose_host_vanishes_and_comes_back_is_called_again(which, lookahead):

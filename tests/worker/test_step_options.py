@@ -108,6 +108,7 @@ def _late(optimizer, factor):
     return torch.optim.lr_scheduler.SequentialLR(optimizer, [first, then], milestones=[5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [

@@ -5,6 +5,7 @@ import itertools
 import math
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def records_of(all_workers, begin=0):
     ]
 
 
+@pytest.mark.slow
 @given(st.lists(_workers, min_size=1, max_size=5))
 def test_who_stays_shares_the_names(all_workers):
     """What is kept is what came; records of the same workers hold their names once."""

@@ -74,6 +74,7 @@ def test_plans_that_nobody_has_seen_are_made_again():
     assert [driver.count(name) for name in "ab"] == [16, 16]
 
 
+@pytest.mark.slow
 def test_what_a_replaced_policy_learns_does_not_reach_the_new_one():
     """A fit that is under way is dropped when it comes back; the new policy's own is taken."""
     driver = Beating("a", "b")

@@ -179,6 +179,7 @@ def test_a_dropped_upload_is_asked_for_again_when_the_job_has_ended(wait_until):
         assert not service.jobs
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_uploads_never_take_more_than_they_may(data):

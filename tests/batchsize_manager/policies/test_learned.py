@@ -123,6 +123,7 @@ def clusters(draw):
     return workers, draw(st.integers(16, 60)) * 4 * len(workers)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25, derandomize=True)  # the noise makes it a matter of luck
 @given(clusters(), st.integers(0, 2**32))
 def test_random_clusters_are_balanced_soon_and_again_after_a_change(drawn, seed):
@@ -148,6 +149,8 @@ def test_random_clusters_are_balanced_soon_and_again_after_a_change(drawn, seed)
     assert np.median(ratios[70:]) <= 1.15
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15, derandomize=True)  # the noise makes it a matter of luck
 @given(clusters(), st.integers(0, 2**32))
 def test_never_much_slower_than_leader_straggler(drawn, seed):
@@ -161,6 +164,8 @@ def test_never_much_slower_than_leader_straggler(drawn, seed):
     assert means["learned"] <= 1.05 * means["leader_straggler"]
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25, derandomize=True)  # the noise makes it a matter of luck
 @given(clusters(), st.integers(0, 2**32), st.data())
 def test_no_history_of_times_leaves_it_wrong(drawn, seed, data):
@@ -201,6 +206,7 @@ def test_a_spike_does_not_move_the_split():
         assert [cluster.iterate().counts for _ in range(5)] == [before] * 5
 
 
+@pytest.mark.slow
 def test_batch_sizes_stay_in_the_steady_state():
     """Noise changes a converged split a few times in a hundred iterations only."""
     for seed in range(5):
@@ -222,6 +228,8 @@ def test_a_tolerance_changes_less():
     assert changes[0.1] < changes[0.0]
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"factor": 2.0}, {"factor": 0.4}, {"more": 0.1}])
 @pytest.mark.parametrize("name", ["a", "c"])
 def test_lasting_changes_are_followed(name, change):
@@ -427,6 +435,7 @@ def test_several_dispensable_are_named_together():
     assert "slow" in split.dispensable["slower"]
 
 
+@pytest.mark.slow
 def test_nobody_is_dispensable_where_all_help():
     """No worker is named where all help, or where the gain is smaller than the noise."""
     for seed in range(5):

@@ -128,6 +128,8 @@ TRANSFERS = [
 ]
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("transfers", TRANSFERS, ids=str)
 def test_near_the_best_after_two_splits_and_predicted_within_three_percent(transfers):
     """Whether computing, communication or a mix is the bottleneck; also the times of other batch sizes."""
@@ -172,6 +174,7 @@ def test_faster_than_the_split_that_only_knows_of_computing():
     assert times["overlap"] < times["even"]
 
 
+@pytest.mark.slow
 def test_near_the_best_in_fewer_splits_where_links_are_slow():
     """A batch that takes as long as communication tells `learned` little of its curve: it tries more."""
     links = ServerLinks([0.6] * 4, 8, BACKWARD)

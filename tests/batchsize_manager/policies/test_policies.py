@@ -523,6 +523,7 @@ def clusters(draw):
     return curves, limits, draw(st.integers(low, sum(bound.maximum for bound in limits)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "predictor"),
     [*((name, "ema") for name in POLICIES), *((name, "memoryless") for name in POLICIES_WITH_PREDICTOR)],

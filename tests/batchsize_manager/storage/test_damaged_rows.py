@@ -178,6 +178,7 @@ def writable(path, table):
     declare(sql)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(DAMAGES)
 @example(Damage("runs", 1, 8, b"\x00"))
@@ -272,6 +273,7 @@ def content_of(path, name):
     return begin + int.from_bytes(header[5:7], "big"), begin + size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", ["sqlite_autoindex_runs_1", "sqlite_autoindex_members_1"])
 def test_a_flipped_bit_of_an_index_costs_nothing(written, tmp_path, index):
     """No job or member is lost: the index is made again, or the manager does not start with the file."""

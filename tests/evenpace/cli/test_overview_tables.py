@@ -59,6 +59,7 @@ def printed(drawn, width):
     return captured.get().splitlines()
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.floats(1e-6, 5000), min_size=1, max_size=6),
     st.integers(1, 60),

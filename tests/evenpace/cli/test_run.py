@@ -86,6 +86,7 @@ def test_a_job_runs_to_its_end(tmp_path):
     assert out.is_file()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_workers_reduce_gradients_among_themselves():
     """With --all-reduce there is no shard, and the workers form a group."""
@@ -198,6 +199,7 @@ def test_a_worker_that_fails_is_started_again(tmp_path, workers, how, said):
     assert all(map(has_ended, parts))
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_worker_is_not_needed_once_the_others_have_finished_the_job(tmp_path):
     """It would wait for them for ever; the run ends well, as the job has."""
@@ -211,6 +213,7 @@ def test_a_worker_is_not_needed_once_the_others_have_finished_the_job(tmp_path):
     assert np.load(out) == pytest.approx(train_least_squares.trained_alone(60), rel=1e-9)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_worker_that_fails_too_often_ends_the_run(tmp_path):
     """Its last end is the run's; without restarts, its first."""

@@ -83,6 +83,7 @@ def test_a_connection_without_a_whole_request_is_closed(page, sent):
     assert "Traceback" not in page.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_slow_viewer_may_keep_its_connection(page, wait_until):
     """The limit is that of one request: a connection with further requests stays for longer."""
 

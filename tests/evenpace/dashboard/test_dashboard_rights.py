@@ -258,6 +258,7 @@ def test_the_sizer_is_set_and_bounded_from_the_page(page, wait_until):
         assert page.change("sized", {"total_batch_size": 128})[0] == 200
 
 
+@pytest.mark.slow
 def test_a_page_beyond_loopback_is_read_only_without_tokens(tmp_path, wait_until):
     """All viewers may look, this machine's included, and are told why they may not change jobs."""
     with managed_page(tmp_path, "--insecure", http="0.0.0.0:0") as page:
@@ -344,6 +345,7 @@ def test_tokens_follow_the_keys(tmp_path):
     assert before not in repr(credentials)
 
 
+@pytest.mark.slow
 def test_tls_and_tokens_together(tmp_path, key, wait_until):
     """A manager with both has a page by HTTPS with its certificate, which needs none of the viewer."""
     create_authority(tmp_path, 1)

@@ -32,6 +32,7 @@ def test_batch_sizes_are_powers_of_two_and_midpoints():
     assert list(batch_sizes(12, 14, 5)) == []
 
 
+@pytest.mark.slow
 def test_a_profile_is_measured_up_to_what_fits_and_planned_by(tmp_path):
     """Every size that fits has its steps, though the script ends before; `evenpace plan` reads them."""
     out = tmp_path / "profiles" / "fast.json"
@@ -63,6 +64,7 @@ def test_a_full_disk_is_noticed_before_anything_is_measured(small_disk):
     assert "it ran" not in result.output
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_by_the_end_costs_the_file_alone(small_disk):
     """What was measured is shown nevertheless, and the error says that it is nowhere else."""
     script = small_disk.parent / "fills_the_disk.py"
@@ -99,6 +101,7 @@ def test_lacks_of_memory_are_known_by_what_frameworks_say(log, short):
     assert is_out_of_memory(log) == short
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_is_shown():
     """A script that fails with its first batch, or for another reason than memory, ends it with its log."""
     config = ProfileConfig(steps=1, smallest=4, largest=4)
@@ -131,6 +134,8 @@ def test_micro_batches_and_all_reduce(tmp_path):
     assert ended == "20 samples were to be the most"
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_manager_starts_from_profiles(tmp_path, wait_until):
     """With a profile of each kind of device, the very first iteration is split by them."""
     folder = tmp_path / "profiles"

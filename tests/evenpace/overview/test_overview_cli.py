@@ -128,6 +128,7 @@ def test_status_of_a_job_in_micro_batches_says_how_many_are_computed_at_once(bus
     assert (job["figures"]["workers"][0]["at_once"], job["members"][0]["at_once"]) == (2, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["status"], ["top", "--once"]])
 def test_a_job_is_shown_with_its_gradient_noise(busy, command):
     """A line with the scale and what it says, and its goodput, once it is known, and else with the reason."""

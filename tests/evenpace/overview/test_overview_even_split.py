@@ -49,6 +49,7 @@ def estimate(iterations):
     return (figures.seconds + figures.saved_seconds) / figures.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["proportional", "leader_straggler"])
 @pytest.mark.parametrize("fixed", [0, 16, 64])
 @pytest.mark.parametrize("slowed", [1.0, 2.5])
@@ -86,6 +87,8 @@ def test_a_first_iteration_that_is_slow_for_all_misleads_nobody(policy):
     assert estimate(runs[policy]) == pytest.approx(seconds(runs["even"]) / seconds(runs[policy]), rel=0.06)
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 10])
 def test_how_often_somebody_looks_changes_nothing(every):
     """What is learned of the workers follows from the iterations alone, not from who looks at them when."""
@@ -107,6 +110,8 @@ def test_of_an_even_split_nothing_is_saved():
     assert figures.headline.startswith("split evenly; balanced would be up to 1.")
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [0, 16, 64])
 def test_what_balancing_would_win_is_told_of_an_even_split(fixed):
     """Right to a tenth once other batch sizes were seen; between its bounds before, when only one was."""
@@ -168,6 +173,8 @@ def test_where_shares_never_vary_only_bounds_are_known():
     assert 0 < figures.saved_least < figures.saved_seconds < figures.saved_most
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "within"), [(0.1, 0.05), (0.2, 0.08)])
 def test_noise_does_not_make_it_too_high(noise, within):
     """Estimates with much noise and large fixed costs are as often too low as too high, by little."""
@@ -180,6 +187,8 @@ def test_noise_does_not_make_it_too_high(noise, within):
     assert abs(np.median(errors)) < within
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12, derandomize=True)
 @given(
     st.sampled_from(["proportional", "leader_straggler", "learned"]),

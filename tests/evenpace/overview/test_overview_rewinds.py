@@ -91,6 +91,7 @@ def rewound(tmp_path):
         yield job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("polled", [True, False])
 @pytest.mark.parametrize(
     ("back", "again", "left"),

@@ -156,6 +156,7 @@ def test_the_words_fit_the_figures():
     assert figures["worker-3"].verdict_text == "takes 1.2 times as long per sample as the others' median"
 
 
+@pytest.mark.slow
 def test_machines_of_a_real_trace_are_told_apart():
     """Among workers on a cluster's machines, those that are much slower than others are named, no other."""
     if not MACHINES.exists():
@@ -203,6 +204,8 @@ def test_sums_and_rates_of_a_job_worked_out_by_hand():
     assert view.figures(limit=0).verdicts == figures.verdicts
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_who_looks_and_when_changes_no_sum():
     """A viewer who looks now and then has the same time saved as a report afterwards, to the last digit."""
     played = play(Learned(0.0), 4, 240, 2500, lambda i, k, count: TIMES[k, i] * (8 + count) / (1 + i))
@@ -236,6 +239,8 @@ def test_what_is_computed_at_once_is_that_of_each_workers_last_iteration():
     assert {name: one.at_once for name, one in by_name(view.figures()).items()} == {"a": 2, "b": 3}
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_memory_is_bounded_where_many_come_and_go():
     """Most of three thousand workers over time, ten of which are there at once, are dropped."""
     view = JobView()
@@ -247,6 +252,8 @@ def test_memory_is_bounded_where_many_come_and_go():
     assert len(view.figures().workers) == 109
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_long_job_is_thinned_and_its_sums_are_exact(monkeypatch):
     """Where at most 4,000 of 5,000 iterations are kept, all the last ones are; sums are over all."""
     monkeypatch.setattr(thinned_rows, "MOST", 4000)

@@ -73,6 +73,7 @@ def test_figures_have_the_bounds_of_the_headline(tmp_path, iterations):
         assert doubt in figures.headline or not figures.headline.startswith("about")
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_state_has(tmp_path):
     """Sizes, times, members, events and facts are those of the records."""
     iterations = records(4, 80, late=20)
@@ -101,6 +102,8 @@ def test_the_page_says_what_the_state_has(tmp_path):
     assert any(f"worker-3 {last['worker-3'].batch_size}" in label for label in labels)
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_timeline_has_the_records_values(tmp_path):
     """Each point of each worker is the record's, and an absent worker has none."""
     iterations = records(3, 70, late=30)
@@ -115,6 +118,8 @@ def test_a_timeline_has_the_records_values(tmp_path):
     assert predicted[1:] == [record.parts["worker-0"].predicted_speed for record in iterations[1:]]
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_the_page_has_the_gradient_noise(tmp_path):
     """A figure and a plot have the scale, where the records have norms, and what it says in words."""
     page, numbers = page_of(write_run(tmp_path, with_norms(records(3, 150), 2.0 * 3 * EVEN)))
@@ -126,6 +131,7 @@ def test_the_page_has_the_gradient_noise(tmp_path):
     assert f"noise scale {figures['noise_scale']:.3g} samples, batch {3 * EVEN} samples" in label
 
 
+@pytest.mark.slow
 def test_a_run_without_norms_has_no_plot_of_gradient_noise(tmp_path):
     """The figure says why nothing is known."""
     page, _ = page_of(write_run(tmp_path, records(3, 50)))
@@ -158,6 +164,8 @@ def test_the_page_has_efficiency_and_goodput_of_batches_that_have_grown(tmp_path
     )
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(("grows", "noisy", "plots"), [(True, False, (1, 0)), (False, True, (0, 0))])
 def test_plots_of_sizes_are_left_out_where_they_would_say_nothing(tmp_path, grows, noisy, plots):
     """Without norms the batch alone is drawn; where it has the script's size all along, nothing is."""
@@ -191,6 +199,8 @@ def test_hundreds_of_changes_of_the_batchs_size_are_not_listed(tmp_path):
     assert numbers["resizes"] == 200
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_few_sizes_of_the_batch_are_listed(tmp_path):
     """Each has a row: from which iteration on, and how many samples."""
     page, _ = page_of(write_run(tmp_path, records(3, 90, total_of=lambda number: 180 + number // 30)))
@@ -202,6 +212,8 @@ def test_a_few_sizes_of_the_batch_are_listed(tmp_path):
     ]
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("measured", [True, False])
 def test_hidden_transfers_are_in_the_report_where_they_were_measured(tmp_path, measured):
     """The job's share with how much of an iteration transfers take, and each worker's with its bottleneck."""
@@ -252,6 +264,7 @@ def test_a_run_without_an_iteration_says_so(tmp_path):
     assert numbers["timeline"]["iterations"] == []
 
 
+@pytest.mark.slow
 def test_names_are_escaped(tmp_path):
     """A job's name with HTML's special characters appears as it is, and the default file's name is plain."""
     job = 'a<b>&"/../x'
@@ -342,6 +355,8 @@ def test_a_stored_run_names_the_sizer_that_it_began_with(tmp_path):
     assert "Sizer" in page.text
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_manager_that_runs_is_asked(tmp_path):
     """A live manager and its state give the same numbers, while the job runs and after its end."""
     state, out = tmp_path / "state", tmp_path / "page.html"
@@ -482,6 +497,7 @@ def drawn(panel):
     return axes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 80, 700])
 def test_all_charts_of_a_run_have_one_range_of_iterations(tmp_path, iterations):
     """They can be read one beneath the other, also where a worker was there for a part of the run."""
@@ -524,6 +540,7 @@ def test_no_worker_has_the_colour_of_what_was_measured(tmp_path):
                 assert line.get_color() in SHADES, panel.name
 
 
+@pytest.mark.slow
 def test_the_page_explains_its_words(tmp_path):
     """In a list, and on the words themselves; each card has the bar of its worker's time, in words, too."""
     page, numbers = page_of(write_run(tmp_path, records(4, 80)))

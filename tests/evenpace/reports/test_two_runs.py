@@ -31,6 +31,7 @@ def render(two, folder):
 report = partial(invoke, "report", catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_the_page_states_the_result(tmp_path):
     """How many times as fast, each run's numbers, and what is known besides are in the text."""
     two = make_two(write_two(tmp_path))
@@ -47,6 +48,7 @@ def test_the_page_states_the_result(tmp_path):
         assert said in page.text
 
 
+@pytest.mark.slow
 def test_the_table_summarises_each_worker(tmp_path):
     """A worker's row has its share, sizes, median times, waiting shares and speeds in both runs."""
     two = make_two(write_two(tmp_path))
@@ -101,6 +103,7 @@ def test_runs_without_known_noise_have_no_columns_of_it(tmp_path):
     assert "oise scale" not in render(two, tmp_path).text
 
 
+@pytest.mark.slow
 def test_every_figure_has_words(tmp_path):
     """Each of the eight figures tells its content to those who cannot see it."""
     two = make_two(write_two(tmp_path))
@@ -122,6 +125,7 @@ def test_the_page_follows_dark_mode(tmp_path):
     assert "#000000" not in source
 
 
+@pytest.mark.slow
 def test_names_are_escaped(tmp_path):
     """Names with HTML's special characters appear as they are, in text and figures."""
     renamed = [replace(record, workers=(NASTY_NAME,)) for record in records(1, 5)]
@@ -135,6 +139,8 @@ def test_names_are_escaped(tmp_path):
     assert any(NASTY_NAME in label for label in page.values("aria-label"))
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1, 30), (4, 1), (7, 2), (40, 3)])
 def test_any_size_of_run_is_drawn(tmp_path, workers, iterations):
     """One iteration, one worker or more workers than colours: the page is whole."""
@@ -142,6 +148,7 @@ def test_any_size_of_run_is_drawn(tmp_path, workers, iterations):
     assert len([row for row in page.rows if row[0].startswith("worker-")]) == workers
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_missing_measurements_are_drawn_as_gaps(tmp_path):
     """No evaluation, no iteration, a diverged loss or an absent worker is no error."""

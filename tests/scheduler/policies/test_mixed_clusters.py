@@ -20,6 +20,8 @@ def kinds_of(cluster, placement):
     return {cluster.by_name[node].kind for node, _ in placement}
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXED)
 @few
 @given(case=cases)

@@ -25,6 +25,8 @@ on_all_clusters = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @on_all_clusters
 @few
 @given(data=st.data())
@@ -36,6 +38,8 @@ def test_allocations_fit_the_cluster(name, cases, data):
             allocation.check(at.cluster)
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @on_all_clusters
 @few
 @given(data=st.data())
@@ -47,6 +51,8 @@ def test_jobs_have_no_more_devices_than_they_can_use(name, cases, data):
         assert all(devices(placement) <= most[job] for job, placement in allocation.placements.items())
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @on_all_clusters
 @few
 @given(data=st.data())
@@ -59,6 +65,8 @@ def test_policies_repeat(name, cases, data):
     assert first == second
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 @few
 @given(case=cases(clusters))
@@ -69,6 +77,7 @@ def test_devices_are_used_while_jobs_wait(name, case):
             assert allocation.placements
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cases"),
     [("tiresias", cases(clusters)), ("priority", cases(clusters)), ("gavel", cases(mixed_clusters))],

@@ -140,6 +140,7 @@ def test_an_epoch_without_a_pass_is_an_error():
             next(slices.epochs(-1))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_drained_before_its_first_batch_ends_well(tmp_path, wait_until):
     """Its script ends where it waits for the others, so that nobody starts it again."""
     with LocalCluster(tmp_path, workers=3) as cluster, ManagerClient(cluster.manager) as client:

@@ -179,6 +179,7 @@ def flax_nnx():
     return params, losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [flax_linen, flax_nnx])
 def test_flax_models_train(job, make):
     """The parameters of both of Flax's interfaces are pushed and pulled, and the model learns."""
@@ -223,6 +224,7 @@ def test_statistics_become_the_mean_over_all_samples(job):
     in_threads(*(lambda i=i: train(i) for i in range(2)))
 
 
+@pytest.mark.slow
 def test_batch_normalisation_of_flax_keeps_its_running_statistics(job):
     """If all pieces are full, running statistics follow the mean over the pieces, as computed by hand."""
     model = flax.linen.BatchNorm(momentum=0.9)
@@ -365,6 +367,7 @@ def test_bad_arguments_are_named():
         distribute(sgd(0.1), {}, loader)
 
 
+@pytest.mark.slow
 def test_jax_needs_no_torch_and_nothing_else_needs_jax():
     """A worker with JAX does not import torch, and other workers do not import JAX."""
     code = (

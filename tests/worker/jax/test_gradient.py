@@ -38,6 +38,7 @@ def losses(params, batch):
 steps = {micro_batch_size: value_and_grad(losses, micro_batch_size) for micro_batch_size in (1, 3, 8, 16)}
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(size=st.integers(1, 40), micro_batch_size=st.sampled_from(sorted(steps)), seed=st.integers(0, 1000))
 def test_it_is_the_mean_over_the_batch(size, micro_batch_size, seed):
@@ -112,6 +113,8 @@ def sliced(batch, assignment):
     )
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_micro_batches_are_the_pieces_each_with_a_key_of_its_own():
     """Whatever the shares, the weighted means over the workers are the same, batch statistics and all."""
     batch, params, key = batch_of(100), parameters(), jax.random.key(3)

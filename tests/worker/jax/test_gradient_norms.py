@@ -77,12 +77,14 @@ def assert_norms(records, seen, factor=1.0):
         assert found == pytest.approx(steps[step.iteration], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_micro_batch_is_a_contribution(workers):
     """Of one worker, and of several; the last one of a batch is smaller."""
     assert_norms(*train(sgd(RATE), workers))
 
 
+@pytest.mark.slow
 def test_norms_are_scaled_as_the_script_scales_the_mean():
     """As by clipping, before the step."""
     halved = train(sgd(RATE), 2, change=lambda gradient: {"w": gradient["w"] / 2})

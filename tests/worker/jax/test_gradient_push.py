@@ -153,6 +153,8 @@ def holding(wait):
     return slow_losses
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(("shards", "micro"), [(1, None), (3, 4)], ids=["pieces", "micro-batches"])
 def test_a_gradient_arrives_while_others_are_computed(wait_until, shards, micro):
     """Each shard has a part of it before the backward pass ends, and none has all before the step."""
@@ -193,6 +195,8 @@ def test_a_rounded_gradient_arrives_before_the_step(wait_until):
     assert np.abs(parameters - train_alone()).max() > 1e-6
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [copy, scale, scale_late], ids=lambda change: change.__name__)
 def test_what_changes_gradients_afterwards_is_in_the_step(change, caplog):
     """Whatever a script does to gradients before the step, the result is one process's."""
@@ -243,6 +247,7 @@ def test_else_nothing_arrives_before_the_step(without):
     np.testing.assert_allclose(parameters, train_alone(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_statistics_go_with_the_step(wait_until):
     """They are the values that the step is given, also where they fill buckets of their own."""
     values, wanted = {"mean": np.zeros(9000), "variance": np.zeros(9000)}, []

@@ -68,6 +68,7 @@ def stepped_by_shard(rule, parameters, gradients):
         yield np.frombuffer(shard.parameters()).copy()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(optimizer=optimizers(), seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1e-3, 1.0, 1e3]))
 def test_steps_are_those_of_optax(optimizer, seed, scale):

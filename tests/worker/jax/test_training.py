@@ -61,6 +61,7 @@ def trained(tmp_path_factory, framework_starts, wait_until):
     return folder
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_uneven_workers_equal_one_process_on_the_big_batch(trained):
     """Uneven, changing batches over three workers give the parameters of one process with optax."""
@@ -76,6 +77,7 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(trained):
         assert not notes[i]["torch"]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_in_micro_batches_uneven_workers_equal_one_worker(trained):
     """Batch normalisation, dropout and random augmentation do not depend on the number of workers.

@@ -35,6 +35,7 @@ def trained(tmp_path_factory, framework_starts, wait_until):
     return {job: [dict(np.load(folder / f"{i}-{job}.npz")) for i in range(3)] for job in jobs}
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["graph", "eager", "fit", "resumed"])
 def test_uneven_workers_equal_one_process_on_the_big_batch(trained, job):
@@ -43,6 +44,7 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(trained, job):
         assert np.abs(worker["variables"] - trained[job][0]["alone"]).max() < 1e-9
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["graph", "eager", "fit"])
 def test_all_samples_are_trained_and_some_batches_are_too_small_for_all(trained, job):
@@ -54,6 +56,7 @@ def test_all_samples_are_trained_and_some_batches_are_too_small_for_all(trained,
     assert all(part.max() <= limit for part, limit in zip(sizes, LIMITS, strict=True))
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["graph", "fit"])
 def test_changing_batch_sizes_are_not_traced_again(trained, job):
@@ -62,6 +65,7 @@ def test_changing_batch_sizes_are_not_traced_again(trained, job):
     assert [int(worker["traces"]) for worker in trained[job]] == [1, 1, 1]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_statistics_are_the_weighted_mean(trained):
     """Moving means are those of the whole batches, and all workers have the same statistics."""
@@ -73,6 +77,7 @@ def test_statistics_are_the_weighted_mean(trained):
         assert np.array_equal(variance, variances[0])
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["micro-fit", "micro-loop"])
 def test_in_micro_batches_uneven_workers_equal_one_worker(trained, job):
@@ -94,6 +99,7 @@ def test_in_micro_batches_uneven_workers_equal_one_worker(trained, job):
         assert [int(worker["traces"]) for worker in trained[job]] == [1] * 3
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_in_micro_batches_losses_are_logged_once_an_iteration(trained):
     """Each iteration has one logged loss, and the workers' mean is the loss that one worker logs."""
@@ -119,6 +125,7 @@ def test_the_core_imports_no_framework():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_another_backend_is_refused():
     """With another backend of Keras, the import fails and names the variable to set."""
     environment = {**os.environ, "KERAS_BACKEND": "numpy", "TF_CPP_MIN_LOG_LEVEL": "2"}

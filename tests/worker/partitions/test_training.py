@@ -242,6 +242,7 @@ def test_each_sample_is_used_once_in_a_pass_by_a_schedule_of_batch_sizes():
     assert [sorted(drawn) for drawn, _ in passes] == [every] * 4
 
 
+@pytest.mark.slow
 def test_samples_are_used_equally_often_when_the_batch_follows_its_noise():
     """A pass has as many samples as there are, and each of a worker's is used as often as its others."""
     passes = train_with(Sizing("similarity", Sizes(8, 48), similarity=0.9), 8, 60)

@@ -175,6 +175,7 @@ def cycle(start):
         yield cycle
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_cgroup")
 @pytest.mark.parametrize("code", [SPIN, SPIN_TWICE])
 def test_control_group_limits_the_share(start, code):
@@ -186,6 +187,7 @@ def test_control_group_limits_the_share(start, code):
         holds(limit, child.pid, start(SPIN).pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [SPIN, SPIN_TWICE])
 def test_duty_cycle_limits_the_share(start, code):
     """A busy process gets its share by stopping and continuing, all threads together."""
@@ -238,6 +240,7 @@ def test_no_control_group_is_left(start):
     runs_on(running.pid)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_cgroup")
 def test_limits_nest(start):
     """A second limit on a process holds beside the first one, and goes without it.

@@ -74,6 +74,7 @@ def train(session, seen, size, batch_size, epochs=2, **options):
             optimizer.step()
 
 
+@pytest.mark.slow
 def test_each_epoch_goes_through_each_sample_once(job):
     """Workers with loading processes divide each epoch exactly, with a last batch too small for all."""
     session = job(3)
@@ -98,6 +99,7 @@ def test_each_epoch_goes_through_each_sample_once(job):
         assert together == sorted(order.tolist())
 
 
+@pytest.mark.slow
 def test_loading_processes_end_with_their_loader(job, wait_until):
     """Loading processes end as soon as the loader is released, without a garbage collection."""
     before = set(multiprocessing.active_children())
@@ -185,6 +187,7 @@ def load_the_same(model):
     model.load_state_dict(model.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "warnings"), [(load, 1), (load_the_same, 0)])
 def test_parameters_loaded_after_distribute_are_warned_of_once(job, caplog, change, warnings):
     """Other values than the parameter server's are lost with the next step, which a warning says."""
@@ -218,6 +221,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_step_without_a_batch_is_refused(job, kind):
     """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
@@ -380,6 +384,7 @@ def test_a_closure_gives_its_loss(job):
     assert model.weight.item() != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, True), (1, True), (1, False)])
 def test_a_generators_seed_is_that_of_the_order(job, num_workers, persistent):
     """As with torch's own loader, for which the epochs' loading processes go on, or are others each time."""
@@ -402,6 +407,7 @@ def test_a_generators_seed_is_that_of_the_order(job, num_workers, persistent):
     assert orders[0][0] != sorted(orders[0][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [True, False])
 def test_loading_processes_persist_unless_they_are_not_to(job, persistent):
     """With `persistent_workers`, all epochs' samples come from the same process."""
@@ -469,6 +475,7 @@ def _open(number):
     info.dataset.opened = 0
 
 
+@pytest.mark.slow
 def test_loading_processes_have_the_scripts_data_set(job):
     """They see what it changes between epochs, and `worker_init_fn` has it in `get_worker_info().dataset`."""
     data = Changing()
@@ -484,6 +491,7 @@ def test_loading_processes_have_the_scripts_data_set(job):
         iter(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_a_worker_that_is_left_behind_skips(job, num_workers):
     """With backup workers, a straggler's loader skips to the newest batch, even of a later epoch."""

@@ -125,6 +125,7 @@ def train(session, change=leave, before_step=lambda iteration: None, **options):
     return nn.utils.parameters_to_vector(model.parameters()).detach(), attempts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_gradient_arrives_before_the_step(wait_until, shards):
     """Each shard has a part of the gradient before the step, and none has all of it."""
@@ -146,6 +147,7 @@ def round_gradients(iteration, model):
         parameter.grad = parameter.grad.float().bfloat16().double()
 
 
+@pytest.mark.slow
 def test_a_rounded_gradient_arrives_before_the_step(wait_until):
     """In bfloat16 the steps are those with rounded gradients, and parameters are not rounded."""
 
@@ -160,6 +162,7 @@ def test_a_rounded_gradient_arrives_before_the_step(wait_until):
     assert (parameters - train_alone(leave)).abs().max() > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_changes_gradients_afterwards_is_in_the_step(change, caplog):
     """Whatever a script does between the backward pass and the step, the result is one process's."""

@@ -109,6 +109,7 @@ def check_equal(ranks, alone):
         assert np.abs(rank["parameters"] - vector(alone)).max() < 1e-9
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["hook", "static", "pieces_hook", "infinite", "fsdp"])
 def test_uneven_ranks_equal_one_process_on_the_big_batch(results, name):
     """By the hook or the scaled loss, uneven and changing batches give the parameters of one process."""

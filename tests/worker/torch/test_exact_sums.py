@@ -208,6 +208,7 @@ def with_all_reduce(folder, ranks):
         return ends(folder, running)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_run_ends_with_the_same_bits_on_any_workers(tmp_path, wait_until):
     """One worker, some that come and go, and ranks that all-reduce: all end with the same bytes.

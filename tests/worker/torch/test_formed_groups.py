@@ -357,6 +357,7 @@ def test_a_worker_is_killed_within_an_iteration(tmp_path, wait_until, rank, opti
         check_equal_to_one_process(ended[0], first, iterations)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.ci)])
 def test_gradients_are_reduced_by_a_stand_in_for_nccl(tmp_path, wait_until, rank):
     """A worker joins, one is killed within an iteration, and one frozen: operations are aborted by then."""

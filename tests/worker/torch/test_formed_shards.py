@@ -77,6 +77,7 @@ def test_the_others_end_when_one_is_gone(tmp_path, wait_until, fault):
             assert "it goes on from the script's checkpoint" in run.fails(name)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
     """Two are killed within iterations, one after the other; between the deaths, a worker joins."""
@@ -259,6 +260,7 @@ def whole(model):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_size", [None, 2])
 def test_nothing_changes_where_shards_are_gathered_and_scattered(alone, shard_size):
     """Parameters, the optimiser's state, and what `fully_shard` was called with."""

@@ -30,6 +30,7 @@ def store():
     return TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
 
 
+@pytest.mark.slow
 def test_a_group_with_a_dead_member_is_given_up(store, wait_until):
     """PyTorch knows of no group then, also once gloo has found out for itself, and makes the next one."""
     peer = subprocess.Popen([sys.executable, str(SCRIPT), str(store.port)])

@@ -82,6 +82,7 @@ def trained(folder, wait_until, workers, shards, arguments, options=()):
     }
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "shards", "arguments", "options"),
@@ -142,6 +143,7 @@ def test_with_adam_records_have_the_norms_of_preconditioned_gradients(
         assert_close(record.norms.norms, norms_of(counts, gradients * diagonals[iteration]))
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("adam", [False, True], ids=["sgd", "adam"])
 def test_one_rank_compares_its_gradients_in_pairs(tmp_path, wait_until, adam):

@@ -99,6 +99,8 @@ def whole_gradient(model, inputs, labels):
     return gradient
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "where"), [(1, "backward"), (3, "forward"), (7, "backward"), (19, "forward")]
 )
@@ -118,6 +120,8 @@ def test_pieces_give_the_gradient_of_the_whole(task, where, most):
     assert max(seen) <= step.limit < 20
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_what_has_accumulated_is_kept(task):
     """Gradients of earlier batches are kept through failures, and the batch's are added."""
     model, inputs, labels = task
@@ -128,6 +132,7 @@ def test_what_has_accumulated_is_kept(task):
     assert (gradient_of(model) - expected).abs().max() < 1e-14
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_weighted_already_is_left_alone(task):
     """If the function weights its loss by its samples, pieces are only summed."""
     model, inputs, labels = task
@@ -142,6 +147,7 @@ def test_a_loss_that_is_weighted_already_is_left_alone(task):
     assert (gradient_of(model) - expected).abs().max() < 1e-14
 
 
+@pytest.mark.slow
 def test_the_limit_comes_close(task):
     """Over several batches, a few failures bring the limit close to the size that fits."""
     model, inputs, labels = task
@@ -157,6 +163,8 @@ def test_the_limit_comes_close(task):
     assert 10 <= step.limit <= 13
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_limit_that_held_before_may_fall(task):
     """When others take memory, the limit follows."""
     model, inputs, labels = task
@@ -172,6 +180,8 @@ def test_a_limit_that_held_before_may_fall(task):
     assert (gradient_of(model) - expected).abs().max() < 1e-14
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_one_sample_that_does_not_fit_is_an_error(task):
     """If a single sample does not fit, an error is raised; gradients are unchanged."""
     model, inputs, labels = task
@@ -227,6 +237,8 @@ def ddp(task, group):
     return wrapped, inputs, labels, reductions
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 6, 19, 20])
 def test_under_ddp_each_iteration_is_reduced_once(ddp, most):
     """The one reduction of an iteration has the whole gradient, for any number of pieces."""
@@ -342,6 +354,7 @@ def test_every_way_to_train_has_the_models_device_watched(monkeypatch, task, gro
 # -- a whole job
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_job_goes_on_when_a_worker_runs_out_of_memory(tmp_path, wait_until):
     """Samples are done in pieces, the limit is lowered, and the parameters are one process's."""

@@ -130,6 +130,8 @@ def clip(model):
     nn.utils.clip_grad_norm_(model.parameters(), 1e-9)
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "options"), [(clip, {}), (None, {"bucket_cap_mb": None})])
 def test_gradients_that_are_pushed_by_the_step_have_no_such_times(change, options):
     """Where a script clips them, or there are no buckets; the communication time is known all the same."""

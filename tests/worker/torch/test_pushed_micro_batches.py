@@ -162,6 +162,7 @@ def train_alone_in_micro_batches(model):
     return state_of(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shards", "micro_batch"), [(1, 3), (3, 5)])
 def test_uneven_slices_in_micro_batches_equal_one_process(shards, micro_batch):
     """The last pass of several micro-batches, and that of one, completes what is pushed meanwhile."""
@@ -178,6 +179,7 @@ def test_uneven_slices_in_micro_batches_equal_one_process(shards, micro_batch):
     assert len(records) == STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_part_arrives_before_the_last_pass_ends(wait_until, shards):
     """While the first layer's gradients are still to be computed, each shard has a part, and none has all."""
@@ -197,6 +199,7 @@ def test_a_part_arrives_before_the_last_pass_ends(wait_until, shards):
     torch.testing.assert_close(trained.values, train_alone(leave), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
     """The sum is divided as the end of the loop divides it; norms of micro-batches are the same as well."""
@@ -217,6 +220,8 @@ def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
         )
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_changes_gradients_after_the_loop_is_in_the_step(change):
     """As without micro-batches: what was pushed is taken back, and the result is one process's."""
@@ -239,6 +244,7 @@ class Sometimes(nn.Module):
         return inputs + self.layer(inputs) if inputs[0, 0] > 0 else inputs
 
 
+@pytest.mark.slow
 def test_a_layer_that_some_micro_batches_do_not_use_waits_for_the_step():
     """Where the last one does not use it, its gradient is that of the others, and is pushed by the step."""
     torch.manual_seed(SEED)
@@ -267,6 +273,7 @@ def test_running_statistics_go_with_the_last_bucket():
         torch.testing.assert_close(trained.values, alone, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_exact_sums_are_pushed_by_the_step():
     """They are integers over all micro-batches, which no backward pass leaves in the gradients."""
     with OpenServices(1, 2, synchronisation=Synchronisation(exact=True)) as services:
@@ -314,6 +321,7 @@ def run_out_of_memory(session, fails):
     return state_of(model), begun
 
 
+@pytest.mark.slow
 def test_a_pass_that_is_tried_again_alone_is_pushed_once():
     """Of two at once the failed one has pushed nothing; alone it is the last pass, which pushes."""
     with OpenServices(1) as services:

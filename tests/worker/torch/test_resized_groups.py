@@ -23,6 +23,7 @@ def command(*words):
     return done.stdout
 
 
+@pytest.mark.ci
 def test_a_group_is_resized_down_and_up(tmp_path, wait_until):
     """Two of four go by one command, in one attempt; one is awaited while it trains, and then joins."""
     with (

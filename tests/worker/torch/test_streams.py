@@ -91,6 +91,7 @@ def outcome_of(at_once, iterations=2, within=False, most=8):
     return outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("at_once", [2, 3, 4, 8, 16])
 def test_any_number_at_once_gives_the_same_bits(at_once, within):

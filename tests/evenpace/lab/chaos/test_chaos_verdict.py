@@ -314,6 +314,7 @@ def said_of(run, *patterns):
         assert any(re.match(pattern, line) for line in found), found
 
 
+@pytest.mark.slow
 def test_a_training_without_a_fault_has_no_violation(faultless):
     """The verdict counts the rewinds: two shards went back for the same iterations."""
     outcome = faultless.judged()
@@ -483,6 +484,7 @@ def slice_without_samples(lines):
     slices.append([start + count, 0, worker])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "shard", "said"),
     [
@@ -591,6 +593,7 @@ def fingerprint_off(lines):
     lines[reached_in(lines, 1, 30)][3][0] += 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "said"),
     [

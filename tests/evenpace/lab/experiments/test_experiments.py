@@ -65,6 +65,8 @@ def test_there_is_a_scheme_for_each_predictor():
     assert {f"lb-bsp:{name}" for name in PREDICTORS} <= set(SCHEMES)
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_workload_can_be_made(name):
     """Each has a model to train and data by default."""

@@ -11,6 +11,7 @@ NASTY_NAME = "a<b>&\"$x_1$'"
 THREE = ("tiresias", "optimus", "pollux")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policies", [("pollux",), THREE], ids=len)
 def test_the_page_sets_policies_beside_each_other(tmp_path, policies):
     """The table of figures has a column for each policy, one or several."""
@@ -24,6 +25,7 @@ def test_the_page_sets_policies_beside_each_other(tmp_path, policies):
     assert page.row("ρ, worst")[1:] == worst
 
 
+@pytest.mark.slow
 def test_published_means_are_shown_where_there_are_any(tmp_path):
     """A row of unknown numbers would say nothing."""
     label = "mean completion time, published (s)"

@@ -61,6 +61,7 @@ def fairness(path, policy, applications):
     return sorted(share.rho(life) for share, life in zip(shares, lives, strict=True))
 
 
+@pytest.mark.slow
 @with_data
 @pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 @pytest.mark.parametrize("policy", ["tiresias", "optimus"])
@@ -105,6 +106,8 @@ def mixed_mean(number, policy, applications):
     return statistics.fmean(life.completion for life in lives)
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @with_data
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_gavel_has_the_published_means_to_the_digit(mixed_applications, number):
