@@ -14,6 +14,7 @@ from tests import zygote
 COMMAND = (sys.executable, "-m", "evenpace")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
@@ -62,6 +63,7 @@ def test_a_command_may_have_a_zygote_of_its_own(tmp_path, options):
     assert told == ["True True\n", "True False\n"]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"PYTHONOPTIMIZE": "1"}])
 def test_a_process_has_the_environment_that_it_was_to_have(tmp_path, settings):

@@ -82,6 +82,7 @@ def test_a_worker_that_waits_for_others_is_seen(wait_until):
             one.close()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_long_answers_come_in_parts():
     """Records that are too many for one answer are all there, in order, over several."""
@@ -96,6 +97,7 @@ def test_long_answers_come_in_parts():
         worker.close()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_earlier_records_come_from_the_state(tmp_path):
     """Records that a restarted manager has only in its file are answered like those in memory."""

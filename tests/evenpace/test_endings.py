@@ -20,6 +20,7 @@ for _ in go_through(evenpace.session(), 5):
 """
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "status", "why"),

@@ -72,6 +72,7 @@ def test_the_page_is_served_without_a_framework(tmp_path):
                 assert b"evenpace" in answer.read()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "extra"), [("torch", "torch"), ("keras", "tensorflow"), ("jax", "jax")]
@@ -104,6 +105,7 @@ def test_a_command_says_what_to_install(command, extra):
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_worker_says_what_its_metrics_need(tmp_path):
     """The option for metrics needs an extra; without the option, nothing is missing."""

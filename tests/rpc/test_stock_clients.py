@@ -364,6 +364,7 @@ def test_a_stock_client_that_pulls_in_place_of_that_is_taken_out(hasty_cluster, 
     worker.manager.close()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_pull_that_does_not_say_how_long_to_wait_ends(monkeypatch):
     """After ten minutes, here a moment, with what is missing."""

@@ -64,6 +64,7 @@ def test_shards_with_intervals_of_their_own_go_on(tmp_path, intervals):
     train(shards, (33, lambda: restart(shards[0])), (48, lambda: restart(shards[1])))
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 def test_a_damaged_checkpoint_of_a_live_shard_costs_those_after_an_earlier_one(tmp_path, damage, wait_until):

@@ -126,6 +126,7 @@ def test_a_service_moves_to_the_next_of_a_list(tmp_path):
         assert shard.starts == 2
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["manager", "shard"])
 def test_a_service_is_frozen_and_another_started_in_its_place(tmp_path, which):

@@ -127,6 +127,7 @@ def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_unti
     assert set(observer.iterations[-1].workers) == {"w0"}
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [pytest.param(0, marks=pytest.mark.ci), 2])
 def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead):
@@ -260,6 +261,7 @@ def test_a_killed_shard_goes_on_from_its_checkpoint_and_all_with_it(tmp_path, lo
         assert_trained(workers)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_path, monkeypatch, wait_until):
     """If a shard is killed after the agreement on a version that it lost, an earlier one is agreed on."""
@@ -348,6 +350,7 @@ def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
     assert np.array_equal(undisturbed, disturbed)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("shards_too", [False, True])
 def test_a_manager_that_has_lost_a_change_of_the_batch_size(tmp_path, shards_too):
@@ -405,6 +408,7 @@ def test_a_manager_that_has_lost_a_change_of_the_batch_size(tmp_path, shards_too
     assert sizes[-1] == SPEC.total_batch_size  # that the manager was told of a change was lost
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_manager_that_has_lost_a_join(tmp_path, lookahead, wait_until):

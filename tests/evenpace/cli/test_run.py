@@ -229,6 +229,7 @@ def test_a_worker_that_fails_too_often_ends_the_run(tmp_path):
     assert any("--restarts 3" in line for line in run.lines)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_service_that_ends_ends_the_run_whatever_the_restarts(tmp_path):
     """It has the job's state, which another start would not have."""
@@ -249,6 +250,7 @@ def test_nothing_outlives_a_run_that_is_killed(wait_until):
         wait_until(lambda: all(map(has_ended, parts)), "the end of all processes")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_scripts_own_error_is_shown(tmp_path):
     """Its traceback comes behind the worker's name, and the error names the worker."""

@@ -280,6 +280,7 @@ def test_the_page_outlives_a_manager_that_is_started_again(tmp_path, wait_until)
         worker.client.close()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_manager_goes_on_without_its_page(tmp_path, wait_until):
     """A page that dies is a line in the manager's log, and does not affect workers."""
@@ -293,6 +294,7 @@ def test_the_manager_goes_on_without_its_page(tmp_path, wait_until):
         worker.close()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_page_ends_with_its_manager(tmp_path, wait_until, number):

@@ -207,6 +207,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch) -> None:
         load(f"mnist:{tmp_path}")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "train_shape", "test_shape"),

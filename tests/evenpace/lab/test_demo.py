@@ -160,6 +160,7 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path, wait_until, number
     wait_until(lambda: all(map(has_ended, children)), "the children's end")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_wrong_option_ends_the_demo_at_once(tmp_path):
     """With one line that says what is allowed, although its page may be there already."""

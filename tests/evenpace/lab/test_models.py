@@ -139,6 +139,7 @@ def gradient(model, inputs, cuts):
     return torch.cat([p.grad.flatten() for p in model.parameters()]) / len(inputs)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("make", "inputs"), SPLITTABLE.values(), ids=SPLITTABLE)
 def test_an_uneven_split_gives_the_whole_batchs_gradient(make, inputs):
     """Parts of 1, 3 and 2 samples, weighted by their sizes, add up to the gradient of all six."""

@@ -299,6 +299,7 @@ def live_process(address, out):
     )
 
 
+@pytest.mark.ci
 def test_a_running_job_is_recorded_until_it_ends(tmp_path, wait_until):
     """`evenpace lab trace live` waits for the job, appends its rows as they come, and ends with it."""
     out = tmp_path / "trace.csv"
@@ -427,6 +428,7 @@ def test_a_job_that_stands_still_ends_the_recording(tmp_path, observed):
     assert "No iteration has ended for 0.1 s: 4 new rows" in result.output
 
 
+@pytest.mark.ci
 def test_a_manager_that_goes_ends_the_recording(tmp_path, wait_until):
     """The rows recorded so far are kept, and the command gives the reason of its end."""
     out = tmp_path / "trace.csv"

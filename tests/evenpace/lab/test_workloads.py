@@ -234,6 +234,7 @@ WRONG_OPTIONS = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments", "message"), WRONG_OPTIONS)
 def test_wrong_options_are_named(monkeypatch, capsys, name, arguments, message):
@@ -283,6 +284,7 @@ def test_an_evaluation_counts_every_sample_once():
     assert found["accuracy"] == float(((margins > 0) == (targets > 0)).double().mean())
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_generated_data_is_the_same_each_time():
     """All workers see the same samples; features occur, and labels are balanced."""

@@ -131,6 +131,7 @@ def test_the_page_has_the_gradient_noise(tmp_path):
     assert f"noise scale {figures['noise_scale']:.3g} samples, batch {3 * EVEN} samples" in label
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_run_without_norms_has_no_plot_of_gradient_noise(tmp_path):
     """The figure says why nothing is known."""
@@ -497,6 +498,7 @@ def drawn(panel):
     return axes
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 80, 700])
 def test_all_charts_of_a_run_have_one_range_of_iterations(tmp_path, iterations):
@@ -540,6 +542,7 @@ def test_no_worker_has_the_colour_of_what_was_measured(tmp_path):
                 assert line.get_color() in SHADES, panel.name
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_page_explains_its_words(tmp_path):
     """In a list, and on the words themselves; each card has the bar of its worker's time, in words, too."""

@@ -125,6 +125,7 @@ def test_the_core_imports_no_framework():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_another_backend_is_refused():
     """With another backend of Keras, the import fails and names the variable to set."""

@@ -240,6 +240,7 @@ def test_no_control_group_is_left(start):
     runs_on(running.pid)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_cgroup")
 def test_limits_nest(start):

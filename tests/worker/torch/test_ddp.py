@@ -266,6 +266,7 @@ def test_the_others_end_when_a_rank_dies(tmp_path, wait_until):
             assert ranks[rank].wait(180) != 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", ["killed", "frozen and cut off"])
 def test_ranks_with_shards_end_when_one_is_gone(tmp_path, wait_until, fault):
     """Whether their process group breaks or only the manager notices it, a line says why, and what to do."""

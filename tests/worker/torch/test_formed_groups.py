@@ -227,6 +227,7 @@ def test_workers_without_a_launcher_train_as_one_process(tmp_path, wait_until, o
         assert {line[5] for name in "abc" for line in run.seen(name)} == {3}
 
 
+@pytest.mark.ci
 def test_nobody_waits_for_the_others_steps(tmp_path, wait_until):
     """An iteration is reported before the optimiser steps, so that all can step while reports are sent."""
     with (
@@ -287,6 +288,7 @@ def test_micro_batches_with_exact_sums_give_the_same_bits(tmp_path, wait_until):
     assert bits(ended) == bits(calm)
 
 
+@pytest.mark.ci
 def test_a_job_outlives_its_manager(tmp_path, wait_until):
     """A manager that was killed and is started again with its state has another group formed."""
     options = ("--workers", "2", "--policy", "even")
@@ -321,6 +323,7 @@ def test_another_model_is_refused_alone(tmp_path, wait_until):
         check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
 
 
+@pytest.mark.ci
 def test_a_worker_that_changes_parameters_alone_is_noticed(tmp_path, wait_until):
     """The next group's members compare their state; the error names the tensor and the ranks."""
     with (
@@ -496,6 +499,7 @@ def test_a_newcomer_goes_on_from_the_state_that_it_was_given_last(tmp_path, wait
     assert bits(ended) == bits(calm)
 
 
+@pytest.mark.ci
 def test_a_newcomer_is_drained_before_its_first_batch(tmp_path, wait_until):
     """Its loop over the loader has no batch, and ends; the others go on."""
     with (
@@ -517,6 +521,7 @@ def test_a_newcomer_is_drained_before_its_first_batch(tmp_path, wait_until):
         assert run.seen("c") == []
 
 
+@pytest.mark.ci
 def test_a_worker_is_found_at_the_address_that_it_is_given(tmp_path, wait_until):
     """It may be another one than that from which it reaches the manager."""
     with (
@@ -530,6 +535,7 @@ def test_a_worker_is_found_at_the_address_that_it_is_given(tmp_path, wait_until)
         assert all("met at 127.0.0.2:" in run.log(name) for name in "ab")
 
 
+@pytest.mark.ci
 def test_connections_of_the_scripts_other_threads_are_left_alone(tmp_path, wait_until):
     """Those that are made while a group forms neither end with it nor break sooner."""
     with (

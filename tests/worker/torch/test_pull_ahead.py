@@ -90,6 +90,7 @@ def test_the_result_is_that_of_one_process(called, workers, shards, change):
         )
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("rewinds", [False, True], ids=["cut", "cut and rewound"])
 def test_connections_that_break_as_parameters_arrive(called, rewinds):

@@ -121,6 +121,7 @@ def test_a_replay_is_what_a_manager_would_do(learner):
         assert done.predictions[k] == pytest.approx(expected)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_fits_are_made_in_another_process(learner):
     """This process does not learn."""

@@ -29,6 +29,7 @@ def test_changes_start_no_attempt_and_discard_no_plan(tmp_path):
             assert one["ratio"] == pytest.approx(middle / one["without_s"][1])
 
 
+@pytest.mark.ci
 def test_plans_of_each_sizer_are_timed(tmp_path):
     """Of the sizers, those that go by what is measured change the size."""
     path = tmp_path / "sizers.json"

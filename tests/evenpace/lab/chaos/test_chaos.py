@@ -80,6 +80,7 @@ def targets(kind, seconds=1e5):
     return {fault.targets[0] for fault in schedule(1, [kind], SITES, 5.0, seconds)}
 
 
+@pytest.mark.ci
 def test_a_black_hole_is_a_link_or_a_whole_service():
     """All workers' links, then."""
     assert targets("black-hole") == {*SITES.links, *(f"w0,w1,w2>{service}" for service in SERVICES)}
@@ -141,6 +142,7 @@ def test_workers_are_frozen_until_out_one_soon_after_the_other():
     assert list(schedule(1, ["freeze-until-out"], alone, 5.0, 100.0)) == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("minutes", [2, 60])
 def test_faults_last_for_a_part_of_the_run_at_most(minutes):
     """Or for what their kind needs; long ones last for minutes where there are hours."""
@@ -153,6 +155,7 @@ def test_faults_last_for_a_part_of_the_run_at_most(minutes):
     assert longest > (240 if minutes == 60 else 10)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_an_hour_has_its_faults(seed):

@@ -135,6 +135,7 @@ def test_a_shard_goes_on_from_an_earlier_checkpoint(shard, wait_until, harm, not
     assert supervisor.endings == []
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_damage_that_changes_nothing_is_none(shard, wait_until):
     """A shard that restores the version that was to be lost is no evidence."""
@@ -240,6 +241,7 @@ def flip_both(folder):
     return damage
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", [lambda folder: None, flip_both])
 def test_a_state_that_is_not_mended_gives_no_evidence(manager, wait_until, harm):

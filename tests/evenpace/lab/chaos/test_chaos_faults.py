@@ -227,6 +227,7 @@ def test_a_worker_is_frozen_until_the_manager_says_that_it_is_out(supervised, wa
     wait_until(lambda: state(supervised.processes["w0"].pid) in "RS", "its going on")
 
 
+@pytest.mark.ci
 def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
     """The error names the process that has the state."""
     command = [sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"]
@@ -239,6 +240,7 @@ def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
         assert manager.running
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_service_with_the_folder_of_another_is_refused(tmp_path, wait_until):
     """The error names the folder and whose it is; both go on, and nothing is written there."""
@@ -485,6 +487,7 @@ def test_faults_come_together(proxy, connection, echo, wait_until):
     assert not any(link.swallowing for link in links.values())
 
 
+@pytest.mark.ci
 def test_a_clock_jumps_for_one_process(tmp_path, wait_until):
     """The process's own wall clock jumps, as it says itself, and back."""
     try:

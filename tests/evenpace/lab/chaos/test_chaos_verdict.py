@@ -216,6 +216,7 @@ def resized(tmp_path_factory):
     return run.under_faults(kill())
 
 
+@pytest.mark.ci
 def test_batches_of_chosen_sizes_are_judged_as_the_ledgers_have_them(resized):
     """A run with other sizes has no violation, and its changes are counted."""
     outcome = resized.judged()
@@ -314,6 +315,7 @@ def said_of(run, *patterns):
         assert any(re.match(pattern, line) for line in found), found
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_training_without_a_fault_has_no_violation(faultless):
     """The verdict counts the rewinds: two shards went back for the same iterations."""
@@ -330,6 +332,7 @@ def test_a_training_without_a_fault_has_no_violation(faultless):
 # -- planted in what is running
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("factor", [0, 2])
 def test_a_shard_that_drops_or_doubles_a_gradient_is_seen(tmp_path, monkeypatch, factor):
     """The shard's ledger is in order; the parameters of later versions are not those of one process."""
@@ -484,6 +487,7 @@ def slice_without_samples(lines):
     slices.append([start + count, 0, worker])
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "shard", "said"),
@@ -593,6 +597,7 @@ def fingerprint_off(lines):
     lines[reached_in(lines, 1, 30)][3][0] += 1e-6
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "said"),
@@ -647,6 +652,7 @@ def too_few(values):
     values["parameters"] = values["parameters"][1:]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("worker", WORKERS)
 @pytest.mark.parametrize(
     ("plant", "said"),
@@ -774,6 +780,7 @@ def beyond(history):
     history.append({**history[-1], "iteration": ITERATIONS, "total": 96})
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("plant", "said"),
     [
@@ -827,6 +834,7 @@ def test_a_worker_may_be_taken_out_after_a_long_silence(run, target):
     assert outcome.excused == {"w0": 31.0}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("seconds", "target", "ending"),
     [

@@ -98,6 +98,7 @@ def forecast_figures(traces):
     return json.loads(out.read_text()), result.output
 
 
+@pytest.mark.ci
 def test_an_oracle_is_never_beaten(forecast_figures):
     """It has the least time by the one rule, and the least cost by the other, where changes cost nothing."""
     figures, _ = forecast_figures

@@ -53,6 +53,7 @@ def a_cpu(worker):
     return min(os.sched_getaffinity(worker.pid))
 
 
+@pytest.mark.ci
 @needs_stress_ng
 def test_a_full_task_halves_a_limited_worker_and_its_end_restores_it(worker, wait_until):
     """Within the worker's own quota an equal competitor gets one half, and nothing once it has ended.

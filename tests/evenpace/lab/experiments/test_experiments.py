@@ -32,6 +32,7 @@ ITERATIONS = 24
 experiment = partial(invoke, "lab", "experiment", catch_exceptions=False)
 
 
+@pytest.mark.ci
 def test_a_service_that_dies_is_named_at_once(tmp_path):
     """Not only that it cannot be reached any more: its log says why."""
     with (

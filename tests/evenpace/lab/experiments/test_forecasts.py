@@ -40,6 +40,7 @@ def shown(tmp_path_factory):
     return result.output, json.loads(out.read_text()), plot
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_growth_is_forecast_better_than_by_the_last_value(shown):
     """The last value's error is that of the growth; each model's is less, further ahead too."""

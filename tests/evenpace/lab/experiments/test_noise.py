@@ -98,6 +98,7 @@ def training(tmp_path_factory):
     return result.output, json.loads((folder / "figures.json").read_text()), folder / "plot.png"
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_training_is_looked_at_again_and_again(training):
     """There is a line for each look, and a plot of all of them."""

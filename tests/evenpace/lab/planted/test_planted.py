@@ -59,6 +59,7 @@ def test_each_finding_is_planted_or_it_is_said_why_not():
     assert all(UNPLANTED.values())
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.symptom)
 def test_a_finding_can_be_planted(planted, tmp_path):
@@ -102,6 +103,7 @@ def planted_in(tmp_path, monkeypatch):
     return plant
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_what_is_planted_is_found_in_every_process_of_the_tests(planted_in):
     """The copy's packages count, not those that are installed; the checkout stays as it is."""
@@ -109,6 +111,7 @@ def test_what_is_planted_is_found_in_every_process_of_the_tests(planted_in):
     assert found == ("found", ["here", "in_another_process"], 0)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_what_changes_nothing_is_not_found(planted_in):
     """Tests that pass have found nothing: status 1."""
@@ -135,6 +138,7 @@ def test_what_decides_nothing_does_not_count_as_found(planted_in, before, after,
     assert (planted, status) == (verdict, 1)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_tests_that_take_too_long_decide_nothing(planted_in):
     """They are ended after the time limit: status 1."""

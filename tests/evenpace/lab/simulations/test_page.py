@@ -11,6 +11,7 @@ NASTY_NAME = "a<b>&\"$x_1$'"
 THREE = ("tiresias", "optimus", "pollux")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("policies", [("pollux",), THREE], ids=len)
 def test_the_page_sets_policies_beside_each_other(tmp_path, policies):
@@ -25,6 +26,7 @@ def test_the_page_sets_policies_beside_each_other(tmp_path, policies):
     assert page.row("ρ, worst")[1:] == worst
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_published_means_are_shown_where_there_are_any(tmp_path):
     """A row of unknown numbers would say nothing."""
@@ -36,6 +38,7 @@ def test_published_means_are_shown_where_there_are_any(tmp_path):
     assert label not in read_page(tmp_path / "unknown.html").text
 
 
+@pytest.mark.ci
 def test_the_best_policy_is_in_the_headline(tmp_path):
     """It is the one with the least mean completion time; the others are told as multiples."""
     outcomes = write_page(tmp_path / "page.html", THREE)
@@ -47,6 +50,7 @@ def test_the_best_policy_is_in_the_headline(tmp_path):
     assert f"Under {worst} it takes {means[worst] / means[best]:.2f} times as long" in text
 
 
+@pytest.mark.ci
 def test_each_job_has_a_row_for_each_policy(tmp_path):
     """The row has the job's life: model, devices, batches, restarts and fairness."""
     outcomes = write_page(tmp_path / "page.html", THREE)
@@ -73,6 +77,7 @@ def test_each_time_on_devices_is_a_bar_with_a_title(tmp_path):
     assert "job-1: 2 devices on 1 node, batch 6, from 1 min to" in page.text
 
 
+@pytest.mark.ci
 def test_names_are_escaped(tmp_path):
     """A name is text, whatever characters it has: a job's, a model's, a workload's."""
     arrivals = [replace(ARRIVALS[0], name=NASTY_NAME, application=NASTY_NAME), *ARRIVALS[1:]]
@@ -104,6 +109,7 @@ def test_a_job_that_loses_nothing_has_waited_until_its_round(tmp_path):
     assert row[2:4] == ["0 s", "1 min"]
 
 
+@pytest.mark.ci
 def test_the_charts_are_told_in_words(tmp_path):
     """Each figure has a text for those who cannot see it, with the numbers that it shows."""
     outcomes = write_page(tmp_path / "page.html", THREE)

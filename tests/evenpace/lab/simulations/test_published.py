@@ -61,6 +61,7 @@ def fairness(path, policy, applications):
     return sorted(share.rho(life) for share, life in zip(shares, lives, strict=True))
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @with_data
 @pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -130,6 +130,7 @@ def test_several_workloads_have_a_mean(data):
     assert f"{sum(means) / 2:.1f}" in shown.output.partition("mean of 2 workloads")[2]
 
 
+@pytest.mark.ci
 def test_tables_fit_into_80_columns(data):
     """Nothing is cut or wrapped, also with a long name of the workload and long figures."""
     long = data / "a-folder-with-the-name-of-a-trace-of-jobs-1.5"
@@ -187,6 +188,7 @@ def test_fairness_and_utilisation_are_kept(data):
     )
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_page_shows_results_of_an_earlier_run(data):
     """It is the same to the byte with lives from the file and with those just simulated."""
@@ -356,6 +358,7 @@ def test_nodes_come_and_go_as_a_file_says(data):
     assert lost["mean_completion_s"] > always["mean_completion_s"]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_page_tells_of_lost_nodes(data):
     """It names the setting, and counts the losses; without any there is no such row."""
