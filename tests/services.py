@@ -26,7 +26,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.cluster import service
+from evenpace.local.cluster import service
 from idl.gradient_norms import StepNorms
 from idl.translation import wire_norms
 from ps.config import ParameterServerConfig

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 
 sys.path.insert(0, str(Path(__file__).parent))
 import training as script

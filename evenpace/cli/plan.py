@@ -78,7 +78,7 @@ def _choose(profiles: "Sequence[Profile]", devices: Sequence[str]) -> "list[tupl
 
 
 def _print(console: Any, found: "Recommendation", task: Task) -> None:
-    from evenpace.lab.terminal import make_table
+    from evenpace.local.terminal import make_table
 
     best = found.best
     if best is None:

@@ -6,7 +6,7 @@ import click
 
 from evenpace.cli.options import example, user_mistakes
 from evenpace.cli.settings import configured
-from evenpace.lab.profile_config import ProfileConfig
+from evenpace.local.profile_config import ProfileConfig
 from idl.errors import EvenpaceError
 
 
@@ -28,9 +28,9 @@ def profile(config: ProfileConfig, out: Path, script: Path, arguments: tuple[str
     """
     from rich.console import Console
 
-    from evenpace.lab.profiling import profile
-    from evenpace.lab.terminal import make_progress, make_table
     from evenpace.launch import check_script
+    from evenpace.local.profiling import profile
+    from evenpace.local.terminal import make_progress, make_table
     from evenpace.reports import files
 
     console = Console()

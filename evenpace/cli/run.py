@@ -10,7 +10,7 @@ from evenpace.cli.options import example, user_mistakes
 from evenpace.cli.passed_on import check_command, passed_on, with_exchange
 from evenpace.cli.peers import MANAGER
 from evenpace.cli.settings import configured
-from evenpace.lab.local_job_config import LocalJob
+from evenpace.local.job_config import LocalJob
 from idl.errors import EvenpaceError, InvalidRequestError
 from rpc.address import Address
 
@@ -66,7 +66,7 @@ def run(
     check_command(("ps", *ps_options))
     check_command(("worker", *worker_options, str(script), *arguments), arguments)
 
-    from evenpace.lab import local_job
+    from evenpace.local import job as local_job
 
     lines = _Lines()
     local_job.run(job, Address.parse(MANAGER), lines, lines.conclude)

@@ -21,8 +21,8 @@ from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.config import MappingConfig
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
-from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
+from evenpace.local.terminal import make_progress, make_table
 from evenpace.reports import files
 from evenpace.reports.run_data import RunReport, gather
 from evenpace.reports.run_list import LiveRuns

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from batchsize_manager.config import TOLERANCE, ManagerConfig
 from batchsize_manager.policies import POLICIES, PolicyOptions, Tolerance
-from evenpace.lab.fields import ImageData, Limit, Seed, Shards, Shares
+from evenpace.lab.fields import ImageData, Seed, Shards, Shares
+from evenpace.local.fields import Limit
 from idl.settings import Setting, check_settings
 from predictors import PREDICTORS
 from rpc.address import Address

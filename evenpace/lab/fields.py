@@ -1,30 +1,10 @@
 """Fields that several configurations of the lab have, with their settings."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
-from idl.errors import InvalidRequestError
+from evenpace.local.fields import parse_shares
 from idl.settings import Setting
-from worker.resources.cpu_limits import LimitKind
-
-
-def parse_shares(text: str) -> tuple[float, ...]:
-    """Read the CPU shares of workers, as in "0.8,0.4,0.2,0.1".
-
-    Raises:
-        InvalidRequestError: A share is no number, or more than the cores here.
-    """
-    try:
-        shares = tuple(float(share) for share in text.split(","))
-    except ValueError:
-        shares = ()
-    cpus = os.cpu_count() or 1
-    if not shares or not all(0.01 <= share <= cpus for share in shares):
-        raise InvalidRequestError(
-            f"shares {text!r}: give numbers from 0.01 to {cpus}, the cores here, as in 0.8,0.4,0.2,0.1"
-        )
-    return shares
 
 
 def whole_numbers(option: str, text: str, least: int) -> tuple[int, ...]:
@@ -55,9 +35,6 @@ Shares = Annotated[
 
 ImageData = Annotated[str, Setting("The images to train on.", metavar="digits|mnist:DIR|cifar10:DIR")]
 """A set of images, as `evenpace.lab.data.load` takes it."""
-
-Limit = Annotated[LimitKind, Setting("How CPU shares are kept to; see `evenpace worker`.")]
-"""How CPU shares are kept to; see `worker.resources.cpu_limits.limit_cpu`."""
 
 Folder = Annotated[Path, Setting("Folder for figures, plots and logs.")]
 """Where an experiment's files go."""

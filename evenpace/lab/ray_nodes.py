@@ -19,7 +19,7 @@ from typing import Self
 
 import psutil
 
-from evenpace.lab.cluster import free_ports
+from evenpace.local.cluster import free_ports
 from idl.errors import UnavailableError
 from rpc.processes import Process
 from rpc.tokens import write_secret

@@ -17,7 +17,7 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError

@@ -15,7 +15,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import make_policy
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError

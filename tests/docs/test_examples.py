@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from tests import EXAMPLES, ROOT
 from tests.docs.documents import blocks
 from tests.scripts import freeze_and_run

@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 import idl
-from evenpace.lab.cluster import service
+from evenpace.local.cluster import service
 from evenpace.metrics.catalogue import METRICS
 from rpc.client import Client
 from rpc.processes import Process

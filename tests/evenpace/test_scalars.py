@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evenpace
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import idl
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from rpc.limited_log import LimitedLog
 from rpc.logs import LogSetup, options_in_force
 from tests.disks import fill

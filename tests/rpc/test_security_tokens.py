@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import idl
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.errors import InvalidRequestError, ProtocolError, UnauthorisedError
 from rpc import certificates, tokens

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.client import ManagerClient
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from idl.errors import InvalidRequestError, NotMemberError
 from ps.optimizers import make_optimizer
 from tests.worker.contract import Contract

@@ -3,7 +3,7 @@
 import sys
 
 from evenpace.cli import main
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 
 
 def linger(cluster, stop=LocalCluster.stop):

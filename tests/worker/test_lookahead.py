@@ -14,7 +14,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.policies import Policy, Split
 from batchsize_manager.policies.solver import split
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.errors import EvenpaceError
 from rpc.address import Address

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from evenpace.observer import Observer
 from tests.float64 import EPOCHS, SCRIPT, start_to_freeze, train_alone, wait_for_end
 from tests.services import has_ended, is_frozen
@@ -130,7 +130,7 @@ def test_a_late_worker_goes_on_alone(tmp_path, wait_until):
 def test_no_process_outlives_the_one_that_started_it(tmp_path, wait_until):
     """Services and workers end with the process that started them, even if that is killed."""
     code = (
-        "import sys, time; from pathlib import Path; from evenpace.lab.cluster import LocalCluster\n"
+        "import sys, time; from pathlib import Path; from evenpace.local.cluster import LocalCluster\n"
         f"cluster = LocalCluster(Path({str(tmp_path)!r}), workers=2).__enter__()\n"
         f"cluster.start_worker('w0', Path({str(SCRIPT)!r}))\n"
         "print('up', flush=True); time.sleep(600)"

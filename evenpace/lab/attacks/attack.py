@@ -28,7 +28,7 @@ from evenpace.lab.attacks.lurkers import Lurkers
 from evenpace.lab.attacks.tokens_of_attackers import Tokens
 from evenpace.lab.bench.connected_workers import allow_files
 from evenpace.lab.bench.watch import Watch, summary
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from evenpace.reports import files
 from idl.errors import UnavailableError
 from rpc.client import Client

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenpace.lab.attacks import honest_worker
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from evenpace.observer import Observer
 from evenpace.reports import files
 from idl.errors import EvenpaceError, UnavailableError

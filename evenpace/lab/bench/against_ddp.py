@@ -22,12 +22,12 @@ from batchsize_manager.policies.solver import split_evenly_in_time
 from batchsize_manager.policies.step_times import StepTimeCurves, StepTimes
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import TrainConfig
-from evenpace.lab.cluster import LOOPBACK, LocalCluster, share_cpus
 from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.scheme_run import ParameterSnapshot
 from evenpace.lab.network import WorkerNetwork
-from evenpace.lab.terminal import make_table
 from evenpace.lab.workloads.by_name import Training
+from evenpace.local.cluster import LOOPBACK, LocalCluster, share_cpus
+from evenpace.local.terminal import make_table
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 

@@ -63,7 +63,7 @@ from evenpace.lab.bench.step_times import (
     make_cluster,
     read_step_times,
 )
-from evenpace.lab.terminal import make_progress, make_table
+from evenpace.local.terminal import make_progress, make_table
 from evenpace.reports import files, style
 
 _DEFAULT_SLOWDOWN = 2.0  # factor on a worker's times from the middle of a run on

@@ -13,8 +13,8 @@ from rich.progress import track
 from evenpace.lab import terminal
 from evenpace.lab.bench.connected_workers import Load
 from evenpace.lab.bench.loopback_certificates import for_loopback
-from evenpace.lab.cluster import service
-from evenpace.lab.terminal import make_table
+from evenpace.local.cluster import service
+from evenpace.local.terminal import make_table
 from rpc.address import Address
 from rpc.credentials import Credentials
 

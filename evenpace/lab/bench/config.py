@@ -10,7 +10,8 @@ import numpy as np
 
 from batchsize_manager.config import TOLERANCE
 from batchsize_manager.policies import POLICIES, Tolerance
-from evenpace.lab.fields import ImageData, Limit, Repeats, Seed, Shares, parse_names, whole_numbers
+from evenpace.lab.fields import ImageData, Repeats, Seed, Shares, parse_names, whole_numbers
+from evenpace.local.fields import Limit
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from predictors import Array

@@ -30,9 +30,9 @@ from batchsize_manager.client import ManagerClient
 from evenpace.lab import terminal
 from evenpace.lab.bench import group_changes_worker as script
 from evenpace.lab.bench.config import GROUP_CHANGES, GroupChangesConfig
-from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.new_lines import NewLines
-from evenpace.lab.terminal import make_table
+from evenpace.local.cluster import LocalCluster
+from evenpace.local.terminal import make_progress, make_table
 from idl.errors import UnavailableError
 
 _PATIENCE_SECONDS = 300.0  # seconds in which the job must go on
@@ -155,7 +155,7 @@ def run(config: GroupChangesConfig, json_path: Path | None) -> dict[str, Any]:
     console = Console()
     before = os.getloadavg()[0]
     sizes = []
-    with terminal.make_progress(console, transient=True) as progress:
+    with make_progress(console, transient=True) as progress:
         for parameters in config.parameters:
             model = [parameter.numel() for parameter in script.make_model(parameters).parameters()]
             measured = {"parameters": sum(model), "tensors": len(model)}

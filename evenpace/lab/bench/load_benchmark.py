@@ -21,7 +21,7 @@ from evenpace.lab.bench.connected_workers import allow_files
 from evenpace.lab.bench.load_generators import SILENCE_SECONDS, Generators
 from evenpace.lab.bench.load_rounds import measured
 from evenpace.lab.bench.watch import Watch, summary
-from evenpace.lab.cluster import service
+from evenpace.local.cluster import service
 from evenpace.reports import files
 from idl.errors import InvalidRequestError, UnavailableError
 from rpc.address import Address

@@ -7,7 +7,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from evenpace.reports import style
 
 

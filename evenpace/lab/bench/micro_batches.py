@@ -19,8 +19,8 @@ from rich.progress import track
 
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import MicroBatchesConfig
-from evenpace.lab.cluster import LocalCluster
-from evenpace.lab.terminal import make_table
+from evenpace.local.cluster import LocalCluster
+from evenpace.local.terminal import make_table
 from idl.errors import UnavailableError
 
 _CASES = (

@@ -18,7 +18,7 @@ from evenpace.lab import terminal
 from evenpace.lab.bench.config import NodesConfig
 from evenpace.lab.bench.costs import summary
 from evenpace.lab.bench.ray_job import PLACE, STEADY, TOLERANCE, RayCluster, RayJob
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 
 _CALM = 40  # steps between two losses
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from evenpace.lab.models.resnet import ResNet32
 from evenpace.lab.models.transformer import ByteTransformer
-from evenpace.lab.terminal import make_table
 from evenpace.lab.workloads.text import byte_loss
+from evenpace.local.terminal import make_table
 from evenpace.reports import files
 from idl.layout import Group, Layout
 from idl.preconditioning import STEPS

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import OverlapConfig
-from evenpace.lab.cluster import service
 from evenpace.lab.network import WorkerNetwork
+from evenpace.local.cluster import service
 from idl.errors import EvenpaceError
 
 _WAYS = {

@@ -43,8 +43,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from evenpace.lab.process_pool import process_pool
-from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.traces import Trace, contention_trace, read_trace
+from evenpace.local.terminal import make_progress, make_table
 from evenpace.reports import files, style
 from idl.errors import EvenpaceError, InvalidRequestError
 from predictors import PREDICTORS, Array, Fit, PredictorOptions, Weights, make_predictor

@@ -24,7 +24,7 @@ from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.lab.chaos.job_progress import Progress
 from evenpace.lab.chaos.ledgers import ShardSteps, Step, read_ledger
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from idl.errors import UnavailableError
 
 _TICK_SECONDS = 0.005  # seconds between two looks at the job

@@ -26,8 +26,8 @@ from rich.table import Table
 import idl
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import ShardsConfig
-from evenpace.lab.cluster import service
 from evenpace.lab.network import WorkerNetwork
+from evenpace.local.cluster import service
 from idl.errors import EvenpaceError
 from idl.layout import Group, Layout
 from idl.plan import Assignment

@@ -23,8 +23,8 @@ from rich.progress import track
 
 from evenpace.lab import terminal
 from evenpace.lab.bench.config import SizesConfig
-from evenpace.lab.cluster import LOOPBACK, LocalCluster, free_ports
-from evenpace.lab.terminal import make_table
+from evenpace.local.cluster import LOOPBACK, LocalCluster, free_ports
+from evenpace.local.terminal import make_table
 from evenpace.observer import Observer
 from idl.errors import UnavailableError
 from idl.records import IterationRecord

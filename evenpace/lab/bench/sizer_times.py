@@ -18,7 +18,7 @@ from batchsize_manager.job.progress import IterationProgress
 from batchsize_manager.policies import make_job_policy
 from batchsize_manager.sizers import Sizes, Sizing
 from evenpace.lab import terminal
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from idl.bounds import Bounds
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.plan import Assignment, JobSpec

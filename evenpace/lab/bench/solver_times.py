@@ -23,7 +23,7 @@ from batchsize_manager.policies.curves_in_waves import Alone, CurvesInWaves
 from batchsize_manager.policies.solver import TimeCurves, split_evenly_in_time
 from batchsize_manager.policies.step_times import StepTimeCurves, StepTimes
 from batchsize_manager.policies.waves import WaveCurves, Waves
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from evenpace.reports import files
 from idl.bounds import Bounds
 

@@ -24,7 +24,7 @@ from evenpace.lab.bench.config import SpotConfig
 from evenpace.lab.bench.ray_job import PLACE, STEADY, TOLERANCE, RayCluster, RayJob
 from evenpace.lab.chaos.reference_training import SPEC
 from evenpace.lab.ray_nodes import RayNode
-from evenpace.lab.terminal import make_progress, make_table
+from evenpace.local.terminal import make_progress, make_table
 from evenpace.reports import style
 from idl.errors import InvalidRequestError, UnavailableError
 

@@ -15,7 +15,7 @@ from worker.parent import end_with_parent
 
 
 def announce(port: int) -> None:
-    """Print the port on which this process listens, for `evenpace.lab.cluster.service`, and end with that."""
+    """Print the port on which this process listens, for `local.cluster.service`, and end with that."""
     end_with_parent(os.getppid())
     sys.stdout.write(f"{LISTENING}127.0.0.1:{port}\n")
     sys.stdout.flush()

@@ -20,8 +20,8 @@ import idl
 from evenpace.lab import terminal
 from evenpace.lab.bench.loopback_certificates import for_loopback
 from evenpace.lab.bench.plain_transfers import PULL, PUSH
-from evenpace.lab.cluster import service
-from evenpace.lab.terminal import make_table
+from evenpace.local.cluster import service
+from evenpace.local.terminal import make_table
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials

@@ -24,9 +24,9 @@ from evenpace.lab.chaos.ledgers import parse
 from evenpace.lab.chaos.rank_links import Ear
 from evenpace.lab.chaos.reference_training import LEAST, MICRO_BATCH, MOST, ORDERED, SIMILARITY
 from evenpace.lab.chaos.supervisor import Supervisor
-from evenpace.lab.cluster import LocalCluster, Surroundings, free_ports
 from evenpace.lab.network import NetworkError, WorkerNetwork
 from evenpace.lab.proxy import Proxy
+from evenpace.local.cluster import LocalCluster, Surroundings, free_ports
 from idl.bounds import Bounds
 from idl.errors import EvenpaceError
 from rpc.address import Address
@@ -85,7 +85,7 @@ class ChaosCluster:
             shard_options=self._shard_options,
             surroundings=self._surroundings,
             ports=free_ports(1 + shards),
-            proxy=self.proxy,
+            way=self.proxy.add,
             lookahead=settings.lookahead,
             policy="even" if settings.deterministic else None,
             state=self.state(MANAGER),

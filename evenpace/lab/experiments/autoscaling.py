@@ -25,7 +25,7 @@ from rich.console import Console
 
 from evenpace.lab.experiments.scheduling_config import AutoscalingConfig
 from evenpace.lab.simulations.trace_files import PLAIN, read_applications
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from evenpace.reports import files, style
 from idl.noise import Noise
 from scheduler.autoscaling import scale_up

@@ -39,7 +39,7 @@ from evenpace.lab.experiments.batch_size_law import (
     fit_without_each,
     nearest,
 )
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from evenpace.reports import files, style
 
 _COLUMNS = ("benchmark", "batch_size", "runs", "mean_to_target", "std")

@@ -15,9 +15,9 @@ from evenpace.lab.experiments.contended import ContendedConfig, ContendedRun, ru
 from evenpace.lab.experiments.contention_schedule import write_schedule
 from evenpace.lab.experiments.scheme_run import ParameterSnapshot
 from evenpace.lab.experiments.schemes import Scheme
-from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
 from evenpace.lab.workloads.common import Workload, evaluate
+from evenpace.local.terminal import make_progress, make_table
 from evenpace.reports import files
 from worker.flat_order import BUCKET_MB, FlatOrder, bucket_elements
 from worker.torch.flat_tensors import FlatTensors

@@ -11,7 +11,8 @@ from batchsize_manager.policies import POLICIES, Tolerance
 from batchsize_manager.sizers import SIZERS
 from evenpace.lab.experiments.contention_schedule import Disturbance
 from evenpace.lab.experiments.mappings import MAPPINGS
-from evenpace.lab.fields import Folder, Limit, Seed, Shards, Shares, parse_names, parse_shares, whole_numbers
+from evenpace.lab.fields import Folder, Seed, Shards, Shares, parse_names, whole_numbers
+from evenpace.local.fields import Limit, parse_shares
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from predictors import PredictorOptions

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evenpace.lab.cluster import CpuShare, LocalCluster
+from evenpace.local.cluster import CpuShare, LocalCluster
 from idl.errors import EvenpaceError
 from rpc.address import Address
 from rpc.logs import options_in_force

@@ -12,7 +12,6 @@ import numpy as np
 import psutil
 from rich.progress import Progress
 
-from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.experiments.config import ContendedOptions
 from evenpace.lab.experiments.containers import ContainerCluster
 from evenpace.lab.experiments.contention import ContainerPlace, Contention, Place, ProcessPlace
@@ -27,6 +26,7 @@ from evenpace.lab.experiments.scheme_run import (
 )
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.traces import TraceRecorder
+from evenpace.local.cluster import LocalCluster
 from evenpace.observer import Observer
 
 _RECENT = 10  # last iterations, whose mean time is taken for that of the current one

@@ -19,8 +19,8 @@ from evenpace.lab.experiments.comparison import Evaluator
 from evenpace.lab.experiments.config import CoordinationConfig
 from evenpace.lab.experiments.schemes import SCHEMES, Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
-from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
+from evenpace.local.terminal import make_progress, make_table
 from evenpace.reports import files
 
 Figures = dict[str, Any]

@@ -33,7 +33,7 @@ from rich.console import Console
 
 from evenpace.lab.experiments.scheduling_config import ElasticityConfig
 from evenpace.lab.simulations.trace_files import PLAIN, read_applications
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from evenpace.reports import files
 from scheduler.cluster import Cluster
 from scheduler.policies.base import Policy

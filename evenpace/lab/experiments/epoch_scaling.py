@@ -28,7 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from evenpace.lab.experiments.scheduling_config import EpochScalingConfig
 from evenpace.lab.simulations.trace_files import PLAIN, read_applications
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from evenpace.reports import files
 from predictors.batch_sizes import FEWEST, forecast
 from scheduler.autoscaling import Array, cheapest, quickest

@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_limits
 
 from evenpace.lab.csv_rows import read_rows
 from evenpace.lab.experiments.config import ForecastConfig
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from evenpace.reports import files, style
 from predictors import Array
 from predictors.batch_sizes import FEWEST, FORECASTERS, forecast

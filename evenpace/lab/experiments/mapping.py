@@ -18,16 +18,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from batchsize_manager.client import ManagerClient
-from evenpace.lab.cluster import LOOPBACK, LocalCluster, Surroundings, free_ports
 from evenpace.lab.experiments import figure_plots
 from evenpace.lab.experiments.config import MappingConfig
 from evenpace.lab.experiments.mapping_reference import state_vector, train_alone
 from evenpace.lab.experiments.mappings import MAPPINGS, VIRTUALFLOW, Event, Mapping
 from evenpace.lab.experiments.outcomes import Outcome, Outcomes
 from evenpace.lab.experiments.scheme_run import RunTooShortError, followed
-from evenpace.lab.terminal import make_progress, make_table
 from evenpace.lab.workloads.by_name import Training
 from evenpace.lab.workloads.common import Workload, evaluate
+from evenpace.local.cluster import LOOPBACK, LocalCluster, Surroundings, free_ports
+from evenpace.local.terminal import make_progress, make_table
 from evenpace.observer import Observer
 from evenpace.reports import files
 from idl.bounds import Bounds

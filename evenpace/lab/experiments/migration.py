@@ -19,7 +19,7 @@ from evenpace.lab.experiments.equilibrium import Trajectory
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.experiments.unequal import UnequalConfig, run_unequal
 from evenpace.lab.network import WorkerNetwork
-from evenpace.lab.terminal import make_progress, make_table
+from evenpace.local.terminal import make_progress, make_table
 
 Figures = dict[str, Any]
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from evenpace.lab.experiments.config import NoiseConfig, NoiseTrainingConfig
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from evenpace.reports import files
 from idl.errors import InvalidRequestError
 from idl.gradient_norms import GradientNorms

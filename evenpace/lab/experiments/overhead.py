@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from evenpace.lab.bench.connected_workers import Load
-from evenpace.lab.cluster import service
+from evenpace.local.cluster import service
 from evenpace.reports import files
 from worker.resources.monitors import ResourceMonitor
 

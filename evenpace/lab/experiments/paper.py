@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from evenpace.lab.experiments.schemes import SCHEMES, Scheme
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 
 # Table 3: RMSE in the paper's unit, and mean iteration time as a share of BSP's.
 TABLE_3: Mapping[str, tuple[float, float]] = {

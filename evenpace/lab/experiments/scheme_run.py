@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.lab.cluster import LocalCluster, share_cpus
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.workloads.by_name import Training
+from evenpace.local.cluster import LocalCluster, share_cpus
 from evenpace.observer import Observer
 from idl.errors import EvenpaceError
 from worker.resources.cpu_limits import LimitKind

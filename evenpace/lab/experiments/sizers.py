@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.progress import track
 
 from evenpace.lab import terminal
-from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.data import load
 from evenpace.lab.experiments.config import SizersConfig
+from evenpace.local.cluster import LocalCluster
+from evenpace.local.terminal import make_table
 from evenpace.reports import style
 from idl.errors import UnavailableError
 
@@ -62,7 +63,7 @@ def run(
         "runs": runs,
         "sizers": _summary(runs, config.pairs),
     }
-    table = terminal.make_table(
+    table = make_table(
         f"Training {config.data} to a loss of {config.loss:g}, {config.workers} workers",
         *(
             "sizer, learning rates",

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from evenpace.lab.cluster import LOOPBACK, LocalCluster, Surroundings
 from evenpace.lab.experiments.scheme_run import (
     ParameterSnapshot,
     RunConfig,
@@ -23,6 +22,7 @@ from evenpace.lab.experiments.scheme_run import (
 )
 from evenpace.lab.experiments.schemes import Scheme
 from evenpace.lab.network import WorkerNetwork
+from evenpace.local.cluster import LOOPBACK, LocalCluster, Surroundings
 from evenpace.observer import Observer
 from idl.errors import NotMemberError
 from idl.records import IterationRecord

@@ -28,7 +28,7 @@ from batchsize_manager.planning import Forecast, Recommendation, recommend
 from batchsize_manager.planning_config import Task
 from batchsize_manager.policies.step_times import StepTimes
 from evenpace.lab.bench.step_times import GpuCurves, read_step_times
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from evenpace.reports import files
 
 _TOTAL = 8192  # samples, as in Table 4

@@ -11,7 +11,7 @@ from rich.markup import escape
 from evenpace.lab.planted.config import PlantedConfig
 from evenpace.lab.planted.findings import PLANTED
 from evenpace.lab.planted.trial import Outcome, plant
-from evenpace.lab.terminal import make_table
+from evenpace.local.terminal import make_table
 from evenpace.reports import files
 
 

@@ -17,7 +17,7 @@ from evenpace.lab.simulations.results import Outcome, Results, Simulation
 from evenpace.lab.simulations.tables import print_figures
 from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import find_workloads, read_workload
-from evenpace.lab.terminal import make_progress
+from evenpace.local.terminal import make_progress
 from scheduler.simulator.applications import Application
 from scheduler.simulator.capacity import Capacity
 from scheduler.simulator.fairness import fair_shares

@@ -10,10 +10,10 @@ import torch
 from sklearn.datasets import dump_svmlight_file, make_classification
 from sklearn.linear_model import LogisticRegression
 
-from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.data import DataError
 from evenpace.lab.workloads import common, generated, images, linear, text
 from evenpace.lab.workloads.generated import sparse
+from evenpace.local.cluster import LocalCluster
 from idl.plan import JobSpec, permutation
 from tests import ROOT
 

@@ -19,7 +19,7 @@ from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.sizers import Sizes, Sizing
 from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from evenpace.overview import terms
 from evenpace.overview.job_view import JobView
 from evenpace.reports import run_panels

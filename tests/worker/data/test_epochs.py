@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batchsize_manager.client import ManagerClient
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from tests import EXAMPLES

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from idl.plan import JobSpec, permutation
 from tests import EXAMPLES
 from tests.scripts import train_jax as script

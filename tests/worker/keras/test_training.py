@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from tests import EXAMPLES, SCRIPTS
 
 pytestmark = pytest.mark.usefixtures("framework_starts")

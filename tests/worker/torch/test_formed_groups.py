@@ -18,8 +18,8 @@ from torch.distributed import TCPStore
 from batchsize_manager.client import ManagerClient
 from evenpace.lab.chaos.errors import NotPossibleHereError
 from evenpace.lab.chaos.rank_links import Apart, Ear
-from evenpace.lab.cluster import service
 from evenpace.lab.network import WorkerNetwork
+from evenpace.local.cluster import service
 from idl.errors import UnavailableError
 from idl.exchange import Seat
 from tests.scripts import stand_in_nccl

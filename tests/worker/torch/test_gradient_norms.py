@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from evenpace.lab.cluster import LocalCluster, Surroundings
+from evenpace.local.cluster import LocalCluster, Surroundings
 from evenpace.observer import Observer
 from idl.gradient_norms import GradientNorms
 from tests.scripts import train_noted_gradients as script

@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from evenpace.lab.cluster import LocalCluster
+from evenpace.local.cluster import LocalCluster
 from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError

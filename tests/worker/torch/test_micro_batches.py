@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from evenpace.lab.cluster import LocalCluster, Surroundings
+from evenpace.local.cluster import LocalCluster, Surroundings
 from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError

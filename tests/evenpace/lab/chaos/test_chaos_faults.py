@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from batchsize_manager.client import ManagerClient
-from evenpace.lab import cluster
 from evenpace.lab.chaos import clocks, witness
 from evenpace.lab.chaos.chaos_cluster import ChaosCluster
 from evenpace.lab.chaos.config import ChaosConfig
@@ -43,6 +42,7 @@ from evenpace.lab.chaos.storm import Storm
 from evenpace.lab.chaos.supervisor import Supervisor
 from evenpace.lab.network import WorkerNetwork
 from evenpace.lab.proxy import Proxy
+from evenpace.local import cluster
 from rpc.address import Address
 from rpc.dial import reset_when_closed
 from rpc.processes import Process, state

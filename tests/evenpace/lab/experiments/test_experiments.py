@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from evenpace.lab.cluster import LocalCluster
 from evenpace.lab.experiments import overhead, scheme_run
 from evenpace.lab.experiments.overhead import run as measure_overhead
 from evenpace.lab.experiments.schemes import SCHEMES, choose_schemes
 from evenpace.lab.traces import read_trace
 from evenpace.lab.workloads.by_name import WORKLOADS, Training
+from evenpace.local.cluster import LocalCluster
 from evenpace.observer import Observer
 from predictors import PREDICTORS
 from rpc.processes import ProcessFailedError

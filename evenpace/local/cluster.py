@@ -1,4 +1,4 @@
-"""The runner of the lab: a manager, shards of a parameter server and workers, each a process of this machine.
+"""A cluster on one machine: a manager, shards of a parameter server and workers, each a process of its own.
 
 Whatever happens to the process that started them, none of them stays behind. This module must not know what
 they are for.
@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from evenpace.lab.proxy import Proxy
 from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.processes import Process, command_line, end_all
@@ -76,7 +75,8 @@ class LocalCluster:
         surroundings: Surroundings of each process, by its name.
         ports: Ports on which the services listen, the manager first; none for free ones. With them, an
             address is known before its service listens, and stays the same when the service starts again.
-        proxy: Proxy through which workers reach the services, by links such as "w0>ps-1"; None for no proxy.
+        way: Function that returns where a worker reaches a service that listens on an address, by a link such
+            as "w0>ps-1"; by default, at that address.
         manager: Options of `evenpace manager` by name, such as `policy="even"`; None for the default.
 
     Attributes:
@@ -101,7 +101,7 @@ class LocalCluster:
         worker_options: Sequence[str] = (),
         surroundings: Callable[[str], Surroundings] = lambda name: Surroundings(),
         ports: Sequence[int] = (),
-        proxy: Proxy | None = None,
+        way: Callable[[str, Address], Address] = lambda link, address: address,
         **manager: object,
     ) -> None:
         self.folder = folder
@@ -120,7 +120,7 @@ class LocalCluster:
         self._worker_options = worker_options
         self._surroundings = surroundings
         self._ports = dict(zip([MANAGER, *self.shards], ports, strict=False))
-        self._proxy = proxy
+        self._way = way
 
     def __enter__(self) -> Self:
         try:
@@ -194,7 +194,7 @@ class LocalCluster:
             options: More options of `evenpace worker`, by name.
             share: CPU share of the worker; None for no limit.
         """
-        reached = {service: str(self._way(name, service)) for service in self.services}
+        reached = {one: str(self._way(f"{name}>{one}", self.address(one))) for one in self.services}
         line = ["--manager", reached[MANAGER], "--name", name, *self._security(for_worker=True)]
         for shard in self.shards:
             line += ["--ps", reached[shard]]
@@ -285,11 +285,6 @@ class LocalCluster:
         finally:
             end_all([process for process in self.processes if process not in workers])
             remove_leftovers(self._id)
-
-    def _way(self, worker: str, service: str) -> Address:
-        """Return where a worker reaches a service."""
-        address = self.address(service)
-        return self._proxy.add(f"{worker}>{service}", address) if self._proxy is not None else address
 
     def _add(
         self, name: str, command: str, arguments: Sequence[str] | Callable[[int], Sequence[str]]

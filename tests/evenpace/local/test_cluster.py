@@ -10,7 +10,7 @@ from tests.services import has_ended
 
 SERVE = """
 import sys
-from evenpace.lab.cluster import service
+from evenpace.local.cluster import service
 with service("1", module="evenpace.lab.bench.threaded_manager") as server:
     print(server.pid, flush=True)
     sys.stdin.read()

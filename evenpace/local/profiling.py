@@ -14,8 +14,8 @@ from typing import Any
 
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.learning.profiles import Profile, Step
-from evenpace.lab.cluster import LOOPBACK, CpuShare, LocalCluster, Surroundings, free_ports
-from evenpace.lab.profile_config import ProfileConfig
+from evenpace.local.cluster import LOOPBACK, CpuShare, LocalCluster, Surroundings, free_ports
+from evenpace.local.profile_config import ProfileConfig
 from idl.errors import EvenpaceError, InvalidRequestError
 from idl.records import WorkerRecord
 from rpc.processes import Process

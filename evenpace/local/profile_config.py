@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from evenpace.lab.fields import Limit
+from evenpace.local.fields import Limit
 from idl.settings import Setting, check_settings
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from evenpace.lab.fields import parse_shares
+from evenpace.local.fields import parse_shares
 from idl.settings import Setting, check_settings
 from rpc.address import Address
 

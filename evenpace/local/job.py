@@ -10,9 +10,9 @@ from typing import Protocol
 
 from batchsize_manager.client import ManagerClient
 from evenpace.dashboard.listening import free_page_address
-from evenpace.lab.cluster import LOOPBACK, CpuShare, LocalCluster, Surroundings
-from evenpace.lab.followed_logs import FollowedLogs
-from evenpace.lab.local_job_config import LocalJob
+from evenpace.local.cluster import LOOPBACK, CpuShare, LocalCluster, Surroundings
+from evenpace.local.followed_logs import FollowedLogs
+from evenpace.local.job_config import LocalJob
 from idl.errors import EvenpaceError
 from rpc.address import Address
 from rpc.processes import ProcessFailedError

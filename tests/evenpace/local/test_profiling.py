@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from batchsize_manager.learning.profiles import Profile, Step, read_profiles
-from evenpace.lab.cluster import LocalCluster
-from evenpace.lab.profile_config import ProfileConfig
-from evenpace.lab.profiling import batch_sizes, is_out_of_memory, profile
+from evenpace.local.cluster import LocalCluster
+from evenpace.local.profile_config import ProfileConfig
+from evenpace.local.profiling import batch_sizes, is_out_of_memory, profile
 from evenpace.observer import Observer
 from evenpace.reports import files
 from rpc.processes import ProcessFailedError

@@ -1,0 +1,1 @@
+"""Tests of a job on one machine."""
