@@ -15,23 +15,13 @@ from scheduler.policies import POLICIES
 from scheduler.policies.base import Round
 from scheduler.policies.occupancy import Occupancy
 from scheduler.policies.pollux import Pollux
-from scheduler.simulator.applications import Application, Epochs, StepTimes
-from scheduler.simulator.capacity import Capacity
-from scheduler.simulator.record import Life, summary
-from scheduler.simulator.rules import JobLimits, Rules
-from scheduler.simulator.simulation import simulate
-from scheduler.simulator.single_job import most_nodes
-from scheduler.simulator.workloads import Arrival
 from scheduler.throughput import Throughput, fit
 from scheduler.throughput_curves import ThroughputCurves
 from tests.scheduler.policies.rounds import THROUGHPUT, asking
-from tests.scheduler.simulator.tiny import tiny_application, tiny_step_times
 
 LIMITS = Limits(128, 4096, 32, 512)
 GOODPUT = Goodput(THROUGHPUT, Noise(1.0, 1000.0), LIMITS)
 ALIKE = Throughput(0.1, 0.01, 0.0, 0.0, 0.0, 0.0, 1.0)
-NAMES = ("a", "b", "c")
-HERE = frozenset("a")
 
 
 def scaled(rates, nodes=1, target=0.5):
@@ -39,34 +29,10 @@ def scaled(rates, nodes=1, target=0.5):
     return scale_up(np.array(rates), nodes, target=target)
 
 
-def step_time(*shape, local):
-    """The step time of the tiny model."""
-    return tiny_application().step_time("gpu", shape, local)
-
-
-def without_noise():
-    """A model of which nothing is known in an epoch."""
-    epochs = Epochs(np.ones(2), np.ones(2), np.array([1.0, 0.0]), np.array([1.0, 0.0]))
-    return Application("made", {"gpu": tiny_step_times()}, {4: epochs})
-
-
-def of_one_node():
-    """The step time of two nodes, where one alone was measured."""
-    nothing = np.empty((0, 3)), np.empty((0, 2))
-    return StepTimes({(1,): tiny_step_times().placements[(1,)]}, nothing).at((1, 1), 2)
-
-
 def allocated(policy, cluster=(("gpu", 2, 4),), **lacking):
     """An allocation for a job that asks for a device, and lacks something."""
     job = replace(asking("a", iterations_per_second=len), **lacking)
     return POLICIES[policy]().allocate(Round(60.0, [job], Cluster.of(cluster), Allocation()))
-
-
-def simulated(*arrivals, kinds=("gpu",)):
-    """The simulation of jobs on two devices."""
-    cluster = Cluster.of([(kind, 2 // len(kinds), 1) for kind in kinds])
-    applications = {"tiny": tiny_application(kinds=kinds)}
-    return simulate(arrivals, applications, POLICIES["tiresias"](), cluster, Rules())
 
 
 @pytest.mark.parametrize(
@@ -124,45 +90,6 @@ def simulated(*arrivals, kinds=("gpu",)):
         (lambda: allocated("pollux", (("t4", 1, 4), ("a100", 1, 8))), "alike; the cluster has t4, a100"),
         (lambda: Pollux(float("nan")), "power nan of the mean: must be finite"),
         (lambda: Occupancy([2, 2], 16).find_across(5), "1 devices more"),
-        (lambda: step_time(1, local=9), "tiny: local batch"),
-        (lambda: step_time(1, local=1), "tiny: local batch"),
-        (lambda: step_time(2, 2, 2, local=9), "tiny: local batch"),
-        (lambda: step_time(9, 9, local=2), "tiny: local batch"),
-        (of_one_node, "2 measured step times are too few"),
-        (without_noise, "an epoch with batches of 4 has neither gradient nor noise"),
-        (lambda: tiny_application().noise(17, 0), "17 samples; measured are 4 to 16"),
-        (lambda: tiny_application(JobLimits(epochs=3)), "a job has 3 epochs; 2 were measured"),
-        (
-            lambda: most_nodes(Limits(64, 320, 8, 100), 16, 41),
-            "nodes of 41 devices: the largest batch, 320 samples, has less",
-        ),
-        (lambda: Capacity(((1.0, HERE),)), "first change is at 1 s: it must be at 0 s"),
-        (lambda: Capacity(((0.0, frozenset()),)), "no node is ever there"),
-        (lambda: Capacity(((0.0, HERE), (5.0, frozenset())), 5.0), "at 5 s follows one at 5 s"),
-        (lambda: Capacity.of_events([(0, "a", True), (4, "a", True)]), "'a' joins at 4 s, where it is there"),
-        (lambda: Capacity.of_events([(3, "a", False)]), "'a' is lost at 3 s, where it is gone"),
-        (lambda: Capacity.of_counts([(0, 1), (0, 2)], NAMES), "two numbers of nodes at 0 s"),
-        (lambda: Capacity.of_failures(NAMES, 0.0, 1.0, 1), "mean time between failures 0 s: must be above 0"),
-        (lambda: Capacity.of_failures(NAMES, 1.0, math.inf, 1), "time to repair inf s: must be above 0"),
-        (
-            lambda: simulated(Arrival("a", 0, "huge", 1, 4)),
-            "job 'a' trains 'huge'; the applications are tiny",
-        ),
-        (lambda: simulated(Arrival("a", 0, "tiny", 3, 4)), "job 'a' asks for 3 devices; the cluster has 2"),
-        (
-            lambda: simulated(Arrival("a", 0, "tiny", 1, 17)),
-            "job 'a' asks for batches of 17 samples; tiny was measured with 4 to 16",
-        ),
-        (
-            lambda: simulated(Arrival("a", 0, "tiny", 2, 4), kinds=("slow", "fast")),
-            "job 'a' was given devices of several kinds: fast, slow",
-        ),
-        (
-            lambda: simulated(*(Arrival("a", submitted, "tiny", 1, 4) for submitted in (0, 5))),
-            "two jobs are called 'a'",
-        ),
-        (lambda: Life("a", "tiny", 0, started=0, placements=[(0, ())]).spans, "job 'a' has not ended"),
-        (lambda: summary([], [], devices=4), "no jobs"),
     ],
 )
 def test_what_cannot_be_is_named(call, said):

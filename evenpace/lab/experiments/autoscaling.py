@@ -25,14 +25,14 @@ from rich.console import Console
 
 from evenpace.lab.experiments.scheduling_config import AutoscalingConfig
 from evenpace.lab.simulations.trace_files import PLAIN, read_applications
+from evenpace.lab.simulator.applications import Application
+from evenpace.lab.simulator.rules import LIMITS
+from evenpace.lab.simulator.single_job import Configuration, TrainedEpoch, most_nodes, profile, train
 from evenpace.local.terminal import make_table
 from evenpace.reports import files, style
 from idl.noise import Noise
 from scheduler.autoscaling import scale_up
 from scheduler.goodput import Goodput
-from scheduler.simulator.applications import Application
-from scheduler.simulator.rules import LIMITS
-from scheduler.simulator.single_job import Configuration, TrainedEpoch, most_nodes, profile, train
 
 GOODPUT, THROUGHPUT = "goodput", "throughput"
 _ALL_NOISE = Noise(0.0, 1.0)  # with which every sample counts alike, so that goodput is throughput

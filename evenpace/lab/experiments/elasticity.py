@@ -33,17 +33,17 @@ from rich.console import Console
 
 from evenpace.lab.experiments.scheduling_config import ElasticityConfig
 from evenpace.lab.simulations.trace_files import PLAIN, read_applications
+from evenpace.lab.simulator.applications import Application
+from evenpace.lab.simulator.record import Life
+from evenpace.lab.simulator.rules import JobLimits, Rules
+from evenpace.lab.simulator.simulation import simulate
+from evenpace.lab.simulator.workloads import Arrival
 from evenpace.local.terminal import make_table
 from evenpace.reports import files
 from scheduler.cluster import Cluster
 from scheduler.policies.base import Policy
 from scheduler.policies.priority import Priority
 from scheduler.policies.weighted_fair_sharing import WeightedFairSharing
-from scheduler.simulator.applications import Application
-from scheduler.simulator.record import Life
-from scheduler.simulator.rules import JobLimits, Rules
-from scheduler.simulator.simulation import simulate
-from scheduler.simulator.workloads import Arrival
 
 STATIC, PASSING, ELASTIC = "priority", "priority, jobs may pass", "weighted_fair_sharing"
 _POLICIES: dict[str, Callable[[], Policy]] = {

@@ -28,13 +28,9 @@ from threadpoolctl import threadpool_limits
 
 from evenpace.lab.experiments.scheduling_config import EpochScalingConfig
 from evenpace.lab.simulations.trace_files import PLAIN, read_applications
-from evenpace.local.terminal import make_table
-from evenpace.reports import files
-from predictors.batch_sizes import FEWEST, forecast
-from scheduler.autoscaling import Array, cheapest, quickest
-from scheduler.simulator.applications import Application
-from scheduler.simulator.rules import LIMITS
-from scheduler.simulator.single_job import (
+from evenpace.lab.simulator.applications import Application
+from evenpace.lab.simulator.rules import LIMITS
+from evenpace.lab.simulator.single_job import (
     Configuration,
     TrainedEpoch,
     configure,
@@ -42,6 +38,10 @@ from scheduler.simulator.single_job import (
     step_seconds,
     train,
 )
+from evenpace.local.terminal import make_table
+from evenpace.reports import files
+from predictors.batch_sizes import FEWEST, forecast
+from scheduler.autoscaling import Array, cheapest, quickest
 
 FORECASTS = ("mean", "last", "oracle")
 RULES: dict[str, Callable[[Array], int]] = {"time": quickest, "cost": cheapest}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evenpace.lab.csv_rows import read_rows
-from scheduler.simulator.capacity import Capacity
+from evenpace.lab.simulator.capacity import Capacity
 
 _EVENTS = {"join": True, "loss": False}
 

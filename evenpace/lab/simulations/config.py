@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from evenpace.lab.simulations.capacity_files import read_capacity
+from evenpace.lab.simulator.capacity import Capacity
+from evenpace.lab.simulator.rules import RULES, Rules
 from idl.settings import Setting, check_settings
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Policy
 from scheduler.policies.pollux import Pollux
-from scheduler.simulator.capacity import Capacity
-from scheduler.simulator.rules import RULES, Rules
 
 
 class NodeGroup(NamedTuple):

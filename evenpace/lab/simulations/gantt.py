@@ -10,11 +10,11 @@ from itertools import groupby
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from evenpace.lab.simulator.record import Life, Span
 from evenpace.reports import numbers
 from evenpace.reports.style import GREY, WorkerStyle
 from scheduler.allocation import devices
 from scheduler.cluster import Cluster
-from scheduler.simulator.record import Life, Span
 
 _WIDTH, _LEFT, _BOTTOM = 1000, 60, 24  # pixels of the time axis, and beside and below it
 _HEIGHT = 400  # pixels of all devices, within these limits of each

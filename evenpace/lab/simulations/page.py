@@ -8,13 +8,13 @@ from evenpace.lab.simulations import panels
 from evenpace.lab.simulations.gantt import gantt
 from evenpace.lab.simulations.results import Outcome
 from evenpace.lab.simulations.tables import mean, title
+from evenpace.lab.simulator.rules import Rules
 from evenpace.reports import numbers
 from evenpace.reports.drawing import Panel, svg
 from evenpace.reports.style import WorkerStyle, worker_styles
 from evenpace.reports.templates import write_page
 from scheduler.allocation import devices
 from scheduler.cluster import Cluster
-from scheduler.simulator.rules import Rules
 
 _FIGURES = (
     ("mean completion time (s)", "mean_completion_s", ",.1f"),

@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from evenpace.lab.simulator.fairness import FairShare
+from evenpace.lab.simulator.record import FIGURES, Life, summary
 from evenpace.reports import files
-from scheduler.simulator.fairness import FairShare
-from scheduler.simulator.record import FIGURES, Life, summary
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from evenpace.lab.simulations.results import Outcome, Results, Simulation
 from evenpace.lab.simulations.tables import print_figures
 from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import find_workloads, read_workload
+from evenpace.lab.simulator.applications import Application
+from evenpace.lab.simulator.capacity import Capacity
+from evenpace.lab.simulator.fairness import fair_shares
+from evenpace.lab.simulator.rules import LIMITS
+from evenpace.lab.simulator.simulation import check_arrivals, simulate
+from evenpace.lab.simulator.workloads import Arrival
 from evenpace.local.terminal import make_progress
-from scheduler.simulator.applications import Application
-from scheduler.simulator.capacity import Capacity
-from scheduler.simulator.fairness import fair_shares
-from scheduler.simulator.rules import LIMITS
-from scheduler.simulator.simulation import check_arrivals, simulate
-from scheduler.simulator.workloads import Arrival
 
 _Key: TypeAlias = tuple[str, Path]
 """A policy and the file of a workload."""

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from evenpace.lab.csv_rows import Row, read_rows
-from scheduler.simulator.applications import Application, Array, Epochs, Shape, StepTime, StepTimes
-from scheduler.simulator.rules import JobLimits
+from evenpace.lab.simulator.applications import Application, Array, Epochs, Shape, StepTime, StepTimes
+from evenpace.lab.simulator.rules import JobLimits
 
 _SECONDS = ("step_time", "sync_time")
 _EPOCHS = ("progress", "iteration", "grad_sqr", "grad_var")

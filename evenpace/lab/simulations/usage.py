@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from evenpace.lab.simulator.record import Life
 from scheduler.allocation import devices
-from scheduler.simulator.record import Life
 
 Amount: TypeAlias = tuple[int, int, int]
 """Start and end of a time, in seconds, and what is added during it."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evenpace.lab.csv_rows import read_rows
-from scheduler.simulator.workloads import Arrival
+from evenpace.lab.simulator.workloads import Arrival
 
 _COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 

@@ -7,12 +7,12 @@ import pytest
 
 from evenpace.lab.experiments.autoscaling import GOODPUT, THROUGHPUT, result_of
 from evenpace.lab.experiments.epoch_scaling import FORECASTS, RULES, batch_sizes, expected
+from evenpace.lab.simulator.single_job import TrainedEpoch
 from predictors.batch_sizes import forecast
-from scheduler.simulator.single_job import TrainedEpoch
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
 from tests.evenpace.lab.experiments.made_traces import write_model
-from tests.scheduler.simulator.tiny import tiny_application
+from tests.evenpace.lab.simulator.tiny import tiny_application
 
 TRACES = SHARED_DATA / "cluster-traces" / "pollux"
 SCALES = [1.0, 3.0, 2.0, 10.0, 8.0, 30.0, 25.0, 60.0, 50.0, 120.0, 100.0, 400.0]

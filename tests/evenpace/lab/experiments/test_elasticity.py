@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from evenpace.lab.experiments.elasticity import ELASTIC, PASSING, STATIC, figures_of, three_jobs, twenty_jobs
+from evenpace.lab.simulator.record import Life
+from evenpace.lab.simulator.workloads import Arrival
 from scheduler.cluster import Cluster
-from scheduler.simulator.record import Life
-from scheduler.simulator.workloads import Arrival
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
 from tests.evenpace.lab.experiments.made_traces import write_model

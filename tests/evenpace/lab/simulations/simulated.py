@@ -4,13 +4,13 @@ from pathlib import Path
 
 from evenpace.lab.simulations.page import write_simulations_page
 from evenpace.lab.simulations.results import Outcome
+from evenpace.lab.simulator.fairness import fair_shares
+from evenpace.lab.simulator.rules import Rules
+from evenpace.lab.simulator.simulation import simulate
+from evenpace.lab.simulator.workloads import Arrival
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
-from scheduler.simulator.fairness import fair_shares
-from scheduler.simulator.rules import Rules
-from scheduler.simulator.simulation import simulate
-from scheduler.simulator.workloads import Arrival
-from tests.scheduler.simulator.tiny import tiny_application
+from tests.evenpace.lab.simulator.tiny import tiny_application
 
 CLUSTER = Cluster.of([("gpu", 2, 2)])
 ARRIVALS = [Arrival(f"job-{i}", 13 * i, "tiny", 1 + i % 3, 4 + i) for i in range(12)]

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenpace.lab.simulations.gantt import bars, batches
+from evenpace.lab.simulator.record import Life, Span
+from evenpace.lab.simulator.workloads import Arrival
 from scheduler.cluster import Cluster
-from scheduler.simulator.record import Life, Span
-from scheduler.simulator.workloads import Arrival
 from tests.evenpace.lab.simulations.simulated import CLUSTER, outcome
 
 FOUR = Cluster.of([("gpu", 1, 4)])

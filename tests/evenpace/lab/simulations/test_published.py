@@ -9,11 +9,11 @@ import pytest
 from evenpace.lab.simulations.published import published_mean
 from evenpace.lab.simulations.trace_files import read_applications
 from evenpace.lab.simulations.workload_files import read_workload
+from evenpace.lab.simulator.fairness import fair_shares
+from evenpace.lab.simulator.rules import LIMITS, RULES, Rules
+from evenpace.lab.simulator.simulation import simulate
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
-from scheduler.simulator.fairness import fair_shares
-from scheduler.simulator.rules import LIMITS, RULES, Rules
-from scheduler.simulator.simulation import simulate
 from tests import SHARED_DATA
 
 DATA = SHARED_DATA / "cluster-traces"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpace.lab.simulations.usage import averages, in_use, queue
-from scheduler.simulator.record import Life
+from evenpace.lab.simulator.record import Life
 
 LIVES = [
     Life("a", "tiny", 0, started=20, ended=80, placements=[(20, (("gpu-0", 2), ("gpu-1", 1))), (50, ())]),

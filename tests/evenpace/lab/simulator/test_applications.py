@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from evenpace.lab.simulator.applications import Application, Epochs, StepTimes
+from evenpace.lab.simulator.rules import JobLimits
 from scheduler.goodput import Limits
-from scheduler.simulator.applications import Application, Epochs, StepTimes
-from scheduler.simulator.rules import JobLimits
-from tests.scheduler.simulator.tiny import step_time, tiny_application, tiny_step_times
+from tests.evenpace.lab.simulator.tiny import step_time, tiny_application, tiny_step_times
 
 
 @pytest.mark.parametrize(("shape", "local"), [((1, 1, 2), 2), ((1, 2, 2), 5), ((2, 2, 1), 8)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.simulator.record import FIGURES, Life, Span, summary
+from evenpace.lab.simulator.record import FIGURES, Life, Span, summary
 
 ONE = (("gpu-0", 1),)
 TWO = (("gpu-0", 1), ("gpu-1", 1))

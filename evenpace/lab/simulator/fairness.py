@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenpace.lab.simulator.applications import Application
+from evenpace.lab.simulator.record import Life
+from evenpace.lab.simulator.rules import Rules
+from evenpace.lab.simulator.training import SimulatedJob
+from evenpace.lab.simulator.workloads import Arrival
 from scheduler.cluster import Cluster
 from scheduler.policies.base import Policy
 from scheduler.policies.packing import free_devices, take
-from scheduler.simulator.applications import Application
-from scheduler.simulator.record import Life
-from scheduler.simulator.rules import Rules
-from scheduler.simulator.training import SimulatedJob
-from scheduler.simulator.workloads import Arrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from evenpace.lab.simulator.applications import Application
 from scheduler.goodput import Limits
-from scheduler.simulator.applications import Application
 from scheduler.throughput import Throughput, fit
 
 _SIZES = 6  # local batches for which a step is timed, in geometric sequence

@@ -2,9 +2,16 @@
 
 import pytest
 
+from evenpace.lab.simulator.single_job import (
+    Configuration,
+    configure,
+    most_nodes,
+    profile,
+    step_seconds,
+    train,
+)
 from scheduler.goodput import Limits
-from scheduler.simulator.single_job import Configuration, configure, most_nodes, profile, step_seconds, train
-from tests.scheduler.simulator.tiny import tiny_application
+from tests.evenpace.lab.simulator.tiny import tiny_application
 
 # Of one device, then of two on two nodes.
 PLAN = [Configuration(1, 4, 0), Configuration(2, 8, 0)]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduler.simulator.applications import Application, Epochs, StepTimes
+from evenpace.lab.simulator.applications import Application, Epochs, StepTimes
 
 LOCALS = np.array([2.0, 8.0])
 SQR, VAR = 1.0, 3.0  # with batches of 16, 4 times the initial, the gain is (3 + 1) / (3 / 4 + 1) = 16 / 7

@@ -1,14 +1,14 @@
 """What a job learns of its own speed, and how it uses it."""
 
+from evenpace.lab.simulator.applications import StepTime
+from evenpace.lab.simulator.learning import Learner
+from evenpace.lab.simulator.rules import JobLimits, Rules
+from evenpace.lab.simulator.training import SimulatedJob
+from evenpace.lab.simulator.workloads import Arrival
 from idl.noise import Noise
 from scheduler.goodput import Goodput
-from scheduler.simulator.applications import StepTime
-from scheduler.simulator.learning import Learner
-from scheduler.simulator.rules import JobLimits, Rules
-from scheduler.simulator.training import SimulatedJob
-from scheduler.simulator.workloads import Arrival
 from scheduler.throughput import fit
-from tests.scheduler.simulator.tiny import SQR, VAR, tiny_application, tiny_step_times
+from tests.evenpace.lab.simulator.tiny import SQR, VAR, tiny_application, tiny_step_times
 
 ONE = (("gpu-0", 1),)
 TWO = (("gpu-0", 1), ("gpu-1", 1))

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from scipy.interpolate import LinearNDInterpolator
 from scipy.spatial import QhullError
 
+from evenpace.lab.simulator.rules import JobLimits
 from idl.noise import Noise
 from scheduler.goodput import Limits
-from scheduler.simulator.rules import JobLimits
 from scheduler.throughput import Measurements, Throughput, fit
 
 Array: TypeAlias = NDArray[np.float64]

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from evenpace.lab.simulator.applications import Application
+from evenpace.lab.simulator.learning import Learner
+from evenpace.lab.simulator.record import Life
+from evenpace.lab.simulator.rules import MOST_DEVICES, Rules
+from evenpace.lab.simulator.workloads import Arrival
 from scheduler.allocation import Placement, devices, shape
 from scheduler.goodput import Goodput
 from scheduler.job import Job
-from scheduler.simulator.applications import Application
-from scheduler.simulator.learning import Learner
-from scheduler.simulator.record import Life
-from scheduler.simulator.rules import MOST_DEVICES, Rules
-from scheduler.simulator.workloads import Arrival
 
 
 class SimulatedJob:

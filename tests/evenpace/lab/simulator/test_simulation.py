@@ -2,16 +2,16 @@
 
 import pytest
 
+from evenpace.lab.simulator.capacity import Capacity
+from evenpace.lab.simulator.record import summary
+from evenpace.lab.simulator.rules import RULES, Rules
+from evenpace.lab.simulator.simulation import simulate
+from evenpace.lab.simulator.workloads import Arrival
 from scheduler.allocation import Allocation
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Policy
-from scheduler.simulator.capacity import Capacity
-from scheduler.simulator.record import summary
-from scheduler.simulator.rules import RULES, Rules
-from scheduler.simulator.simulation import simulate
-from scheduler.simulator.workloads import Arrival
-from tests.scheduler.simulator.tiny import tiny_application
+from tests.evenpace.lab.simulator.tiny import tiny_application
 
 CLUSTER = Cluster.of([("gpu", 2, 1)])
 

@@ -3,15 +3,15 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from evenpace.lab.simulator.applications import Application
+from evenpace.lab.simulator.capacity import Capacity
+from evenpace.lab.simulator.record import Life
+from evenpace.lab.simulator.rules import Rules
+from evenpace.lab.simulator.training import SimulatedJob
+from evenpace.lab.simulator.workloads import Arrival
 from scheduler.allocation import Allocation, Placement
 from scheduler.cluster import Cluster
 from scheduler.policies.base import Policy, Round
-from scheduler.simulator.applications import Application
-from scheduler.simulator.capacity import Capacity
-from scheduler.simulator.record import Life
-from scheduler.simulator.rules import Rules
-from scheduler.simulator.training import SimulatedJob
-from scheduler.simulator.workloads import Arrival
 
 
 def simulate(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from scheduler.simulator.rules import JobLimits, Rules
-from scheduler.simulator.training import SimulatedJob
-from scheduler.simulator.workloads import Arrival
-from tests.scheduler.simulator.tiny import tiny_application
+from evenpace.lab.simulator.rules import JobLimits, Rules
+from evenpace.lab.simulator.training import SimulatedJob
+from evenpace.lab.simulator.workloads import Arrival
+from tests.evenpace.lab.simulator.tiny import tiny_application
 
 ONE = (("gpu-0", 1),)
 TWO = (("gpu-0", 1), ("gpu-1", 1))

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenpace.lab.simulator.fairness import FairShare, fair_shares, isolated_completion, presence
+from evenpace.lab.simulator.record import Life
+from evenpace.lab.simulator.rules import JobLimits, Rules
+from evenpace.lab.simulator.simulation import simulate
+from evenpace.lab.simulator.workloads import Arrival
 from scheduler.cluster import Cluster
 from scheduler.policies import POLICIES
-from scheduler.simulator.fairness import FairShare, fair_shares, isolated_completion, presence
-from scheduler.simulator.record import Life
-from scheduler.simulator.rules import JobLimits, Rules
-from scheduler.simulator.simulation import simulate
-from scheduler.simulator.workloads import Arrival
-from tests.scheduler.simulator.tiny import tiny_application
+from tests.evenpace.lab.simulator.tiny import tiny_application
 
 CLUSTER, PACKED = Cluster.of([("gpu", 2, 1)]), Cluster.of([("gpu", 2, 2)])
 

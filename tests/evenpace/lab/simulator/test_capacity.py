@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.simulator.capacity import Capacity
+from evenpace.lab.simulator.capacity import Capacity
 
 NAMES = ("a", "b", "c")
 

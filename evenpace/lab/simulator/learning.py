@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from evenpace.lab.simulator.applications import StepTime
 from idl.noise import Noise
 from scheduler.goodput import Goodput, Limits
-from scheduler.simulator.applications import StepTime
 from scheduler.throughput import Throughput, fit
 
 
