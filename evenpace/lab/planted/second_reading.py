@@ -188,7 +188,7 @@ PLANTED = (
                 'if all(tensor.dtype == "float64"',
             ),
         ),
-        "tests/worker/torch/test_adapter.py -k 'complex or keep'",
+        "tests/worker/torch/test_adapter.py tests/worker/torch/test_contract.py -k 'complex or keep'",
     ),
     Planted(
         "`nn.Embedding(sparse=True)` ends with",
