@@ -108,14 +108,16 @@ def installed(imported: Sequence[str] = IMPORTED, command: str | None = None) ->
 
 @contextlib.contextmanager
 def _forking(requests: socket.socket, command: str | None = None) -> Iterator[None]:
-    """Likewise, with a zygote that is there; it ends when `requests`, the socket to it, is closed."""
+    """Likewise, with a zygote that is there; it ends when `requests`, the socket to it, is shut down."""
     before, zygotes = subprocess.Popen, _Popen.zygotes
     subprocess.Popen, _Popen.zygotes = _Popen, {**zygotes, command: _Zygote(requests)}  # type: ignore[misc]
     try:
-        with requests:
-            yield
+        yield
     finally:
         subprocess.Popen, _Popen.zygotes = before, zygotes  # type: ignore[misc]
+        with contextlib.suppress(OSError):  # the zygote has ended already
+            requests.shutdown(socket.SHUT_RDWR)  # processes that this one has forked may have the socket, too
+        requests.close()
 
 
 @contextlib.contextmanager
