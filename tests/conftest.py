@@ -221,7 +221,7 @@ def pytest_collection_modifyitems(items):
 
     The numbers of examples that tests name are those of CI: other profiles try fewer.
     """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, ("slow", "ci", "release"))))
     usual = settings.default.max_examples
     for function in {getattr(item, "function", None) for item in items} if usual < CI_EXAMPLES else ():
         if (own := getattr(function, _USED_SETTINGS, None)) is not None and own.max_examples > usual:

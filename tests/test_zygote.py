@@ -15,7 +15,6 @@ COMMAND = (sys.executable, "-m", "evenpace")
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -49,7 +48,6 @@ def test_what_is_forked_is_a_child_of_its_own(tmp_path, number, status):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--log-format", "console", "--log-level", "info")])
 def test_a_command_may_have_a_zygote_of_its_own(tmp_path, options):
     """It has imported what that has, and nothing of the other, whatever options come before the command."""
@@ -64,7 +62,6 @@ def test_a_command_may_have_a_zygote_of_its_own(tmp_path, options):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"PYTHONOPTIMIZE": "1"}])
 def test_a_process_has_the_environment_that_it_was_to_have(tmp_path, settings):
     """Variables that a starting interpreter reads have it executed; others reach what is forked."""

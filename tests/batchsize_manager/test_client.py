@@ -83,7 +83,6 @@ def test_a_worker_that_waits_for_others_is_seen(wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_long_answers_come_in_parts():
     """Records that are too many for one answer are all there, in order, over several."""
     with serving(ManagerService(ManagerConfig())) as address, ManagerClient(address) as client:
@@ -98,7 +97,6 @@ def test_long_answers_come_in_parts():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_earlier_records_come_from_the_state(tmp_path):
     """Records that a restarted manager has only in its file are answered like those in memory."""
     for iterations in (700, 3):

@@ -274,7 +274,6 @@ def test_a_paused_job_waits_and_goes_on(wait_until, lookahead):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_changes_outlive_the_manager(tmp_path, wait_until):
     """A killed and restarted manager knows all changes: the job goes on with them, and is still paused."""
     with (
@@ -646,7 +645,6 @@ def test_late_joiners_say_the_specification_that_the_job_began_with(wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_command_line_changes_a_job(tmp_path):
     """Each command prints what was done; a mistake is one line, and status 1."""
     with serving(ManagerService(ManagerConfig(state=tmp_path))) as address:

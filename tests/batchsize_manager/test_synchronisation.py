@@ -471,7 +471,6 @@ def test_a_deterministic_shard_takes_bsp_only():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "optimizer"), [pytest.param("asp", "sgd", marks=pytest.mark.ci), ("ssp", "adam")]
 )
@@ -493,7 +492,6 @@ KILLED, FROZEN = ({}, "w1 died"), ({"report_timeout": 20}, "w1 did not report")
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "end"),
     [("asp", KILLED), ("backup", KILLED), ("ssp", FROZEN)],

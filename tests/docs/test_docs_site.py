@@ -50,7 +50,6 @@ def test_nothing_is_fetched_from_elsewhere(site):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_every_option_of_every_command_is_there(site):
     """The page of commands has each command that --help names, and each of its options."""
     page = text(site / "commands.html")

@@ -36,7 +36,6 @@ def _script(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "late"),
     [

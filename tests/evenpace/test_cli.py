@@ -72,7 +72,6 @@ cli.cli(["ps", "--listen", "127.0.0.1:0"])
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "library"),
     [
@@ -208,7 +207,6 @@ def test_a_scripts_own_error_keeps_its_traceback(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_script_without_a_session_is_told_how_to_start(tmp_path):
     """A script that is run by itself learns of `evenpace worker`."""
     done = python(str(EXAMPLES / "train_digits_evenpace.py"), cwd=tmp_path)
@@ -226,7 +224,6 @@ def test_three_lines_make_the_example_distributed():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_ordinary_example_learns_as_much(tmp_path):
     """The example ends with about the accuracy that the page on clusters shows of two workers."""
     shown = re.search(r"^accuracy ([\d.]+)%$", (EXAMPLES.parent / "docs" / "cluster.md").read_text(), re.M)

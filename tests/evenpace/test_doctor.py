@@ -399,7 +399,6 @@ def test_the_other_service(manager, shard, partitions):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_shard_that_is_named_twice(shard, host):
     """Two addresses of one shard are a problem, whatever they look like; of two shards they are none."""
@@ -593,7 +592,6 @@ def clock_offset(tmp_path):
     return offset, os.environ | clocks.environment(library, offset)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_manager_whose_clock_is_ahead(wait_until, clock_offset):
     """The manager's clock is compared with this machine's by a job's first event."""
@@ -641,7 +639,6 @@ def test_a_port_that_evenpace_has():
     assert (level, "taken by evenpace" in text) == ("ok", True)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_few_open_files():
     """A low limit of open files is a problem, also in the exit status; a middling one is a warning."""
@@ -653,7 +650,6 @@ def test_few_open_files():
         assert code == any(one["level"] == "problem" for one in findings)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_network_without_loopback():
     """A network namespace whose loopback is down is a problem."""
@@ -916,7 +912,6 @@ def test_the_timeout_is_above_zero():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_cluster_that_is_well(tmp_path):
     """Manager and shard are ok with TLS and tokens; the exit status is 0; lines say the same."""
     folder, key, token = tmp_path / "secrets", tmp_path / "key", tmp_path / "token"

@@ -21,7 +21,6 @@ for _ in go_through(evenpace.session(), 5):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "status", "why"),
     [("", 0, FINISHED), ("raise SystemExit(0)", 0, FINISHED), ("raise ValueError('no')", 1, GONE)],

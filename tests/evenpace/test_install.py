@@ -36,7 +36,6 @@ def test_a_worker_trains_without_any_extra(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch"])
 def test_a_framework_needs_its_extra_alone(framework):
     """A framework's adapter can be imported with its extra alone."""
@@ -45,7 +44,6 @@ def test_a_framework_needs_its_extra_alone(framework):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_job_is_watched_without_a_framework(tmp_path):
     """With the extra for watching alone, a job with records is shown, its slowest worker included."""
     with serving(manager_service()) as manager, serving(shard_service()) as shard:
@@ -73,7 +71,6 @@ def test_the_page_is_served_without_a_framework(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "extra"), [("torch", "torch"), ("keras", "tensorflow"), ("jax", "jax")]
 )
@@ -85,7 +82,6 @@ def test_a_framework_says_what_to_install(framework, extra):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
@@ -106,7 +102,6 @@ def test_a_command_says_what_to_install(command, extra):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_worker_says_what_its_metrics_need(tmp_path):
     """The option for metrics needs an extra; without the option, nothing is missing."""
     script = tmp_path / "script.py"

@@ -233,7 +233,6 @@ def prometheus(tmp_path_factory, wait_until):
             end_process(running.popen)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_real_prometheus_answers_every_query_of_the_dashboard(prometheus, wait_until):
     """All parts are scraped, and each panel has data while a job trains, but for those of faults."""
@@ -251,7 +250,6 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard(prometheus, wait
     wait_until(lambda: states() == ["running"], "a job that runs, and is in no other state")
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_no_alert_fires_while_all_is_well(prometheus, wait_until):
     """Prometheus evaluates every rule without an error, and none fires in a run without faults."""

@@ -339,7 +339,6 @@ def fetched(url):
         return json.load(answer)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
     """Two workers write event files; their values are the manager's, and TensorBoard serves them."""
@@ -403,7 +402,6 @@ def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_line_is_the_same_for_every_framework(tmp_path, wait_until, monkeypatch):
     """One line writes every iteration, with PyTorch and a parameter server, Keras, or JAX."""
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")

@@ -98,7 +98,6 @@ def test_a_units_state_is_where_it_may_write(unit):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @each_unit
 def test_a_units_command_starts_and_stops(unit, tmp_path):

@@ -102,7 +102,6 @@ def traces(tmp_path_factory, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_an_iteration_is_one_trace_of_all_processes(traces):
     """All spans of an iteration are in one trace, each once, from the manager, the shard and both workers."""
     whole = complete(traces)
@@ -161,7 +160,6 @@ def slack(one, other):
     return 0 if one is other else 10**6
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("behaviour", ["away", "silent"])
 def test_a_collector_that_is_away_stops_nobody(tmp_path, wait_until, behaviour):

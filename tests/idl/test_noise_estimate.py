@@ -106,7 +106,6 @@ def test_two_standard_errors_hold_the_truth(splits, ratio):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_two_standard_errors_hold_the_truth_for_consecutive_gradients():
     """The same for one worker, whose batches change their size."""
     shares = coverage([64, 64, 96, 32] * 50, 1.0, batch=64, consecutive=True)
@@ -219,7 +218,6 @@ def test_intervals_hold_a_noise_scale_that_drifts(problem, before, after):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["sqr steps to a quarter", "var steps to four times"])
 def test_a_step_is_followed_sooner_than_by_one_mean(problem):
     """The median error of the logarithm of the noise scale is less than two thirds of the mean's."""
@@ -229,7 +227,6 @@ def test_a_step_is_followed_sooner_than_by_one_mean(problem):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_intervals_are_hardly_wider_where_nothing_drifts():
     """They are 9 to 15% wider than those of one mean, and hold a constant noise scale as often."""
     long, ours = map(held, looked_at("constant"))

@@ -57,7 +57,6 @@ def test_one_members_fit_runs_at_a_time():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("spikes", [0.0, 0.03])
 def test_auto_keeps_to_the_average_in_pure_noise(spikes):
     """The RMSE is within 2% of the average's where usage is unrelated and speeds are noise alone."""
@@ -68,7 +67,6 @@ def test_auto_keeps_to_the_average_in_pure_noise(spikes):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_auto_beats_the_average_under_contention():
     """The RMSE after 500 iterations is at most 0.7 of the average's where usage shows contention."""
     series = contended(10)
@@ -78,7 +76,6 @@ def test_auto_beats_the_average_under_contention():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.skipif(not MACHINES.exists(), reason="needs ../shared/data/google-vm-usage")
 def test_auto_closes_half_the_gap_on_real_machines():
     """The predictor auto closes half the gap from the average to the noise floor on Google's trace."""

@@ -29,7 +29,6 @@ def pool():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_narx_after_its_first_fit_beats_the_average():
     """NARX's RMSE after 500 iterations is at most 0.7 of EMA's where usage shows contention."""
     series = contended(1)

@@ -111,7 +111,6 @@ def feed(predictor, series, iterations):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNING)
 @pytest.mark.parametrize("make", [contended, noise_only])
 @pytest.mark.parametrize(
@@ -129,7 +128,6 @@ def test_no_worker_is_predicted_worse_than_by_the_average(name, make, iterations
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PREDICTORS)
 @settings(deadline=None, max_examples=5)
 @given(st.integers(0, 2**32 - 1))
@@ -160,7 +158,6 @@ def test_predictions_are_speeds_while_workers_come_and_go(name, seed):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNING)
 def test_order_does_not_matter(name):
     """A worker's predictions are the same wherever its row is, and after it has moved."""

@@ -101,7 +101,6 @@ def test_messages_are_decoded_or_refused(definition, seed, share, changes):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_fuzzer_finds_nothing_in_bounded_time(tmp_path):
     """Coverage-guided inputs, started from messages of the IDL, are decoded or refused likewise."""
     if importlib.util.find_spec("atheris") is None:

@@ -365,7 +365,6 @@ def test_a_stock_client_that_pulls_in_place_of_that_is_taken_out(hasty_cluster, 
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_pull_that_does_not_say_how_long_to_wait_ends(monkeypatch):
     """After ten minutes, here a moment, with what is missing."""
     monkeypatch.setattr(ps_service, "_PULL_SECONDS", 0.1)

@@ -308,7 +308,6 @@ def test_a_released_worker_ends_well_and_nothing_is_lost(monkeypatch, lookahead)
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(("lookahead", "policy"), [(1, "leader_straggler"), (3, "proportional")])
 def test_loading_processes_keep_the_sums_exact(tmp_path, wait_until, lookahead, policy):
     """With batches loaded ahead of uneven plans, three workers end with one process's parameters."""

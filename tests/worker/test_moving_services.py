@@ -70,7 +70,6 @@ def moving(folder, *options, host="127.0.0.1"):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("which", ["manager", "shard"])
 @pytest.mark.parametrize("way", ["stop", "kill"])
 def test_a_service_moves_and_the_job_goes_on(tmp_path, which, way):
@@ -127,7 +126,6 @@ def test_a_service_moves_to_the_next_of_a_list(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("which", ["manager", "shard"])
 def test_a_service_is_frozen_and_another_started_in_its_place(tmp_path, which):
     """No time-out tells the workers, whose silence is long, but the file does."""
@@ -162,7 +160,6 @@ def test_two_files_with_one_shard_are_refused(tmp_path):
 # -- workers whose names are given to others
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("noticed", "point", "lookahead"),
@@ -231,7 +228,6 @@ def test_a_worker_that_thaws_after_it_was_replaced_ends(tmp_path, wait_until, no
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_worker_that_thaws_before_its_name_is_given_away_keeps_it(tmp_path, wait_until):
     """The one that was to replace it is refused with the reason; started again after a removal, it wins."""
     with (

@@ -128,7 +128,6 @@ def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_unti
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [pytest.param(0, marks=pytest.mark.ci), 2])
 def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead):
     """With lookahead or without, the last worker ends with the parameters of one process."""
@@ -142,7 +141,6 @@ def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead)
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("point", ["10:push:1", pytest.param("10:report:0", marks=pytest.mark.ci)])
 def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
     """The others do a frozen worker's part; thawed, it continues with them, and nothing counts twice.
@@ -186,7 +184,6 @@ OVERLAPPING = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize(("freeze", "thawed"), OVERLAPPING)
@@ -262,7 +259,6 @@ def test_a_killed_shard_goes_on_from_its_checkpoint_and_all_with_it(tmp_path, lo
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_path, monkeypatch, wait_until):
     """If a shard is killed after the agreement on a version that it lost, an earlier one is agreed on."""
     agreed = []
@@ -351,7 +347,6 @@ def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("shards_too", [False, True])
 def test_a_manager_that_has_lost_a_change_of_the_batch_size(tmp_path, shards_too):
     """A manager that starts with an older state, alone or with the shards, skips and repeats no sample."""
@@ -409,7 +404,6 @@ def test_a_manager_that_has_lost_a_change_of_the_batch_size(tmp_path, shards_too
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_manager_that_has_lost_a_join(tmp_path, lookahead, wait_until):
     """A worker that a manager with an older state does not know joins again, and its loop sees no error."""

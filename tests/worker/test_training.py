@@ -78,7 +78,6 @@ def test_the_others_go_on_when_a_worker_is_killed(tmp_path, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_others_go_on_when_a_worker_freezes(tmp_path, wait_until):
     """A frozen worker is removed once the others have waited for the report time-out."""
     check_two_trained(tmp_path, leave_in_the_middle(tmp_path, wait_until, kill=False, report_timeout=20))

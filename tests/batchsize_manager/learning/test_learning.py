@@ -36,7 +36,6 @@ def predictions(address, job):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_what_was_learned_is_used_kept_and_used_again(tmp_path, wait_until):
     """The job goes on while its model is fitted; the model is kept, and a later manager starts from it."""
     with serving(narx(tmp_path)) as address:

@@ -150,7 +150,6 @@ def test_random_clusters_are_balanced_soon_and_again_after_a_change(drawn, seed)
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @settings(deadline=None, max_examples=15, derandomize=True)  # the noise makes it a matter of luck
 @given(clusters(), st.integers(0, 2**32))
 def test_never_much_slower_than_leader_straggler(drawn, seed):
@@ -165,7 +164,6 @@ def test_never_much_slower_than_leader_straggler(drawn, seed):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @settings(deadline=None, max_examples=25, derandomize=True)  # the noise makes it a matter of luck
 @given(clusters(), st.integers(0, 2**32), st.data())
 def test_no_history_of_times_leaves_it_wrong(drawn, seed, data):
@@ -229,7 +227,6 @@ def test_a_tolerance_changes_less():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"factor": 2.0}, {"factor": 0.4}, {"more": 0.1}])
 @pytest.mark.parametrize("name", ["a", "c"])
 def test_lasting_changes_are_followed(name, change):

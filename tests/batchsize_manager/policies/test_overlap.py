@@ -129,7 +129,6 @@ TRANSFERS = [
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("transfers", TRANSFERS, ids=str)
 def test_near_the_best_after_two_splits_and_predicted_within_three_percent(transfers):
     """Whether computing, communication or a mix is the bottleneck; also the times of other batch sizes."""

@@ -87,7 +87,6 @@ def test_a_job_runs_to_its_end(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_workers_reduce_gradients_among_themselves():
     """With --all-reduce there is no shard, and the workers form a group."""
     script = EXAMPLES / "train_digits_ddp_evenpace.py"
@@ -200,7 +199,6 @@ def test_a_worker_that_fails_is_started_again(tmp_path, workers, how, said):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_worker_is_not_needed_once_the_others_have_finished_the_job(tmp_path):
     """It would wait for them for ever; the run ends well, as the job has."""
     script, out = tmp_path / "train.py", tmp_path / "parameters.npy"
@@ -214,7 +212,6 @@ def test_a_worker_is_not_needed_once_the_others_have_finished_the_job(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_worker_that_fails_too_often_ends_the_run(tmp_path):
     """Its last end is the run's; without restarts, its first."""
     script, out = tmp_path / "train.py", tmp_path / "parameters.npy"
@@ -230,7 +227,6 @@ def test_a_worker_that_fails_too_often_ends_the_run(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_service_that_ends_ends_the_run_whatever_the_restarts(tmp_path):
     """It has the job's state, which another start would not have."""
     with running("--restarts", 5, *FOR_EVER) as run:
@@ -251,7 +247,6 @@ def test_nothing_outlives_a_run_that_is_killed(wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_scripts_own_error_is_shown(tmp_path):
     """Its traceback comes behind the worker's name, and the error names the worker."""
     script = tmp_path / "train.py"

@@ -261,7 +261,6 @@ def test_a_viewer_who_does_not_read_is_dropped(monkeypatch):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_page_outlives_a_manager_that_is_started_again(tmp_path, wait_until):
     """The page keeps its figures and shows an error while the manager is away; then it goes on."""
     with restartable_manager(tmp_path / "state") as manager, page_of(tmp_path, manager.address) as page:
@@ -281,7 +280,6 @@ def test_the_page_outlives_a_manager_that_is_started_again(tmp_path, wait_until)
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_manager_goes_on_without_its_page(tmp_path, wait_until):
     """A page that dies is a line in the manager's log, and does not affect workers."""
     with managed_page(tmp_path) as page:
@@ -295,7 +293,6 @@ def test_the_manager_goes_on_without_its_page(tmp_path, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_page_ends_with_its_manager(tmp_path, wait_until, number):
     """The page ends with its manager, however that ends, even with a viewer."""
@@ -309,7 +306,6 @@ def test_the_page_ends_with_its_manager(tmp_path, wait_until, number):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["manager", "dashboard"])
 def test_a_page_that_cannot_be_is_an_error_at_the_start(command):
     """A manager does not start without its page: where a port is in use, and beyond loopback without TLS."""
@@ -324,7 +320,6 @@ def test_a_page_that_cannot_be_is_an_error_at_the_start(command):
             assert said in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_thousand_workers(tmp_path, wait_until):
     """Events of a job of a thousand workers stay small, and the table comes in parts."""
@@ -354,7 +349,6 @@ def test_a_thousand_workers(tmp_path, wait_until):
         assert not generators.errors
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_demo_has_a_page(tmp_path, wait_until):
     """The demo first prints its page's address; an open page sees both runs there."""

@@ -208,7 +208,6 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "train_shape", "test_shape"),
     [

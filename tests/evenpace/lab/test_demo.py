@@ -59,7 +59,6 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_demo_shows_what_balancing_gains(finished):
     """Balanced is at least 0.6 times as fast as the workers' speeds allow, with the split that they ask for.
 
@@ -80,7 +79,6 @@ def test_the_demo_shows_what_balancing_gains(finished):
         assert typical_waiting(balanced) < 0.5 * typical_waiting(even)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_demos_figures_are_its_records(finished):
     """Summary and report have what was recorded; both runs end with the same parameters, and have learned."""
@@ -116,7 +114,6 @@ def test_the_demos_figures_are_its_records(finished):
     assert f"no parameter differs by more than {summary['parameters_max_abs_diff']:.2g}" in page
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_the_demo_shows_that_the_mapping_does_not_matter(tmp_path):
     """With batch normalisation and dropout, 1 worker and 4 uneven ones end alike in micro-batches alone."""
@@ -134,7 +131,6 @@ def test_the_demo_shows_that_the_mapping_does_not_matter(tmp_path):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path, wait_until, number):
@@ -161,7 +157,6 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path, wait_until, number
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_wrong_option_ends_the_demo_at_once(tmp_path):
     """With one line that says what is allowed, although its page may be there already."""
     command = demo(tmp_path, "--batch-size", "5000")

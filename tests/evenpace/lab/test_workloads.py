@@ -105,7 +105,6 @@ def svmlight(tmp_path):
     return paths, dense[:300], labels[:300]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_logistic_regression_finds_scikit_learns_optimum(tmp_path, cluster, wait_until, svmlight):
     """Two workers with parts of 292 and 8 samples descend to what scikit-learn's solver finds."""
@@ -123,7 +122,6 @@ def test_logistic_regression_finds_scikit_learns_optimum(tmp_path, cluster, wait
     np.testing.assert_allclose(state["bias"], solved.intercept_, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_an_svm_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wait_until, svmlight):
     """Small batches, the last of an epoch smaller still, give one process's parameters."""
@@ -137,7 +135,6 @@ def test_an_svm_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wa
     assert distance(job.states[0], train_alone(linear.make_svm(options), options)) < 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_cifarnet_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wait_until):
     """Parts of 12 and 4 images, or 4 and 4, give one process's parameters, to rounding."""
@@ -158,7 +155,6 @@ RESNET32 = ["--samples", "64", "--test-samples", "50", "--batch-size", "32", "--
 RESNET32 += ["--lr", "0.005", "--evaluate-every", "4"]
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_resnet32_trains_with_batch_norm_on_cifar10(tmp_path, cluster, wait_until):
     """The loss on real images goes down, and only batch norm's running means differ between workers."""
@@ -175,7 +171,6 @@ def test_resnet32_trains_with_batch_norm_on_cifar10(tmp_path, cluster, wait_unti
     assert job.metrics[-1]["data"] == f"cifar10:{images}: 64 images"
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_resnet32_trains_with_group_norm(tmp_path, cluster, wait_until):
     """The loss on generated images goes down, and both workers end with one model."""
@@ -184,7 +179,6 @@ def test_resnet32_trains_with_group_norm(tmp_path, cluster, wait_until):
     job.equal()
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_the_transformer_learns_a_text(tmp_path, cluster, wait_until):
     """Perplexity falls from that of guessing among 256 bytes; both workers end with one model."""
@@ -235,7 +229,6 @@ WRONG_OPTIONS = [
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments", "message"), WRONG_OPTIONS)
 def test_wrong_options_are_named(monkeypatch, capsys, name, arguments, message):
     """A wrong option ends a script with status 2 and a line that says what is allowed."""
@@ -285,7 +278,6 @@ def test_an_evaluation_counts_every_sample_once():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_generated_data_is_the_same_each_time():
     """All workers see the same samples; features occur, and labels are balanced."""
     for first, second in zip(generated.sparse(), sparse(), strict=True):

@@ -121,7 +121,6 @@ def test_memory_that_is_short_ends_a_profile_before_batches_in_pieces(tmp_path):
     assert measured.limit == measured.steps[-1].batch_size in (8, 12)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_micro_batches_and_all_reduce(tmp_path):
     """Sizes are multiples of a job's micro-batches; a script of torch.distributed is a group of one."""
@@ -135,7 +134,6 @@ def test_micro_batches_and_all_reduce(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_manager_starts_from_profiles(tmp_path, wait_until):
     """With a profile of each kind of device, the very first iteration is split by them."""
     folder = tmp_path / "profiles"

@@ -339,7 +339,6 @@ def test_top_leaves_no_poll_behind(monkeypatch, caplog):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_top_outlives_its_manager(tmp_path, wait_until):
     """While the manager is away it says since when; then it goes on."""
     with restartable_manager(tmp_path) as manager, terminal("--manager", manager.address) as screen:

@@ -88,7 +88,6 @@ def test_a_first_iteration_that_is_slow_for_all_misleads_nobody(policy):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 10])
 def test_how_often_somebody_looks_changes_nothing(every):
     """What is learned of the workers follows from the iterations alone, not from who looks at them when."""
@@ -111,7 +110,6 @@ def test_of_an_even_split_nothing_is_saved():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [0, 16, 64])
 def test_what_balancing_would_win_is_told_of_an_even_split(fixed):
     """Right to a tenth once other batch sizes were seen; between its bounds before, when only one was."""
@@ -174,7 +172,6 @@ def test_where_shares_never_vary_only_bounds_are_known():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "within"), [(0.1, 0.05), (0.2, 0.08)])
 def test_noise_does_not_make_it_too_high(noise, within):
     """Estimates with much noise and large fixed costs are as often too low as too high, by little."""
@@ -188,7 +185,6 @@ def test_noise_does_not_make_it_too_high(noise, within):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @settings(deadline=None, max_examples=12, derandomize=True)
 @given(
     st.sampled_from(["proportional", "leader_straggler", "learned"]),

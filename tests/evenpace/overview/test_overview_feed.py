@@ -80,7 +80,6 @@ def test_only_the_jobs_asked_for_are_followed():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_long_past_comes_in_pieces(tmp_path):
     """All iterations of a run that is in the manager's file only come in, over several polls."""
     for name, iterations in (("long", 2500), ("short", 1)):

@@ -205,7 +205,6 @@ def test_sums_and_rates_of_a_job_worked_out_by_hand():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_who_looks_and_when_changes_no_sum():
     """A viewer who looks now and then has the same time saved as a report afterwards, to the last digit."""
     played = play(Learned(0.0), 4, 240, 2500, lambda i, k, count: TIMES[k, i] * (8 + count) / (1 + i))
@@ -240,7 +239,6 @@ def test_what_is_computed_at_once_is_that_of_each_workers_last_iteration():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_memory_is_bounded_where_many_come_and_go():
     """Most of three thousand workers over time, ten of which are there at once, are dropped."""
     view = JobView()
@@ -253,7 +251,6 @@ def test_memory_is_bounded_where_many_come_and_go():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_long_job_is_thinned_and_its_sums_are_exact(monkeypatch):
     """Where at most 4,000 of 5,000 iterations are kept, all the last ones are; sums are over all."""
     monkeypatch.setattr(thinned_rows, "MOST", 4000)

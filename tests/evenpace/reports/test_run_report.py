@@ -103,7 +103,6 @@ def test_the_page_says_what_the_state_has(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_timeline_has_the_records_values(tmp_path):
     """Each point of each worker is the record's, and an absent worker has none."""
     iterations = records(3, 70, late=30)
@@ -119,7 +118,6 @@ def test_a_timeline_has_the_records_values(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_page_has_the_gradient_noise(tmp_path):
     """A figure and a plot have the scale, where the records have norms, and what it says in words."""
     page, numbers = page_of(write_run(tmp_path, with_norms(records(3, 150), 2.0 * 3 * EVEN)))
@@ -132,7 +130,6 @@ def test_the_page_has_the_gradient_noise(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_run_without_norms_has_no_plot_of_gradient_noise(tmp_path):
     """The figure says why nothing is known."""
     page, _ = page_of(write_run(tmp_path, records(3, 50)))
@@ -166,7 +163,6 @@ def test_the_page_has_efficiency_and_goodput_of_batches_that_have_grown(tmp_path
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(("grows", "noisy", "plots"), [(True, False, (1, 0)), (False, True, (0, 0))])
 def test_plots_of_sizes_are_left_out_where_they_would_say_nothing(tmp_path, grows, noisy, plots):
     """Without norms the batch alone is drawn; where it has the script's size all along, nothing is."""
@@ -201,7 +197,6 @@ def test_hundreds_of_changes_of_the_batchs_size_are_not_listed(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_few_sizes_of_the_batch_are_listed(tmp_path):
     """Each has a row: from which iteration on, and how many samples."""
     page, _ = page_of(write_run(tmp_path, records(3, 90, total_of=lambda number: 180 + number // 30)))
@@ -214,7 +209,6 @@ def test_a_few_sizes_of_the_batch_are_listed(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("measured", [True, False])
 def test_hidden_transfers_are_in_the_report_where_they_were_measured(tmp_path, measured):
     """The job's share with how much of an iteration transfers take, and each worker's with its bottleneck."""
@@ -357,7 +351,6 @@ def test_a_stored_run_names_the_sizer_that_it_began_with(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_manager_that_runs_is_asked(tmp_path):
     """A live manager and its state give the same numbers, while the job runs and after its end."""
     state, out = tmp_path / "state", tmp_path / "page.html"
@@ -394,7 +387,6 @@ def test_a_manager_that_runs_is_asked(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_training_is_reported_while_it_goes_on_and_after(tmp_path, wait_until):
     """The state of a live manager with real workers gives a part of the run, and at the end all of it."""
     state = tmp_path / "state"
@@ -499,7 +491,6 @@ def drawn(panel):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 80, 700])
 def test_all_charts_of_a_run_have_one_range_of_iterations(tmp_path, iterations):
     """They can be read one beneath the other, also where a worker was there for a part of the run."""
@@ -543,7 +534,6 @@ def test_no_worker_has_the_colour_of_what_was_measured(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_page_explains_its_words(tmp_path):
     """In a list, and on the words themselves; each card has the bar of its worker's time, in words, too."""
     page, numbers = page_of(write_run(tmp_path, records(4, 80)))

@@ -140,7 +140,6 @@ def test_names_are_escaped(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1, 30), (4, 1), (7, 2), (40, 3)])
 def test_any_size_of_run_is_drawn(tmp_path, workers, iterations):
     """One iteration, one worker or more workers than colours: the page is whole."""

@@ -21,7 +21,6 @@ def kinds_of(cluster, placement):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXED)
 @few
 @given(case=cases)

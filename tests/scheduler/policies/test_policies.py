@@ -26,7 +26,6 @@ on_all_clusters = pytest.mark.parametrize(
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @on_all_clusters
 @few
 @given(data=st.data())
@@ -39,7 +38,6 @@ def test_allocations_fit_the_cluster(name, cases, data):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @on_all_clusters
 @few
 @given(data=st.data())
@@ -52,7 +50,6 @@ def test_jobs_have_no_more_devices_than_they_can_use(name, cases, data):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @on_all_clusters
 @few
 @given(data=st.data())
@@ -66,7 +63,6 @@ def test_policies_repeat(name, cases, data):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 @few
 @given(case=cases(clusters))

@@ -326,7 +326,6 @@ def test_a_service_that_crashes_again_and_again_is_started_ever_later(cluster):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_service_may_crash_for_days(cluster):
     """However often, it is started again after the longest wait."""
     for _ in range(1100):

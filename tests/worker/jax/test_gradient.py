@@ -114,7 +114,6 @@ def sliced(batch, assignment):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_micro_batches_are_the_pieces_each_with_a_key_of_its_own():
     """Whatever the shares, the weighted means over the workers are the same, batch statistics and all."""
     batch, params, key = batch_of(100), parameters(), jax.random.key(3)

@@ -154,7 +154,6 @@ def holding(wait):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(("shards", "micro"), [(1, None), (3, 4)], ids=["pieces", "micro-batches"])
 def test_a_gradient_arrives_while_others_are_computed(wait_until, shards, micro):
     """Each shard has a part of it before the backward pass ends, and none has all before the step."""
@@ -196,7 +195,6 @@ def test_a_rounded_gradient_arrives_before_the_step(wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [copy, scale, scale_late], ids=lambda change: change.__name__)
 def test_what_changes_gradients_afterwards_is_in_the_step(change, caplog):
     """Whatever a script does to gradients before the step, the result is one process's."""

@@ -22,7 +22,6 @@ STAGES = [[], [[0]], [[3], [1]], [[2], [0, 1], [3]], [[4, 3, 2, 1, 0]]]
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("stages", STAGES, ids=str)
 def test_results_are_those_of_the_whole(stages):
     """For any choice of stages, with arrays of JAX, of NumPy, and numbers."""

@@ -62,7 +62,6 @@ def trained(tmp_path_factory, framework_starts, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_uneven_workers_equal_one_process_on_the_big_batch(trained):
     """Uneven, changing batches over three workers give the parameters of one process with optax."""
     alone = train_alone("sgd")
@@ -78,7 +77,6 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(trained):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_in_micro_batches_uneven_workers_equal_one_worker(trained):
     """Batch normalisation, dropout and random augmentation do not depend on the number of workers.
 
@@ -99,7 +97,6 @@ def test_in_micro_batches_uneven_workers_equal_one_worker(trained):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, wait_until):
     """Saved with NumPy in the middle of an epoch, a job resumes with fewer workers on more shards."""
     arguments = ["--optimizer", "adamw", "--out"]
@@ -116,7 +113,6 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_example_trains_as_well_on_two_workers(tmp_path, wait_until):
     """Each worker of the example ends with the same accuracy, about that of the ordinary script."""
     line = [sys.executable, str(EXAMPLES / "train_digits_jax.py")]

@@ -8,7 +8,6 @@ import pytest
 from tests import SCRIPTS
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["keras_cases", "keras_push_cases"])
 def test_the_cases_pass(name):

@@ -36,7 +36,6 @@ def trained(tmp_path_factory, framework_starts, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("job", ["graph", "eager", "fit", "resumed"])
 def test_uneven_workers_equal_one_process_on_the_big_batch(trained, job):
     """A traced loop, an eager one, `fit`, and a resumed `fit` end as Keras alone, to rounding."""
@@ -45,7 +44,6 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(trained, job):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("job", ["graph", "eager", "fit"])
 def test_all_samples_are_trained_and_some_batches_are_too_small_for_all(trained, job):
     """Batch sizes sum to each epoch's samples; a worker without a part goes through a batch, too."""
@@ -57,7 +55,6 @@ def test_all_samples_are_trained_and_some_batches_are_too_small_for_all(trained,
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("job", ["graph", "fit"])
 def test_changing_batch_sizes_are_not_traced_again(trained, job):
     """A loop's function and `fit` are traced once for 20 batch sizes."""
@@ -66,7 +63,6 @@ def test_changing_batch_sizes_are_not_traced_again(trained, job):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_statistics_are_the_weighted_mean(trained):
     """Moving means are those of the whole batches, and all workers have the same statistics."""
     means, variances = zip(*(np.split(w["statistics"], 2) for w in trained["statistics"]), strict=True)
@@ -78,7 +74,6 @@ def test_statistics_are_the_weighted_mean(trained):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("job", ["micro-fit", "micro-loop"])
 def test_in_micro_batches_uneven_workers_equal_one_worker(trained, job):
     """Batch normalisation, dropout and random augmentation do not depend on the number of workers.
@@ -100,7 +95,6 @@ def test_in_micro_batches_uneven_workers_equal_one_worker(trained, job):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_in_micro_batches_losses_are_logged_once_an_iteration(trained):
     """Each iteration has one logged loss, and the workers' mean is the loss that one worker logs."""
     workers = trained["micro-fit"]
@@ -126,7 +120,6 @@ def test_the_core_imports_no_framework():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_another_backend_is_refused():
     """With another backend of Keras, the import fails and names the variable to set."""
     environment = {**os.environ, "KERAS_BACKEND": "numpy", "TF_CPP_MIN_LOG_LEVEL": "2"}

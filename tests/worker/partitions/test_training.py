@@ -341,7 +341,6 @@ def is_used_once(workers, origins, iteration):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "comes_back"), [("before", "frozen"), ("after", "killed")])
 def test_a_receiver_that_stops_in_mid_transfer(wait_until, moment, comes_back):
     """If a receiver stops before it answers, no sample is lost or used by two workers."""

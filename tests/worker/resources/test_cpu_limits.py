@@ -241,7 +241,6 @@ def test_no_control_group_is_left(start):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.usefixtures("needs_cgroup")
 def test_limits_nest(start):
     """A second limit on a process holds beside the first one, and goes without it.

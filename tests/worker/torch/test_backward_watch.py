@@ -20,7 +20,6 @@ NAMES = (script.LATE, "early")
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "policy"), [(("--pieces",), "overlap"), (("--micro-batch", "2"), "even")]
 )

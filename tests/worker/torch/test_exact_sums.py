@@ -209,7 +209,6 @@ def with_all_reduce(folder, ranks):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_run_ends_with_the_same_bits_on_any_workers(tmp_path, wait_until):
     """One worker, some that come and go, and ranks that all-reduce: all end with the same bytes.
 
@@ -223,7 +222,6 @@ def test_a_run_ends_with_the_same_bits_on_any_workers(tmp_path, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_run_on_a_stream_ends_with_the_same_bits_on_any_workers(tmp_path, wait_until):
     """Likewise where the samples come from a stream."""
     end = alone(tmp_path / "alone", "--stream")

@@ -45,7 +45,6 @@ def alone():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "mesh"),
     [("sgd", ("--sharded",)), ("adam", COPIES), ("sgd", ("--shard-size", "1"))],
@@ -62,7 +61,6 @@ def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer, mesh):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
 def test_the_others_end_when_one_is_gone(tmp_path, wait_until, fault):
     """Its shards are gone, and a line says what to do."""
@@ -78,7 +76,6 @@ def test_the_others_end_when_one_is_gone(tmp_path, wait_until, fault):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
     """Two are killed within iterations, one after the other; between the deaths, a worker joins."""
     with (
@@ -104,7 +101,6 @@ def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(("names", "shard_size"), [("abcd", "2"), ("ab", "1")])
 def test_shards_that_others_have_outlive_a_freeze(tmp_path, wait_until, names, shard_size):
     """The frozen one is a member again when it is back, and takes the others' state."""
@@ -127,7 +123,6 @@ def test_shards_that_others_have_outlive_a_freeze(tmp_path, wait_until, names, s
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "ranks"), [("sgd", "13"), ("adam", "3")])
 def test_a_step_that_some_shards_have_made_is_made_by_all(tmp_path, wait_until, optimizer, ranks):
     """All or some copies of a shard do not know that all have their gradients; other ranks step."""
@@ -145,7 +140,6 @@ def test_a_step_that_some_shards_have_made_is_made_by_all(tmp_path, wait_until, 
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_deaths_while_shards_are_put_together_lose_none(tmp_path, wait_until):
     """Each of the others waits for one who dies; one has made a step for that, and makes it again."""
     with (
@@ -164,7 +158,6 @@ def test_deaths_while_shards_are_put_together_lose_none(tmp_path, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_others_end_when_all_copies_of_a_shard_are_gone(tmp_path, wait_until):
     """A line says what to do."""
     with (
@@ -183,7 +176,6 @@ def test_the_others_end_when_all_copies_of_a_shard_are_gone(tmp_path, wait_until
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [("--sharded",), COPIES])
 def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_path, wait_until, mesh):
     """The others have gathered all by then."""

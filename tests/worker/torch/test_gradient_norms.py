@@ -83,7 +83,6 @@ def trained(folder, wait_until, workers, shards, arguments, options=()):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "shards", "arguments", "options"),
     [
@@ -110,7 +109,6 @@ def test_records_have_the_norms_of_every_contribution(
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "shards", "arguments", "options"),
     [
@@ -144,7 +142,6 @@ def test_with_adam_records_have_the_norms_of_preconditioned_gradients(
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("adam", [False, True], ids=["sgd", "adam"])
 def test_one_rank_compares_its_gradients_in_pairs(tmp_path, wait_until, adam):
     """Each second one with the one before, both preconditioned as the second is with Adam."""
@@ -163,7 +160,6 @@ def test_one_rank_compares_its_gradients_in_pairs(tmp_path, wait_until, adam):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--micro-batch", "3"]])
 def test_with_adam_one_worker_preconditions_pairs_of_its_gradients(tmp_path, wait_until, arguments):
     """By the second moment of those that it has made alone: from the eleventh on it knows of no others."""

@@ -100,7 +100,6 @@ def whole_gradient(model, inputs, labels):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "where"), [(1, "backward"), (3, "forward"), (7, "backward"), (19, "forward")]
 )
@@ -121,7 +120,6 @@ def test_pieces_give_the_gradient_of_the_whole(task, where, most):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_what_has_accumulated_is_kept(task):
     """Gradients of earlier batches are kept through failures, and the batch's are added."""
     model, inputs, labels = task
@@ -164,7 +162,6 @@ def test_the_limit_comes_close(task):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_limit_that_held_before_may_fall(task):
     """When others take memory, the limit follows."""
     model, inputs, labels = task
@@ -181,7 +178,6 @@ def test_a_limit_that_held_before_may_fall(task):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_one_sample_that_does_not_fit_is_an_error(task):
     """If a single sample does not fit, an error is raised; gradients are unchanged."""
     model, inputs, labels = task
@@ -238,7 +234,6 @@ def ddp(task, group):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 6, 19, 20])
 def test_under_ddp_each_iteration_is_reduced_once(ddp, most):
     """The one reduction of an iteration has the whole gradient, for any number of pieces."""
@@ -355,7 +350,6 @@ def test_every_way_to_train_has_the_models_device_watched(monkeypatch, task, gro
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_job_goes_on_when_a_worker_runs_out_of_memory(tmp_path, wait_until):
     """Samples are done in pieces, the limit is lowered, and the parameters are one process's."""
     patient = ("--silence", "240")  # nobody does the part of one that is held up

@@ -400,7 +400,6 @@ def test_generators_that_follow_are_not_complained_of(session, caplog, num_worke
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_loading_processes_give_the_same_samples(services, request):
     """Whether they are loaded here, or ahead of time by any number of processes."""
     taken = []

@@ -71,7 +71,6 @@ class Links:
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [leave, scale], ids=["pushed early", "pushed by the step"])
 @pytest.mark.parametrize(("workers", "shards"), [(1, 1), (2, 3)])
 def test_the_result_is_that_of_one_process(called, workers, shards, change):
@@ -91,7 +90,6 @@ def test_the_result_is_that_of_one_process(called, workers, shards, change):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("rewinds", [False, True], ids=["cut", "cut and rewound"])
 def test_connections_that_break_as_parameters_arrive(called, rewinds):
     """What was pulled ahead is pulled again, and the result is the same."""

@@ -78,7 +78,6 @@ def median(found, name, field):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_slow_link_is_busy_while_the_backward_pass_computes():
     """What the pass does not hide of the four times is communication time; a fast link takes less of all."""
     found = records()
@@ -110,7 +109,6 @@ def test_a_slow_link_is_busy_while_the_backward_pass_computes():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_in_micro_batches_the_times_are_those_of_the_last_pass():
     """What comes before it grows with their number, which is that of the samples; the policy goes by them."""
     found = records(policy="overlap", micro_batch=1)
@@ -131,7 +129,6 @@ def clip(model):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(("change", "options"), [(clip, {}), (None, {"bucket_cap_mb": None})])
 def test_gradients_that_are_pushed_by_the_step_have_no_such_times(change, options):
     """Where a script clips them, or there are no buckets; the communication time is known all the same."""

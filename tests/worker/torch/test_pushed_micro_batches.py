@@ -221,7 +221,6 @@ def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_changes_gradients_after_the_loop_is_in_the_step(change):
     """As without micro-batches: what was pushed is taken back, and the result is one process's."""

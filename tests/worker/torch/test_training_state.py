@@ -67,7 +67,6 @@ def plain(value):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_state_goes_as_text_and_tensors():
     """All kinds of values come back with their types, and no object of a script's class is taken along."""
     sent, received = [], []
@@ -126,7 +125,6 @@ def take_part(rank, file, answers):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_rank_keeps_its_state_until_the_whole_of_another_has_come(tmp_path):
     """Its sender may be the only one who had a newer one."""
     context = multiprocessing.get_context("spawn")
@@ -154,7 +152,6 @@ def give_or_take(rank, file, answers):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_rank_goes_back_to_no_state_of_before_it_took_another(tmp_path):
     """Where the first batch with the other's state is lost, the buffers are the other's, too."""
     context = multiprocessing.get_context("spawn")

@@ -23,7 +23,6 @@ def target(address):
     return Target("manager", address, Inputs(definition, ("mallory",), "seed"), sentinel, b"x" * 2**20)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_attack_on_live_services_does_no_harm(tmp_path):
     """All kinds of inputs are tried, and the honest job ends with the parameters of an undisturbed run."""

@@ -10,7 +10,6 @@ from tests.evenpace.commands import invoke
 run = partial(invoke, "lab", "bench", "recovery", catch_exceptions=False)
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_changes_and_turns_are_measured(tmp_path):
     """A change costs what its parts take at least, and a drain sends no state.

@@ -15,7 +15,6 @@ from evenpace.lab.bench.watch import Sample, Watch, summary
 from idl.errors import ProtocolError, UnavailableError
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("compute", [0.0, pytest.param(0.02, marks=pytest.mark.release)])
 def test_load_on_a_real_manager(tmp_path, monkeypatch, compute):

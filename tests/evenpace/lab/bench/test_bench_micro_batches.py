@@ -8,7 +8,6 @@ from evenpace.lab.bench import micro_batches
 from tests.evenpace.commands import invoke
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_both_take_turns_on_the_same_micro_batches(tmp_path, monkeypatch):
     """Times are shares of plain accumulation's; memory does not grow with the number of micro-batches."""

@@ -12,7 +12,6 @@ from evenpace.lab.bench.ray_job import Progress
 from evenpace.lab.bench.spot_market import Event, take_nodes
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_costs_of_lost_nodes(tmp_path):
     """Whatever is lost, the job goes on with one process's parameters; of the head, its state."""
@@ -31,7 +30,6 @@ def test_costs_of_lost_nodes(tmp_path):
     assert costs["head"]["attempts"] >= 1
 
 
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize("notice", [10.0, 0.0])
 def test_a_small_market(tmp_path, notice):

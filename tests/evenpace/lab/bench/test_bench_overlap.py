@@ -7,7 +7,6 @@ import pytest
 from tests.evenpace.commands import invoke
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_all_ways_of_transferring_gradients_are_timed(tmp_path, needs_network):
     """Each way is timed, with DDP over the same links, none in less time than the links need."""

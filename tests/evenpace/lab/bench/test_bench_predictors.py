@@ -122,7 +122,6 @@ def test_a_replay_is_what_a_manager_would_do(learner):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_fits_are_made_in_another_process(learner):
     """This process does not learn."""
     grid = bench.lay_out(contention_trace(workers=2, iterations=30), 20)

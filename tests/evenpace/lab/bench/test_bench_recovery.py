@@ -8,7 +8,6 @@ from evenpace.lab.bench.config import RecoveryConfig
 from evenpace.lab.bench.recovery import run
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_costs_of_a_real_job(tmp_path):
     """Each costs what it must at least; without a shard's death, no step is taken back."""

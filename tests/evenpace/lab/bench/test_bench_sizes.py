@@ -7,7 +7,6 @@ import pytest
 from tests.evenpace.commands import invoke
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_changes_start_no_attempt_and_discard_no_plan(tmp_path):
     """All changes come where they are due, and no more plans are made than iterations, but those ahead."""

@@ -31,7 +31,6 @@ def images(tmp_path):
     return tmp_path / "images"
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_the_trainings_differ_in_their_times_alone(tmp_path, images):
     """Stock DDP, all-reduce and parameter server end with the same parameters; evenpace splits unevenly."""
@@ -59,7 +58,6 @@ def test_the_trainings_differ_in_their_times_alone(tmp_path, images):
         assert large > small
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_links_and_larger_models_take_their_time(tmp_path, images, needs_network):
     """With 1.2 million parameters over links of 10 MB/s no iteration can be shorter than its transfers."""

@@ -43,7 +43,6 @@ def run(folder, *options, blocked=(), prepared=False):
     return done.returncode, json.loads((folder / "out.json").read_text()), done
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_all_parts_run(tmp_path):
     """Each is done, or says that it needs a GPU; the step times are a table, too."""

@@ -156,7 +156,6 @@ def test_faults_last_for_a_part_of_the_run_at_most(minutes):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_an_hour_has_its_faults(seed):
     """An hour has as many faults as are required of one, with spare ones for those without a target."""

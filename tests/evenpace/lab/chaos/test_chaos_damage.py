@@ -136,7 +136,6 @@ def test_a_shard_goes_on_from_an_earlier_checkpoint(shard, wait_until, harm, not
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_damage_that_changes_nothing_is_none(shard, wait_until):
     """A shard that restores the version that was to be lost is no evidence."""
     supervisor, process, folder = shard
@@ -242,7 +241,6 @@ def flip_both(folder):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("harm", [lambda folder: None, flip_both])
 def test_a_state_that_is_not_mended_gives_no_evidence(manager, wait_until, harm):
     """Be it that nothing was damaged, or that the copy was, too, so that the job is lost."""

@@ -241,7 +241,6 @@ def test_a_second_service_on_the_same_state_is_refused(tmp_path, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_service_with_the_folder_of_another_is_refused(tmp_path, wait_until):
     """The error names the folder and whose it is; both go on, and nothing is written there."""
     folders = {name: tmp_path / name for name in ("manager", "ps-0", "ps-1")}
@@ -509,7 +508,6 @@ def test_a_clock_jumps_for_one_process(tmp_path, wait_until):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "expected"), [("batch-size", "changed the batch size"), ("bounds", "given w0")]
 )

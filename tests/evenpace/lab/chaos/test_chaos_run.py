@@ -28,7 +28,6 @@ def start(tmp_path, *options):
         )
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_nothing_is_lost_under_faults(tmp_path):
     """A short run: each kind of fault fires, nothing is violated, and nothing is left behind."""
@@ -48,7 +47,6 @@ def test_nothing_is_lost_under_faults(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["chaos.json", "out"]
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_two_jobs_come_to_the_bits_of_a_run_without_faults(tmp_path):
     """The manager is killed, and connections to shards are cut; each job has a verdict of its own."""
@@ -63,7 +61,6 @@ def test_two_jobs_come_to_the_bits_of_a_run_without_faults(tmp_path):
     assert targets <= {"manager", "ps-0", "ps-1"}
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_exact_sums_come_to_the_same_bits_whatever_is_killed(tmp_path):
     """Workers and shards are killed, too, and splits follow the speeds."""
@@ -78,7 +75,6 @@ def test_exact_sums_come_to_the_same_bits_whatever_is_killed(tmp_path):
     assert killed & {"w0", "w1", "w2", "w3", "w4"}
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_nothing_is_lost_while_the_size_changes(tmp_path):
     """The batch has another size with every short epoch, and the manager is killed, too."""
@@ -94,7 +90,6 @@ def test_nothing_is_lost_while_the_size_changes(tmp_path):
     assert job["sizes"] == [72, 120]
 
 
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize("options", [(), ("--exact",)])
 def test_nothing_is_lost_with_all_reduce(tmp_path, options):
@@ -116,7 +111,6 @@ def test_nothing_is_lost_with_all_reduce(tmp_path, options):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["chaos.json", "out"]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_an_interrupted_run_leaves_nothing(tmp_path, wait_until):
     """Ctrl-C ends the processes, and removes the files."""

@@ -316,7 +316,6 @@ def said_of(run, *patterns):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_training_without_a_fault_has_no_violation(faultless):
     """The verdict counts the rewinds: two shards went back for the same iterations."""
     outcome = faultless.judged()
@@ -488,7 +487,6 @@ def slice_without_samples(lines):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "shard", "said"),
     [
@@ -598,7 +596,6 @@ def fingerprint_off(lines):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "said"),
     [

@@ -67,7 +67,6 @@ def test_there_is_a_scheme_for_each_predictor():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_workload_can_be_made(name):
     """Each has a model to train and data by default."""
@@ -86,7 +85,6 @@ def wait_for_the_observer(tmp_path, monkeypatch):
 
 
 @needs_stress_ng
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize(
     "schemes", ["lb-bsp:ema,asp,flexrr", pytest.param("lb-bsp:auto,ssp,redundant", marks=pytest.mark.release)]

@@ -66,7 +66,6 @@ def runs(monkeypatch):
     return kept
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
     tmp_path, samples, monkeypatch, seen, wait_for_the_first_snapshot, runs
@@ -115,7 +114,6 @@ def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
     assert "Figure 7: svm" in again.output
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_figure_8_cuts_one_workers_bandwidth(tmp_path, samples, monkeypatch, seen, needs_network, runs):
     """The worker's iterations take far longer right after, its batches shrink, and no namespace stays."""

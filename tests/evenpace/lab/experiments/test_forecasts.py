@@ -41,7 +41,6 @@ def shown(tmp_path_factory):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_growth_is_forecast_better_than_by_the_last_value(shown):
     """The last value's error is that of the growth; each model's is less, further ahead too."""
     (model,) = shown[1]["models"]

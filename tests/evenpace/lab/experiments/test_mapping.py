@@ -49,7 +49,6 @@ RESNET32 = {"iterations": 10, "batch_size": 24, "samples": 70, "lr": 0.001}  # a
 TRANSFORMER = {"iterations": 20, "batch_size": 48, "samples": 200, "lr": 0.01}
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "options", "mapping"),
@@ -79,7 +78,6 @@ def test_any_mapping_ends_with_the_parameters_of_one_process(trained, tmp_path, 
     assert run.apart < (1e-10 if MAPPINGS[mapping].all_reduce else 1e-300)
 
 
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize(
     ("name", "options", "mapping"),
@@ -93,7 +91,6 @@ def test_exact_sums_end_with_the_same_bits(tmp_path, images, name, options, mapp
     assert torch.equal(*states)
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_without_micro_batches_the_mapping_shows(tmp_path):
     """The command prints and saves what each mapping ends with, beside VirtualFlow's tables."""
@@ -113,7 +110,6 @@ def test_without_micro_batches_the_mapping_shows(tmp_path):
         assert f"{value:.2f}" in done.output
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path, monkeypatch):
     """What was trained with the same options is not trained again, unless that is asked for."""
@@ -156,7 +152,6 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path, monkeypatch):
     assert (begun, "has been run" in asked.output) == (["1"], False)
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_an_event_that_did_not_come_about_is_an_error(tmp_path):
     """A training that ends before all events shows nothing of them."""

@@ -99,7 +99,6 @@ def training(tmp_path_factory):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_training_is_looked_at_again_and_again(training):
     """There is a line for each look, and a plot of all of them."""
     printed, figures, plot = training

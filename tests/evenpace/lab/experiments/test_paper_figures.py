@@ -111,7 +111,6 @@ def test_what_cannot_be_measured_is_told(tmp_path):
     assert page.tags.count("figure") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_what_was_run_is_not_run_again(tmp_path):
     """The second run draws from the first one's figures; with other options, or when asked, it runs anew."""
@@ -131,7 +130,6 @@ def test_what_was_run_is_not_run_again(tmp_path):
     assert figures.read_bytes() != before
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_stopping_it_leaves_a_page_and_no_process(tmp_path, wait_until):
     """SIGINT in the middle of an experiment: what was complete is drawn, and all processes have ended."""

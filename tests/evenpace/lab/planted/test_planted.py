@@ -60,7 +60,6 @@ def test_each_finding_is_planted_or_it_is_said_why_not():
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.symptom)
 def test_a_finding_can_be_planted(planted, tmp_path):
     """Its changes fit the files, and what they leave is Python; the row names a test that is to find it."""
@@ -104,7 +103,6 @@ def planted_in(tmp_path, monkeypatch):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_what_is_planted_is_found_in_every_process_of_the_tests(planted_in):
     """The copy's packages count, not those that are installed; the checkout stays as it is."""
     found = planted_in("NUMBER = 1", "NUMBER = 2", "here or process or waits")
@@ -112,14 +110,12 @@ def test_what_is_planted_is_found_in_every_process_of_the_tests(planted_in):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_what_changes_nothing_is_not_found(planted_in):
     """Tests that pass have found nothing: status 1."""
     assert planted_in("comment", "remark", "here or skipped") == ("not found", [], 1)
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "tests", "options", "verdict"),
     [
@@ -139,7 +135,6 @@ def test_what_decides_nothing_does_not_count_as_found(planted_in, before, after,
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_tests_that_take_too_long_decide_nothing(planted_in):
     """They are ended after the time limit: status 1."""
     planted = planted_in("PAUSE = 0", "PAUSE = 600", "waits", "--timeout", "3")

@@ -12,7 +12,6 @@ THREE = ("tiresias", "optimus", "pollux")
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("policies", [("pollux",), THREE], ids=len)
 def test_the_page_sets_policies_beside_each_other(tmp_path, policies):
     """The table of figures has a column for each policy, one or several."""
@@ -27,7 +26,6 @@ def test_the_page_sets_policies_beside_each_other(tmp_path, policies):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_published_means_are_shown_where_there_are_any(tmp_path):
     """A row of unknown numbers would say nothing."""
     label = "mean completion time, published (s)"

@@ -62,7 +62,6 @@ def fairness(path, policy, applications):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @with_data
 @pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 @pytest.mark.parametrize("policy", ["tiresias", "optimus"])
@@ -108,7 +107,6 @@ def mixed_mean(number, policy, applications):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 @with_data
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_gavel_has_the_published_means_to_the_digit(mixed_applications, number):

@@ -189,7 +189,6 @@ def test_fairness_and_utilisation_are_kept(data):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_page_shows_results_of_an_earlier_run(data):
     """It is the same to the byte with lives from the file and with those just simulated."""
     policies = ("tiresias", "pollux")
@@ -359,7 +358,6 @@ def test_nodes_come_and_go_as_a_file_says(data):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_page_tells_of_lost_nodes(data):
     """It names the setting, and counts the losses; without any there is no such row."""
     (data / "nodes.csv").write_text("time_s,nodes\n0,2\n100,0\n900,1\n90000,2\n")
