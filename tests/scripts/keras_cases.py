@@ -86,10 +86,7 @@ class TestKeras(Contract):
     """With DataLoader and distribute of `evenpace.keras`."""
 
     loader = DataLoader
-
-    def sgd(self, *arguments, **options):
-        """See `Contract`."""
-        return Sgd(*arguments, **options)
+    sgd = Sgd
 
 
 # -- the parameter server's optimisers

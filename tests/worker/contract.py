@@ -24,41 +24,39 @@ DTYPES = {"float64": 2.0**-50, "float32": 2.0**-20, "bfloat16": 2.0**-6, "float1
 
 
 class Sgd(Protocol):
-    """Plain SGD on one worker, by an adapter's `distribute`."""
+    """Plain SGD on one worker, by an adapter's `distribute`.
+
+    Args:
+        start: The parameters' values.
+        loader: The adapter's loader.
+        rates: The learning rate of each step; the last one holds for all that follow.
+        dtypes: Each parameter's type; None: float32.
+        options: Those of `distribute`.
+
+    Attributes:
+        values: The parameters' values now.
+    """
 
     values: list[np.ndarray]
 
-    def step(self, *gradients: np.ndarray) -> None:
-        """Take one step with a gradient for each parameter."""
-
-
-class Contract:
-    """The tests; a subclass says how the adapter is driven.
-
-    Attributes:
-        loader: The adapter's loader class.
-    """
-
-    loader: ClassVar[type]
-
-    def sgd(
+    def __init__(
         self,
         start: Sequence[Any],
         loader: Any,
         rates: Sequence[float] = (1.0,),
         dtypes: Sequence[str] | None = None,
         **options: Any,
-    ) -> Sgd:
-        """Make an `Sgd`.
+    ) -> None: ...
 
-        Args:
-            start: The parameters' values.
-            loader: The adapter's loader.
-            rates: The learning rate of each step; the last one holds for all that follow.
-            dtypes: Each parameter's type; None: float32.
-            options: Those of `distribute`.
-        """
-        raise NotImplementedError
+    def step(self, *gradients: np.ndarray) -> None:
+        """Take one step with a gradient for each parameter."""
+
+
+class Contract:
+    """The tests; a subclass names the adapter's loader, and the class that drives it."""
+
+    loader: ClassVar[type]
+    sgd: ClassVar[type[Sgd]]
 
     @pytest.fixture
     def services(self):

@@ -36,6 +36,7 @@ class TestJax(Contract):
     """With DataLoader, distribute and sgd of `evenpace.jax`."""
 
     loader = DataLoader
+    sgd = Sgd
 
     @pytest.fixture(autouse=True)
     def _float64(self):
@@ -43,7 +44,3 @@ class TestJax(Contract):
         jax.config.update("jax_enable_x64", True)
         yield
         jax.config.update("jax_enable_x64", False)
-
-    def sgd(self, *arguments, **options):
-        """See `Contract`."""
-        return Sgd(*arguments, **options)

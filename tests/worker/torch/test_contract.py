@@ -38,7 +38,4 @@ class TestTorch(Contract):
     """With DataLoader and distribute of `evenpace.torch`."""
 
     loader = DataLoader
-
-    def sgd(self, *arguments, **options):
-        """See `Contract`."""
-        return Sgd(*arguments, **options)
+    sgd = Sgd
