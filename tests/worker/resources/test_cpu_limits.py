@@ -97,20 +97,26 @@ def read(pid, kind):
 def holds(limit, pid, twin, seconds=1.5):
     """Check that a limited, busy process gets its share.
 
-    It must not have got more at any time, however busy the machine is. In the end it must have got as much,
-    but for a fifth, or as much as an unlimited twin where the machine is too busy.
+    It must not have got more at any time, however busy the machine is. In some stretch it must have got as
+    much, but for a fifth, or as much as an unlimited twin where the machine is too busy. Of a quota, it gets
+    less than both while its turn comes too late for a period.
     """
     began, twin_began = read(pid, limit.kind), cpu_seconds(twin)
 
     def got_its_share():
-        twin_used = cpu_seconds(twin) - twin_began
+        nonlocal began, twin_began
+        twin_now = cpu_seconds(twin)
         now = read(pid, limit.kind)
         used, longest = now.used - began.used, now.latest - began.earliest
         # What a period has left is kept for the next one, and the kernel looks at its ticks only, which come
         # late on a busy virtual machine.
         assert used <= 1.05 * limit.share * (longest + PERIOD) + 0.1
+        if longest <= seconds:
+            return False
         due = limit.share * (now.earliest - began.latest)
-        return longest > seconds and used > 0.8 * min(due, twin_used)
+        enough = used > 0.8 * min(due, twin_now - twin_began)
+        began, twin_began = now, twin_now
+        return enough
 
     wait_until(got_its_share)
 
