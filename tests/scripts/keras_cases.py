@@ -76,6 +76,11 @@ class Sgd:
         """The variables."""
         return [tf.cast(variable, "float64").numpy() for variable in self._variables]
 
+    @property
+    def dtypes(self):
+        """The variables' types."""
+        return [variable.dtype.name for variable in self._variables]
+
     def step(self, *gradients):
         """Take a step."""
         pairs = zip(gradients, self._variables, strict=True)
@@ -234,16 +239,18 @@ def test_plain_variables_are_trained_outside_of_functions(session):
     assert np.allclose(np.diff([0.0, *seen]), [-1.5, -3.5, -5.5 / 2, -7.5 / 2])
 
 
-def test_a_traced_step_without_a_batch_is_refused(session):
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_step_without_a_batch_is_refused(session, traced):
     """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
     loader, weight, optimizer = begin(session, keras.optimizers.SGD(1.0))
 
-    @tf.function
     def step(gradient):
         optimizer.apply([gradient], [weight])
 
+    step = tf.function(step) if traced else step
+
     def refuse():
-        with pytest.raises(tf.errors.OpError, match="samples were not loaded"):
+        with pytest.raises((InvalidRequestError, tf.errors.OpError), match="samples were not loaded"):
             step(tf.ones([1, 1]))
 
     refuse()
@@ -623,6 +630,25 @@ def test_fit_follows_a_schedule_of_batch_sizes(session, capsys):
     ends = [re.findall(r"(\d+/\d+)\D", bar.split("\n", 1)[1])[-1] for bar in bars]
     assert ends == ["3/3", "2/2", "1/1", "1/1"]
     assert int(model.optimizer.iterations) == 7
+
+
+def test_learning_rates_of_fit_follow_the_batch(session):
+    """Steps are those of one process whose rates are the script's times the batch's size over the first."""
+    x = np.arange(12.0)[:, None] / 12
+    loader = DataLoader(x, x, batch_size={0: 4, 1: 6, 2: 12}, session=session)
+    model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    distribute(model, loader, scale_lr="linear")
+    model.fit(loader, epochs=3, verbose=0)
+    weight = bias = 0.0
+    for size in (4, 6, 12):
+        for start in range(0, 12, size):
+            part = x[start : start + size, 0]
+            error = weight * part + bias - part
+            rate = 0.1 * size / 4
+            weight, bias = weight - rate * 2 * (error * part).mean(), bias - rate * 2 * error.mean()
+    assert [value.item() for value in model.get_weights()] == pytest.approx([weight, bias], rel=1e-5)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
 
 
 def test_each_micro_batch_of_fit_is_a_contribution_to_the_noise(cluster, session):

@@ -257,10 +257,11 @@ def test_batch_normalisation_of_flax_keeps_its_running_statistics(job):
 @pytest.mark.parametrize(
     ("params", "difference"),
     [
+        ({"kernel": jnp.zeros((2, 3))}, r"'kernel' of shape \(2, 3\).*'kernel' of shape \(3, 2\)"),
         ({"weight": jnp.zeros((3, 2))}, r"'weight' of shape.*'kernel' of shape"),
         ({"kernel": jnp.zeros((3, 2), jnp.bfloat16)}, "bfloat16.*float32"),
     ],
-    ids=["name", "dtype"],
+    ids=["shape", "name", "dtype"],
 )
 def test_models_that_differ_are_refused(job, params, difference):
     """A worker with another model of as many elements gets an error with the difference."""

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests.worker.contract import Contract
@@ -15,7 +16,8 @@ class Sgd:
     """The rule `sgd`; see `tests.worker.contract.Sgd`."""
 
     def __init__(self, start, loader, rates=(1.0,), dtypes=None, **options):
-        rule = sgd(lambda step: jnp.asarray(rates)[jnp.minimum(step, len(rates) - 1)])
+        constants = [optax.constant_schedule(rate) for rate in rates]
+        rule = sgd(optax.join_schedules(constants, list(range(1, len(rates)))))
         self._dtypes = dtypes or ["float32"] * len(start)
         self._optimizer = distribute(rule, self._arrays(start), loader, **options)
 
@@ -26,6 +28,11 @@ class Sgd:
     def values(self):
         """The parameters."""
         return [np.asarray(value, float) for value in self._optimizer.params]
+
+    @property
+    def dtypes(self):
+        """The parameters' types."""
+        return [value.dtype.name for value in self._optimizer.params]
 
     def step(self, *gradients):
         """Take a step."""

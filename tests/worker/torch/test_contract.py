@@ -26,6 +26,11 @@ class Sgd:
         """The parameters."""
         return [parameter.detach().double().numpy() for parameter in self._parameters]
 
+    @property
+    def dtypes(self):
+        """The parameters' types."""
+        return [str(parameter.dtype).removeprefix("torch.") for parameter in self._parameters]
+
     def step(self, *gradients):
         """Take a step, and one of the schedule."""
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
