@@ -5,6 +5,7 @@ slower to faster workers; then all count from 0 again. Events come in through `j
 `tick`, each with its time. No sockets, no threads, no clock, and no samples: only their numbers.
 """
 
+import bisect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,12 +50,12 @@ class Part:
 
     Attributes:
         samples: Samples in the part.
-        drawn: Samples used, counted each time.
+        drawn: Samples used, counted each time; not whole where they are estimated.
         iterations: Iterations in which they were used.
     """
 
     samples: int
-    drawn: int = 0
+    drawn: float = 0
     iterations: int = 0
 
     @property
@@ -77,13 +78,45 @@ class Move:
     samples: int
 
 
-def gap(parts: Mapping[str, Part]) -> float:
-    """Return the traversals by which the fastest worker is ahead of the slowest at the same iteration.
+class Reports:
+    """A worker's reports of its part since the last reset.
 
-    Reports come at different times, so the workers are compared at the least of their iterations.
+    Workers report at different times, while the batch may grow or shrink: to be compared, they are looked at
+    in the same iteration. What a worker had used there lies between its reports before and after.
+
+    Args:
+        samples: Samples in the part.
+
+    Attributes:
+        last: The part as it was reported last.
     """
-    paces = [part.pace for part in parts.values()]
-    return min(part.iterations for part in parts.values()) * (max(paces) - min(paces))
+
+    def __init__(self, samples: int) -> None:
+        self.last = Part(samples)
+        self._counts: list[tuple[int, float]] = [(0, 0)]  # iterations, samples used; ascending
+
+    def add(self, part: Part) -> None:
+        """Add a report; one of fewer iterations than an earlier one is late, and is dropped."""
+        if part.iterations < self.last.iterations:
+            return
+        if part.iterations == self._counts[-1][0]:
+            self._counts.pop()
+        self._counts.append((part.iterations, part.drawn))
+        self.last = part
+
+    def at(self, iterations: int) -> tuple[float, float, float]:
+        """Return the fewest, the likely and the most samples used in so many iterations.
+
+        Args:
+            iterations: At most those of the last report, and not fewer than in an earlier call.
+        """
+        index = bisect.bisect(self._counts, iterations, key=lambda count: count[0]) - 1
+        del self._counts[:index]  # the workers will not be compared at an earlier iteration
+        known, least = self._counts[0]
+        if known == iterations:
+            return least, least, least
+        later, most = self._counts[1]
+        return least, least + (most - least) * (iterations - known) / (later - known), most
 
 
 def plan_moves(parts: Mapping[str, Part]) -> list[Move]:
@@ -118,7 +151,7 @@ def plan_moves(parts: Mapping[str, Part]) -> list[Move]:
 class _Member:
     incarnation: str
     address: str
-    part: Part
+    reports: Reports
     generation: int  # the last that it has noted
     joined: int  # the generation that began when it joined
     heard_at: float
@@ -134,6 +167,8 @@ class PartitionedJob:
         generation: Number of resets so far; a reset follows moved samples and changes of the members.
         dataset_size: Samples of all workers that the job started with; 0 before.
         moves: Moves that are under way.
+        gap: Traversals by which the fastest worker was ahead of the slowest at least, in the last iteration
+            that all had reported.
         events: Events since they were last taken, in words, each with the worker that it is about.
     """
 
@@ -141,6 +176,7 @@ class PartitionedJob:
         self.generation = 0
         self.dataset_size = 0
         self.moves: list[Move] = []
+        self.gap = 0.0
         self.events: list[tuple[str, str | None]] = []
         self._config = config
         self._members: dict[str, _Member] = {}
@@ -164,10 +200,10 @@ class PartitionedJob:
             member.heard_at = now
             return
         self._reset()
-        self._members[worker] = _Member(incarnation, address, Part(samples), _NEW, self.generation, now)
+        self._members[worker] = _Member(incarnation, address, Reports(samples), _NEW, self.generation, now)
         self._log_event(f"{worker} joined, with {samples} samples", worker)
         if not self.dataset_size and len(self._members) >= self._config.workers:
-            self.dataset_size = sum(m.part.samples for m in self._members.values())
+            self.dataset_size = sum(m.reports.last.samples for m in self._members.values())
 
     def report(self, worker: str, incarnation: str, progress: Traversal, now: float) -> None:
         """Handle a worker's report of its progress, and let samples move if a worker is too far ahead.
@@ -185,7 +221,7 @@ class PartitionedJob:
         member.generation = max(member.generation, progress.generation)
         if progress.generation != self.generation:
             return
-        member.part = Part(progress.samples, progress.drawn, progress.iterations)
+        member.reports.add(Part(progress.samples, progress.drawn, progress.iterations))
         if self.moves:
             if progress.moved:
                 self.moves = [move for move in self.moves if move.sender != worker]
@@ -228,7 +264,7 @@ class PartitionedJob:
     @property
     def parts(self) -> dict[str, Part]:
         """Each member's part as it was reported last; from any thread."""
-        return {name: member.part for name, member in list(self._members.items())}
+        return {name: member.reports.last for name, member in list(self._members.items())}
 
     def is_ready(self, worker: str) -> bool:
         """Return whether the job has started and no other holds samples of a worker's earlier incarnation."""
@@ -248,13 +284,21 @@ class PartitionedJob:
         """Let samples move if a worker is too far ahead, once all counts are of this generation."""
         if not self.dataset_size or any(m.generation != self.generation for m in self._members.values()):
             return
-        parts = self.parts
-        if gap(parts) <= self._config.max_gap:
+        iterations = min(part.iterations for part in self.parts.values())
+        parts, least, most = {}, [], []
+        for name, member in self._members.items():
+            samples = member.reports.last.samples
+            fewest, likely, highest = member.reports.at(iterations)
+            parts[name] = Part(samples, likely, iterations)
+            least.append(fewest / samples)
+            most.append(highest / samples)
+        self.gap = max(0.0, max(least) - min(most))
+        if self.gap <= self._config.max_gap:
             return
         self.moves = plan_moves(parts)
         self._moving_since = now
         if self.moves:
-            self._log_event(f"{gap(parts):.1f} traversals apart: {_in_words(self.moves)}")
+            self._log_event(f"{self.gap:.1f} traversals apart: {_in_words(self.moves)}")
         else:
             self._reset()
 
@@ -267,8 +311,9 @@ class PartitionedJob:
         """Begin a new generation: each worker counts from 0 once it has noted it."""
         self.generation += 1
         self.moves = []
+        self.gap = 0.0
         for member in self._members.values():
-            member.part = Part(member.part.samples)
+            member.reports = Reports(member.reports.last.samples)
 
     def _member(self, worker: str, incarnation: str) -> _Member:
         member = self._members.get(worker)

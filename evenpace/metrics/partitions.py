@@ -1,6 +1,5 @@
 """The DataPartitionManager's metrics."""
 
-from batchsize_manager.partitions.partitioned_job import gap
 from batchsize_manager.partitions.service import DataPartitionService
 from evenpace.metrics.catalogue import Families
 from evenpace.metrics.server import Fill, PartCollector, service_collector
@@ -23,6 +22,6 @@ def _partition_figures(service: DataPartitionService) -> Fill:
             families.set("partition_samples", sum(part.samples for part in parts.values()), job)
             families.set("partition_generation", partitions.generation, job)
             families.set("partition_moves", len(partitions.moves), job)
-            families.set("partition_gap_traversals", gap(parts) if parts else 0.0, job)
+            families.set("partition_gap_traversals", partitions.gap, job)
 
     return fill

@@ -12,7 +12,6 @@ from batchsize_manager.partitions.partitioned_job import (
     Part,
     PartitionedJob,
     PartitionsConfig,
-    gap,
     plan_moves,
 )
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
@@ -89,9 +88,9 @@ def test_the_gap_is_bounded(workers, max_gap):
         iterations += 1
         for name, (_, batch) in zip(names, workers, strict=True):
             drawn[name] += batch
-        now = {name: Part(sizes[name], drawn[name], iterations) for name in names}
+        traversals = [drawn[name] / sizes[name] for name in names]
         step = max(batch / sizes[name] for name, (_, batch) in zip(names, workers, strict=True))
-        assert gap(now) <= max_gap + step + 1e-9  # rounding; it may be just that
+        assert max(traversals) - min(traversals) <= max_gap + step + 1e-9  # rounding; it may be just that
         for name in names:
             partitions.report(name, name, Traversal(generation, sizes[name], drawn[name], iterations), 0.0)
         for name in names:
@@ -109,9 +108,11 @@ def test_the_papers_case_is_balanced_once():
     names, batches = "abcde", (64, 96, 128, 160, 192)
     partitions = started(**dict.fromkeys(names, 1000))
     # Reports do not come at the same time: some workers are told of with more iterations than others.
-    for iterations, name, batch in zip((17, 19, 18, 17, 21), names, batches, strict=True):
-        progress = Traversal(partitions.generation, 1000, batch * iterations, iterations)
-        partitions.report(name, name, progress, 1.0)
+    for earlier in (5, 4, 2, 0):
+        for iterations, name, batch in zip((17, 19, 18, 17, 21), names, batches, strict=True):
+            told = iterations - earlier
+            progress = Traversal(partitions.generation, 1000, batch * told, told)
+            partitions.report(name, name, progress, 1.0)
     told = [(move.sender, move.receiver, move.samples) for move in partitions.moves]
     assert told == [("a", "e", 500), ("b", "d", 250)]
     sizes = (500, 750, 1000, 1250, 1500)
@@ -131,6 +132,24 @@ def test_a_gap_within_the_bound_moves_nothing():
         partitions.report("a", "a", Traversal(partitions.generation, 100, 100, 10), 1.0)
         partitions.report("b", "b", Traversal(partitions.generation, 100, drawn, 10), 1.0)
         assert bool(partitions.moves) is moves
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 90), min_size=1, max_size=60),
+    st.lists(st.lists(st.booleans(), min_size=60, max_size=60), min_size=2, max_size=4),
+)
+def test_reports_at_different_times_are_no_gap(batches, reported):
+    """Workers that use equally many samples are never apart, however the batch changes between reports."""
+    names = "abcd"[: len(reported)]
+    partitions = started(**dict.fromkeys(names, 10))
+    for iterations in range(1, len(batches) + 1):
+        for name, reports in zip(names, reported, strict=True):
+            if reports[iterations - 1]:
+                progress = Traversal(partitions.generation, 10, sum(batches[:iterations]), iterations)
+                partitions.report(name, name, progress, 1.0)
+                assert partitions.gap == 0
+                assert not partitions.moves
 
 
 def test_counts_of_an_earlier_generation_do_not_count():
