@@ -17,8 +17,8 @@ from hypothesis.internal.constants_ast import Constants
 from hypothesis.strategies import integers
 from xdist.scheduler import LoadScopeScheduling
 
-from evenpace.lab.network import NetworkError, WorkerNetwork
-from evenpace.lab.workloads import generated
+from lab.network import NetworkError, WorkerNetwork
+from lab.workloads import generated
 from rpc.address import Address
 from tests import ROOT, zygote
 from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service

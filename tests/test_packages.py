@@ -1,8 +1,7 @@
-"""Arrows among the packages point down only, and nothing leads into the lab but its commands."""
+"""Arrows among the packages point down only, and none leads into the lab, which is not installed."""
 
 import ast
 import graphlib
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ BELOW = {
     "worker": {"rpc", "idl"},
     "scheduler": {"worker", "ps", "batchsize_manager", "predictors", "rpc", "idl"},
     "evenpace": {"scheduler", "worker", "ps", "batchsize_manager", "predictors", "rpc", "idl"},
+    "lab": {"evenpace", "scheduler", "worker", "ps", "batchsize_manager", "predictors", "rpc", "idl"},
 }
 
 
@@ -64,24 +64,3 @@ def test_no_modules_import_each_other_in_a_circle():
     graph = graphlib.TopologicalSorter({name: set(targets(name)) for name in names})
     assert len(names) > 300
     graph.prepare()  # raises CycleError, with the modules
-
-
-# The commands of the lab.
-ENTRANCES = {
-    *("bench", "bench_hostile", "bench_load", "chaos", "demo", "experiment", "lab", "mapping"),
-    *("paper_figures", "planted", "simulate", "trace", "unequal_figures"),
-}
-
-
-@pytest.mark.slow
-def test_nothing_leads_into_the_lab_but_its_commands():
-    """The lab has nothing that services, pages, workers, and other commands need."""
-    wrong = {
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in (path for package in BELOW for path in modules(package))
-        for name in imported(path)
-        if name.startswith("evenpace.lab")
-        and not path.relative_to(ROOT).is_relative_to("evenpace/lab")
-        and path.relative_to(ROOT) not in {Path("evenpace/cli", f"{one}.py") for one in ENTRANCES}
-    }
-    assert not wrong

@@ -36,22 +36,22 @@ import numpy as np
 
 from tests import ROOT
 
-MODULES = ("evenpace", "evenpace.lab.chaos.witness", "tests.scripts")  # and the modules in the last
+MODULES = ("evenpace", "lab.chaos.witness", "tests.scripts")  # and the modules in the last
 # Variables that the interpreter, or a library of `IMPORTED`, reads when it starts or is imported, by the
 # beginnings of their names. PYTHONPATH is none of them: what is forked goes by its own.
 SETTINGS = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_")
 IMPORTED = (
     "batchsize_manager.service",
     "cryptography.x509",
-    "evenpace.lab.chaos.witness",
+    "lab.chaos.witness",
     "evenpace.context",
     "evenpace.dashboard.page_server",
-    "evenpace.lab.experiments.flexrr",
-    "evenpace.lab.workloads.by_name",
+    "lab.experiments.flexrr",
+    "lab.workloads.by_name",
     "evenpace.launch",
     "evenpace.serve",
     "evenpace.torch",
-    "evenpace.lab.workloads",
+    "lab.workloads",
     "ps.service",
     "rich.live",
     "sklearn.datasets",

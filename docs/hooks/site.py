@@ -22,7 +22,7 @@ DOCUMENTS = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security-policy.md",
-    "benchmarks/gpu/README.md": "gpu-benchmark.md",
+    "lab/gpu/README.md": "gpu-benchmark.md",
 }
 
 

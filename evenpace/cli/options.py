@@ -1,14 +1,12 @@
 """Options that several commands share, examples in help texts, and messages about mistakes."""
 
 import contextlib
-import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from idl.errors import EvenpaceError
 
@@ -48,49 +46,3 @@ def json_path(function: F) -> F:
         default=None,
         help="Write the figures here.",
     )(function)
-
-
-def refuse_given(context: click.Context, names: Iterable[str], otherwise: str) -> None:
-    """Refuse options that were given, though they have no meaning with `otherwise`.
-
-    Raises:
-        click.UsageError: One of them was given.
-    """
-    for name in names:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name.replace('_', '-')}: has no meaning with {otherwise}")
-
-
-def plot_path(text: str) -> Callable[[F], F]:
-    """Add the option for the file of a plot.
-
-    Args:
-        text: The help.
-    """
-    return click.option("--plot", "plot_path", type=click.Path(path_type=Path), default=None, help=text)
-
-
-def in_minutes(text: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command with --seconds the option --minutes, for where the seconds are not given.
-
-    Args:
-        text: The help.
-    """
-
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        @click.option(
-            "--minutes",
-            type=click.FloatRange(0, min_open=True),
-            default=1.0,
-            show_default=True,
-            help=text,
-        )
-        @functools.wraps(function)
-        def command(minutes: float, **values: Any) -> Any:
-            if values["seconds"] is None:
-                values["seconds"] = 60 * minutes
-            return function(**values)
-
-        return command
-
-    return add

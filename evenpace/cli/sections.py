@@ -1,9 +1,14 @@
-"""Help texts in sections: of a group its commands, of a command its options."""
+"""Groups of commands, which are imported when they are used, and help texts in sections."""
 
+import functools
+import importlib
+import importlib.util
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import click
+
+from idl.errors import EvenpaceError
 
 _OPTIONS: Mapping[str, Collection[str]] = {
     "The job": ("listen", "manager", "ps", "job", "name", "workers", "state"),
@@ -50,26 +55,67 @@ class ServiceCommand(click.Command):
             formatter.write_dl([*records.values()])
 
 
-class SectionedGroup(click.Group):
-    """Command group whose commands are in sections."""
+class LazyGroup(click.Group):
+    """Command group that imports a command when it is used.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    Args:
+        modules: By the commands' names, MODULE:VARIABLE.
+    """
+
+    def __init__(self, *arguments: Any, modules: Mapping[str, str], **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._sections: dict[str, list[click.Command]] = {}
-
-    def add_section(self, title: str, *commands: click.Command) -> None:
-        """Add commands under a title."""
-        self._sections[title] = [*commands]
-        for command in commands:
-            self.add_command(command)
+        self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands' names, section by section."""
-        return [command.name or "" for commands in self._sections.values() for command in commands]
+        """Return the names of the commands that are there: those of the lab need a checkout."""
+        return [name for name, module in self._modules.items() if not module.startswith("lab.") or _has_lab()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command.
+
+        Raises:
+            EvenpaceError: It is one of the lab, which is not there.
+        """
+        if cmd_name not in self._modules:
+            return None
+        module, _, variable = self._modules[cmd_name].partition(":")
+        if module.startswith("lab.") and not _has_lab():
+            raise EvenpaceError(
+                f"`evenpace {cmd_name}` is not in the package: it needs a checkout of evenpace's repository, "
+                f"and `pip install -e '.[all]'` in it"
+            )
+        command: click.Command = getattr(importlib.import_module(module), variable)
+        return command
+
+
+class SectionedGroup(LazyGroup):
+    """Command group whose commands are in sections.
+
+    Args:
+        sections: By the sections' titles, their commands, as `LazyGroup` has them.
+    """
+
+    def __init__(self, *arguments: Any, sections: Mapping[str, Mapping[str, str]], **options: Any) -> None:
+        modules = {name: module for section in sections.values() for name, module in section.items()}
+        super().__init__(*arguments, modules=modules, **options)
+        self._sections = sections
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by section, each with the first sentence of its help."""
-        width = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
-        for title, commands in self._sections.items():
-            with formatter.section(title):
-                formatter.write_dl([(one.name or "", one.get_short_help_str(width)) for one in commands])
+        names = self.list_commands(ctx)
+        width = formatter.width - 6 - max(map(len, names))
+        for title, section in self._sections.items():
+            commands = [(name, self.get_command(ctx, name)) for name in section if name in names]
+            rows = [(name, command.get_short_help_str(width)) for name, command in commands if command]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+@functools.cache
+def _has_lab() -> bool:
+    """Return whether the lab is there; another package may have its name."""
+    try:
+        return importlib.util.find_spec("lab.commands") is not None
+    except ModuleNotFoundError:
+        return False

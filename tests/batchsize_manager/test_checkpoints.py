@@ -18,13 +18,13 @@ from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.local.cluster import LocalCluster
-from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from idl.plan import Assignment, JobSpec, permutation
 from idl.records import Report
 from idl.synchronisation import Synchronisation
+from lab.observer import Observer
 from rpc.client import Client
 from tests import float64
 from tests.scripts import train_float64 as script

@@ -8,8 +8,8 @@ import pytest
 from batchsize_manager.learning.profiles import Profile, Step
 from batchsize_manager.planning import recommend
 from batchsize_manager.planning_config import Task
-from evenpace.lab.experiments.virtualflow import interpolation_errors, published_profile, run
 from evenpace.reports import files
+from lab.experiments.virtualflow import interpolation_errors, published_profile, run
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
 
@@ -245,7 +245,7 @@ def test_table_4_of_virtualflow_follows_from_the_ratio_of_speeds():
 @pytest.mark.skipif(not PROFILES.exists(), reason="needs VirtualFlow's published profiles")
 def test_published_profiles_give_gains_and_foresee_times(tmp_path):
     """By measured times unlike GPUs beat each kind alone and an even split; interpolation errs little."""
-    from evenpace.lab.bench.step_times import read_step_times
+    from lab.bench.step_times import read_step_times
 
     out = tmp_path / "figures.json"
     result = invoke("lab", "experiment", "virtualflow", "--curves", PROFILES, "--json", out)

@@ -16,7 +16,6 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.policies import make_policy
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.local.cluster import LocalCluster
-from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
@@ -24,6 +23,7 @@ from idl.plan import JobSpec
 from idl.records import Report
 from idl.synchronisation import STALENESS, Synchronisation
 from idl.translation import read_synchronisation
+from lab.observer import Observer
 from rpc.client import Client
 from tests.evenpace.commands import invoke
 from tests.float64 import SCRIPT, start_to_freeze, train_alone, wait_for_end

@@ -10,7 +10,7 @@ import uuid
 import pytest
 
 from tests.containers.engine import ROOT, Container, compose_command, cpu_limit, docker, labelled
-from tests.evenpace.lab.mnist import mnist_files, write
+from tests.lab.mnist import mnist_files, write
 from tests.services import address_of_our_own
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from evenpace.lab.experiments.containers import ContainerCluster, ContainerError, require_engine
+from lab.experiments.containers import ContainerCluster, ContainerError, require_engine
 from tests.containers.engine import docker
 from tests.evenpace.commands import invoke
 

@@ -12,6 +12,7 @@ from evenpace.cli import cli
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
 from tests.docs.documents import DOCUMENTS, REASONS, ROOT, RUN, SHOWN, blocks, fenced
+from tests.evenpace.commands import all_commands
 
 
 def commands():
@@ -78,10 +79,8 @@ def test_commands_parse(words):
 
 def test_options_in_the_text_exist():
     """Each `--an-option` in the documents is an option of some command of evenpace."""
-    commands, ours = [cli], {"--help"}
-    while commands:
-        command = commands.pop()
-        commands += getattr(command, "commands", {}).values()
+    ours = {"--help"}
+    for _, command in all_commands():
         ours |= {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         quoted = set(re.findall(r"`(--[a-z][a-z-]+)", path.read_text()))

@@ -10,8 +10,8 @@ import click
 import pytest
 
 import idl
-from evenpace.cli import cli
 from tests.docs.documents import ROOT
+from tests.evenpace.commands import all_commands
 
 pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
 
@@ -53,15 +53,12 @@ def test_nothing_is_fetched_from_elsewhere(site):
 def test_every_option_of_every_command_is_there(site):
     """The page of commands has each command that --help names, and each of its options."""
     page = text(site / "commands.html")
-    commands = [("evenpace", cli)]
-    while commands:
-        name, command = commands.pop()
+    for words, command in all_commands():
+        name = " ".join(words)
         assert name in page
         for option in command.params:
             if isinstance(option, click.Option) and not option.hidden:
                 assert max(option.opts, key=len) in page, f"{name} {option.opts}"
-        subcommands = getattr(command, "commands", {})
-        commands += [(f"{name} {word}", one) for word, one in subcommands.items() if not one.hidden]
 
 
 def test_the_whole_wire_contract_is_there(site):

@@ -17,7 +17,7 @@ from tests.docs.terminal import Terminal, without_styles
 
 MACHINES = {"10.0.0.1": "127.0.0.1", "10.0.0.2": "127.0.0.2"}
 EVERYWHERE = "0.0.0.0"  # stands for the machine's own address
-LINKED = ("Makefile", "benchmarks", "docker", "docker-compose.yml", "examples")
+LINKED = ("Makefile", "docker", "docker-compose.yml", "examples")
 SECONDS = 600.0  # for any one block
 LINES_SECONDS = 240.0  # for lines that a document shows, once the blocks before it have ended or listen
 

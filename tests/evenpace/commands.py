@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import click
 from click.testing import CliRunner
 
 from evenpace.cli import cli
@@ -25,3 +26,12 @@ def invoke(*words, columns=None, **options):
     if columns is not None:
         options["env"] = {"COLUMNS": str(columns)}
     return CliRunner().invoke(cli, [*map(str, words)], **options)
+
+
+def all_commands(command=cli, words=("evenpace",)):
+    """Yield all commands, groups too, each with the words that run it."""
+    yield words, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from all_commands(command.get_command(context, name), (*words, name))

@@ -41,8 +41,8 @@ from evenpace.doctor import (
 from evenpace.doctor.checkup import run
 from evenpace.doctor.findings import LEVELS, Finding, Subject, ok, size
 from evenpace.doctor.show import as_json
-from evenpace.lab.chaos import clocks
-from evenpace.lab.chaos.errors import NotPossibleHereError
+from lab.chaos import clocks
+from lab.chaos.errors import NotPossibleHereError
 from rpc import certificates, tokens
 from rpc.address import Address
 from rpc.credentials import Credentials
@@ -802,7 +802,7 @@ def test_a_clock_that_is_watched():
 
 JUMPING = """
 import pathlib, sys, threading, types
-from evenpace.lab.chaos import clocks
+from lab.chaos import clocks
 from evenpace.doctor import clock
 from evenpace.doctor.findings import Subject
 

@@ -90,15 +90,29 @@ def test_a_framework_says_what_to_install(framework, extra):
         ("metrics", "manager"),
         ("top", "watch"),
         ("report", "pages"),
-        ("demo", "lab"),
+        ("plan --profiles . --total 8 --micro-batch 1 V100", "manager"),
     ],
 )
 def test_a_command_says_what_to_install(command, extra):
     """The error is one line, with the extra to install."""
-    run = run_light("", "evenpace", command)
+    run = run_light("", "evenpace", *command.split())
     assert run.returncode == 1
     assert f"which is not installed: pip install 'evenpace[{extra}]'" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["demo", "lab"])
+def test_a_command_of_the_lab_says_that_it_needs_a_checkout(command):
+    """The error is one line; what is installed does not list the command."""
+    run = run_light("all", "evenpace", command)
+    assert run.returncode == 1
+    assert f"`evenpace {command}` is not in the package" in run.stderr
+    assert "Traceback" not in run.stderr
+    shown = run_light("", "evenpace", "--help")
+    assert shown.returncode == 0
+    assert re.search(r"^  run ", shown.stdout, re.MULTILINE)
+    assert not re.search(rf"^  {command} ", shown.stdout, re.MULTILINE)
 
 
 @pytest.mark.ci

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from evenpace.lab.bench.loopback_certificates import for_loopback
 from evenpace.metrics.catalogue import METRICS, PARTS, Families
 from evenpace.metrics.endpoint import exposed
 from evenpace.metrics.manager import gradient_noise, last_iteration, manager_collector, progress
@@ -26,6 +25,7 @@ from evenpace.observing import Observing
 from idl.errors import AddressInUseError, InvalidRequestError
 from idl.noise import Noise
 from idl.records import COLUMNS, IterationRecord, WorkerRecord
+from lab.bench.loopback_certificates import for_loopback
 from rpc.address import Address
 from rpc.counters import Histogram
 from rpc.credentials import Credentials

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import evenpace
 from evenpace.local.cluster import LocalCluster
-from evenpace.observer import Observer
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
+from lab.observer import Observer
 from rpc.processes import end_process
 from tests import EXAMPLES
 from tests.evenpace.commands import python

@@ -1,6 +1,6 @@
 """Options come from the fields of configurations, and configurations from the options' values."""
 
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,33 +10,17 @@ from click.testing import CliRunner
 
 from batchsize_manager.config import ManagerConfig
 from batchsize_manager.partitions.partitioned_job import PartitionsConfig
-from evenpace.cli import cli
-from evenpace.cli.options import in_minutes
 from evenpace.cli.settings import configured, option
 from evenpace.dashboard.config import PageConfig
 from evenpace.doctor.findings import Subject
-from evenpace.lab.attacks.config import HostileConfig
-from evenpace.lab.bench.config import (
-    BalanceConfig,
-    GroupChangesConfig,
-    LoadConfig,
-    NodesConfig,
-    RecoveryConfig,
-    ShardsConfig,
-    SpotConfig,
-    TrainConfig,
-)
-from evenpace.lab.chaos.config import ChaosConfig
-from evenpace.lab.demo_config import DemoConfig
-from evenpace.lab.experiments.config import ContendedOptions, CoordinationConfig, MigrationConfig
-from evenpace.lab.traces import Perturbation
 from evenpace.observing import Observing
 from idl.errors import EvenpaceError
-from idl.settings import Setting, check_settings, settings_of
+from idl.settings import Setting, check_settings
 from ps.config import ParameterServerConfig
 from rpc.address import Address
 from rpc.limits import ServerLimits
 from rpc.server import Security
+from tests.evenpace.settled import as_parameters, check_option
 from worker.config import SessionConfig
 
 HERE = Address("127.0.0.1", 4300)
@@ -228,19 +212,6 @@ def test_a_field_without_a_default_is_a_required_option():
     assert run("--name", "x", decorate=decorate)[1] == [{"config": Needy("x")}]
 
 
-@pytest.mark.parametrize(
-    ("options", "seconds"),
-    [((), 60), (("--minutes", 0.5), 30), (("--seconds", 7), 7), (("--minutes", 2, "--seconds", 7), 7)],
-)
-def test_seconds_go_before_minutes(options, seconds):
-    """Benchmarks have both options, and one duration."""
-
-    def decorate(function):
-        return in_minutes()(configured(LoadConfig, "config", seconds=None)(function))
-
-    assert run(*options, decorate=decorate)[1] == [{"config": LoadConfig(seconds=seconds)}]
-
-
 # -- the commands that there are
 
 
@@ -251,77 +222,17 @@ COMMANDS = {
     "worker": (SessionConfig(HERE), Observing()),
     "dashboard": (PageConfig(HERE),),
     "doctor": (Subject(),),
-    "chaos": (ChaosConfig(),),
-    "demo": (DemoConfig(),),
-    "bench ps": (ShardsConfig(),),
-    "bench recovery": (RecoveryConfig(), GroupChangesConfig()),
-    "bench nodes": (NodesConfig(),),
-    "bench spot": (SpotConfig(Path(__file__)),),
-    "bench load": (LoadConfig(),),
-    "bench hostile": (HostileConfig(),),
-    "bench train": (TrainConfig(),),
-    "bench balance": (BalanceConfig(),),
-    **{
-        f"experiment {name}": (ContendedOptions(out=Path("runs") / name),)
-        for name in ("contention", "table3", "fig9", "fig10")
-    },
-    **{f"experiment {name}": (CoordinationConfig(out=Path("runs") / name),) for name in ("fig6", "fig7")},
-    "experiment fig8": (MigrationConfig(out=Path("runs/fig8")),),
-    "trace usage": (Perturbation(),),
-    "trace contention": (Perturbation(),),
 }
 NO_OPTION = {
     ("ps", "metrics_workers"),
     ("worker", "metrics_workers"),
     *(("partitions", name) for name in ("metrics_workers", "traces", "trace_every")),
 }
-OTHER_DEFAULT = {
-    ("worker", "maximum"),  # a number so large that it means none
-    ("bench load", "generators"),  # by the CPUs
-    ("experiment fig8", "iteration"),  # by their number
-    *((command, "seconds") for command in ("bench load", "bench hostile")),  # by the minutes
-}
-
-
-def settled(config):
-    """Each field with an option: its configuration, its field and its setting; also of fields' fields."""
-    settings = settings_of(type(config))
-    for one in fields(config):
-        if one.name in settings:
-            if settings[one.name].help is not None:
-                yield config, one, settings[one.name]
-        elif one.default_factory is not MISSING and is_dataclass(value := getattr(config, one.name)):
-            yield from settled(value)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "config", "one", "setting"),
-    [
-        pytest.param(command, config, one, setting, id=f"{command}-{one.name}")
-        for command, configs in COMMANDS.items()
-        for whole in configs
-        for config, one, setting in settled(whole)
-        if (command, one.name) not in NO_OPTION
-    ],
-)
+@pytest.mark.parametrize(("command", "config", "one", "setting"), as_parameters(COMMANDS, NO_OPTION))
 def test_an_option_has_the_default_and_the_help_of_its_field(command, config, one, setting):
     """For every field of a configuration that has an option."""
-    group, _, name = command.rpartition(" ")
-    parent = cli.get_command(click.Context(cli), group) if group else cli
-    made = parent.get_command(click.Context(parent), name)
-    flag = "--" + (setting.name or one.name).replace("_", "-")
-    (found,) = (param for param in made.params if flag in param.opts)
-    context = click.Context(made)
-    if found.required:
-        assert one.default is MISSING
-        assert one.default_factory is MISSING
-    elif one.default_factory is not MISSING or (command, one.name) in OTHER_DEFAULT:
-        assert found.get_default(context) is None
-    else:
-        value, expected = (
-            found.type_cast_value(context, found.get_default(context)),
-            getattr(config, one.name),
-        )
-        assert (value if setting.unit == 1 else value * setting.unit) == expected
-    assert found.help == (setting.help or None)
+    without = (command, one.name) == ("worker", "maximum")  # by default so large that it means none
+    check_option(command, config, one, setting, own_default=not without)

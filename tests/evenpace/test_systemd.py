@@ -80,7 +80,7 @@ def test_a_units_command_is_one_of_ours(unit):
     """A unit's command and all of its options are those of the real command line."""
     program, name, *arguments = service(unit)["ExecStart"]
     assert program == _PROGRAM
-    command = cli.commands[name]
+    command = cli.get_command(click.Context(cli), name)
     command.make_parser(click.Context(command, info_name=name)).parse_args(arguments)
     assert unit.stem == f"evenpace-{name}"
 

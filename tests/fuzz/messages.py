@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import idl
-from evenpace.lab.attacks.inputs import Inputs
 from idl.errors import EvenpaceError, ProtocolError
+from lab.attacks.inputs import Inputs
 from rpc import codec
 
 SERVICES = (idl.batchsize_manager.BatchSizeManager, idl.parameter_server.ParameterServer)

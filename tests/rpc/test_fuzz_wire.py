@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import idl
-from evenpace.lab.attacks.inputs import Inputs
 from idl.errors import ProtocolError
+from lab.attacks.inputs import Inputs
 from rpc import codec
 from rpc.limits import ServerLimits
 from tests import ROOT

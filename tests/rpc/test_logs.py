@@ -16,9 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import idl
-from evenpace.lab.chaos.chaos_cluster import ChaosCluster
-from evenpace.lab.chaos.config import ChaosConfig
 from evenpace.local.cluster import LocalCluster
+from lab.chaos.chaos_cluster import ChaosCluster
+from lab.chaos.config import ChaosConfig
 from rpc.limited_log import LimitedLog
 from rpc.logs import LogSetup, options_in_force
 from tests.disks import fill

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import idl
 from evenpace.local.cluster import LocalCluster
-from evenpace.observer import Observer
 from idl.errors import InvalidRequestError, ProtocolError, UnauthorisedError
+from lab.observer import Observer
 from rpc import certificates, tokens
 from rpc.address import Address
 from rpc.client import Client

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from evenpace.observer import Observer
+from lab.observer import Observer
 from rpc.client import Client
 
 AHEAD = 3  # iterations that a worker may be ahead of what has been seen

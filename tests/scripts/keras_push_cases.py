@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from evenpace.lab.proxy import Proxy
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
+from lab.proxy import Proxy
 from tests.services import OpenServices, in_threads
 from worker import shard_clients
 from worker.keras.loader import DataLoader

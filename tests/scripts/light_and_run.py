@@ -43,7 +43,7 @@ class Missing(importlib.abc.MetaPathFinder):
             module
             for module, names in by_module.items()
             if not {name_of(name) for name in names} & (there | ours)
-        }
+        } | {"lab"}
 
     def find_spec(self, fullname, path=None, target=None):
         """Refuse what is missing."""

@@ -11,11 +11,11 @@ import idl
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.proxy import Proxy
 from idl.bounds import Bounds
 from idl.errors import ConnectionLostError
 from idl.plan import JobSpec
 from idl.records import Report
+from lab.proxy import Proxy
 from rpc import client as client_module
 from rpc.address import Address
 from rpc.client import Client

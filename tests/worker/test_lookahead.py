@@ -15,8 +15,8 @@ from batchsize_manager.policies import Policy, Split
 from batchsize_manager.policies.solver import split
 from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.local.cluster import LocalCluster
-from evenpace.observer import Observer
 from idl.errors import EvenpaceError
+from lab.observer import Observer
 from rpc.address import Address
 from rpc.client import Client
 from tests.float64 import SCRIPT, train_alone

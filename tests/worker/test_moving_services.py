@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from batchsize_manager.client import ManagerClient
-from evenpace.observer import Observer
+from lab.observer import Observer
 from rpc import certificates, tokens
 from rpc.address import Address
 from rpc.credentials import Credentials

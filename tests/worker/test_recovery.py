@@ -13,10 +13,10 @@ import pytest
 import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from evenpace.lab.proxy import Proxy
-from evenpace.observer import Observer
 from idl.endings import FINISHED
 from idl.errors import ConnectionLostError, NotMemberError
+from lab.observer import Observer
+from lab.proxy import Proxy
 from rpc.client import Client
 from tests.float64 import SCRIPT, train_alone
 from tests.services import (

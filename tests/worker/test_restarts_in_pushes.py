@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from evenpace.lab.proxy import Proxy
 from idl.layout import Group, Layout
 from idl.plan import JobSpec
+from lab.proxy import Proxy
 from tests.services import restartable_manager, serving, shard_service
 from worker.data.slices import Slices
 from worker.session import Session, SessionConfig

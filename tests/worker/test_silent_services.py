@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import idl
-from evenpace.lab.proxy import Proxy
 from idl.errors import InvalidRequestError, NotYetError
+from lab.proxy import Proxy
 from rpc.client import Client
 from tests.services import join_request, open_request, serving, shard_service
 from tests.worker.least_squares import Worker, services

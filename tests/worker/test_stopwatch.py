@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import idl
-from evenpace.observer import Observer
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
+from lab.observer import Observer
 from ps import service as ps_service
 from rpc.client import Client
 from tests.scripts.train_least_squares import go_through

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from evenpace.local.cluster import LocalCluster
-from evenpace.observer import Observer
+from lab.observer import Observer
 from tests.float64 import EPOCHS, SCRIPT, start_to_freeze, train_alone, wait_for_end
 from tests.services import has_ended, is_frozen
 

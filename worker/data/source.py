@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from worker.data.micro_batches import MicroBatch
 
-if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in benchmarks/gpu
+if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in lab/gpu
     from worker.data.slices import Slice, Slices
 
 

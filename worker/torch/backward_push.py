@@ -62,7 +62,7 @@ class BackwardPush:
         ready: NoteReady = Bucket
         if len(order.buckets) > 1 and all(parameter.is_cpu for parameter in parameters):
             self._hooks = [
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(
                     lambda parameter, number=number: self._note(number)
                 )
                 for number, parameter in enumerate(parameters)

@@ -45,7 +45,7 @@ class BackwardWatch:
         self._begun, self._buckets = None, []
         for tensor in _tensors(output):
             if tensor.requires_grad:
-                tensor.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
+                tensor.register_hook(self._note_backward)
 
     def _note_backward(self, gradient: torch.Tensor) -> None:
         if self._begun is None:

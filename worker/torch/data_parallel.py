@@ -103,7 +103,7 @@ def _wrap(model: DistributedDataParallel, group: distributed.ProcessGroup) -> No
         static_graph=model.static_graph,
         **{sync: getattr(model, sync)},
     )
-    model.train(training)  # type: ignore[no-untyped-call]
+    model.train(training)
     for name, hooks in kept.items():
         if isinstance(hooks, dict):
             getattr(model, name).update(hooks)

@@ -353,9 +353,7 @@ def weighted(
     if scaled.requires_grad and exchange.weighted_samples >= assignment.count:
         stop = session.meter.stopwatch.stop
         # Callbacks run in the order in which they were queued: before those that wait for reductions.
-        scaled.register_hook(  # type: ignore[no-untyped-call]
-            lambda _: Variable._execution_engine.queue_callback(stop)
-        )
+        scaled.register_hook(lambda _: Variable._execution_engine.queue_callback(stop))
     return scaled
 
 

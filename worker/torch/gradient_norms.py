@@ -77,7 +77,7 @@ class PassNorms:
         """Measure the passes from now on, with a preconditioner for each parameter, or None."""
         self._squares, self._diagonals, self._kept = 0.0, diagonals, []
         for number, parameter in enumerate(self._parameters) if not self._hooks else ():
-            self._hooks.append(parameter.register_hook(partial(self.add, number)))  # type: ignore[no-untyped-call]
+            self._hooks.append(parameter.register_hook(partial(self.add, number)))
 
     def take(self) -> torch.Tensor | float:
         """Return the squared norm of what was added since `begin`, and measure no further."""

@@ -58,7 +58,7 @@ class _Pinned:
         self._collate = collate
 
     def __call__(self, samples: list[Any]) -> Any:
-        return pin_memory_of(self._collate(samples))  # type: ignore[no-untyped-call]
+        return pin_memory_of(self._collate(samples))
 
 
 # Arguments of torch's loader that this one lacks, with their defaults there.

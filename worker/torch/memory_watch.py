@@ -16,7 +16,7 @@ from worker.exchanges.all_reduce import AllReduce
 from worker.resources.device_memory import DeviceMemory, MemoryWatch, limit_between
 from worker.torch.micro_batches import SlicedBatch
 
-if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in benchmarks/gpu
+if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in lab/gpu
     from worker.data.micro_batches import MicroBatch
     from worker.session import Session
     from worker.torch.loader import Loader
@@ -222,7 +222,7 @@ class WithinMemory:
             return gradient * weight if weight < 1 else gradient
 
         hooked = self._parameters if reduces or weight < 1 else []
-        hooks = [p.register_hook(scale) for p in hooked]  # type: ignore[no-untyped-call]
+        hooks = [p.register_hook(scale) for p in hooked]
         try:
             with reduction.without() if reduction and not last else contextlib.nullcontext():
                 results.append(map_arrays(_detached, self._forward_backward(*part)))

@@ -24,7 +24,7 @@ from worker.torch.randomness import seed_generators
 from worker.torch.running_statistics import RunningStatistics, refuse_single_values, running_statistics
 from worker.torch.streams import Lane
 
-if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in benchmarks/gpu
+if TYPE_CHECKING:  # so that this runs without the packages of the services' clients, as in lab/gpu
     from worker.data.slices import Slice
     from worker.session import Session
 

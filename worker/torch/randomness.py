@@ -14,7 +14,7 @@ def seed_generators(seed: int) -> None:
         seed: From 0 to 2^63 - 1; PyTorch's generator of the CPU and NumPy's use its lowest 32 bits.
     """
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         for generator in torch.cuda.default_generators:
             generator.manual_seed(seed)
     randomness.seed_generators(seed)

@@ -179,7 +179,7 @@ class Shards:
             mesh: The mesh.
         """
         # What was cached for a mesh of the same ranks is wrong where this rank was another one in it.
-        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        _clear_sharding_prop_cache()
         before: dict[str, torch.Tensor] = dict(self._model.named_parameters())
         for unit in self._units:
             of = unit.modules if len(unit.modules) > 1 else unit.modules[0]

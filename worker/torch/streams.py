@@ -29,7 +29,7 @@ class Lane:
         self._device = parameters[0].device
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(self._device)
         with self._on_stream():  # whose memory it is then
             self._own = [torch.empty_like(buffer) for buffer in buffers]
         self._gradients: list[torch.Tensor | None] = []

@@ -17,9 +17,9 @@ from batchsize_manager.policies import (
     make_job_policy,
     make_policy,
 )
-from evenpace.lab.bench.balance_play import best_split
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
+from lab.bench.balance_play import best_split
 from predictors import DeviceKind
 
 

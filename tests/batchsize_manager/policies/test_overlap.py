@@ -12,13 +12,13 @@ from batchsize_manager.policies.curves import Curves
 from batchsize_manager.policies.overlapped_curves import OverlappedCurves
 from batchsize_manager.policies.shared_value import SharedValue
 from batchsize_manager.policies.step_times import StepTimes
-from evenpace.lab.bench.all_reduce import AllReduce
-from evenpace.lab.bench.balance_play import best_split, play
-from evenpace.lab.bench.config import Noise
-from evenpace.lab.bench.server_links import ServerLinks
-from evenpace.lab.bench.step_times import Cluster
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
+from lab.bench.all_reduce import AllReduce
+from lab.bench.balance_play import best_split, play
+from lab.bench.config import Noise
+from lab.bench.server_links import ServerLinks
+from lab.bench.step_times import Cluster
 from tests.batchsize_manager.policies.brute_force import check_optimal
 from worker.meter import BackwardTimes
 

@@ -17,10 +17,10 @@ import pytest
 from batchsize_manager.client import ManagerClient
 from evenpace.dashboard import event_stream
 from evenpace.dashboard.event_stream import EventStream, Viewers
-from evenpace.lab.bench.config import LoadConfig
-from evenpace.lab.bench.load_generators import Generators
 from evenpace.overview.job_view import JobView
 from idl.records import COLUMNS
+from lab.bench.config import LoadConfig
+from lab.bench.load_generators import Generators
 from rpc.address import Address
 from tests import ROOT
 from tests.evenpace.commands import evenpace

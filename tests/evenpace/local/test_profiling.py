@@ -10,8 +10,8 @@ from batchsize_manager.learning.profiles import Profile, Step, read_profiles
 from evenpace.local.cluster import LocalCluster
 from evenpace.local.profile_config import ProfileConfig
 from evenpace.local.profiling import batch_sizes, is_out_of_memory, profile
-from evenpace.observer import Observer
 from evenpace.reports import files
+from lab.observer import Observer
 from rpc.processes import ProcessFailedError
 from tests.disks import fill
 from tests.evenpace.commands import invoke

@@ -12,11 +12,11 @@ from batchsize_manager.client import ManagerClient
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_reader import open_state
-from evenpace.observer import Observer
 from evenpace.overview.feed import Feed
 from evenpace.overview.figures import JobFigures
 from evenpace.reports.run_data import gather
 from evenpace.reports.run_source import LiveRun, StoredRun
+from lab.observer import Observer
 from tests.services import MemberWorker, serving
 
 _wire = idl.batchsize_manager

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.policies.learned import Learned
-from evenpace.lab.traces import read_usage, response
 from evenpace.overview import phrases, thinned_rows
 from evenpace.overview.job_view import JobView
 from evenpace.overview.statistics import others_median, quantile
 from evenpace.overview.stragglers import balanced
+from lab.traces import read_usage, response
 from tests import SHARED_DATA
 from tests.evenpace.overview.played import OVERHEAD, iteration, play
 

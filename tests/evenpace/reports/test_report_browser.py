@@ -7,9 +7,9 @@ import pytest
 
 from evenpace.reports.two_runs_page import write_two_runs_page
 from tests.evenpace.commands import invoke
-from tests.evenpace.lab.simulations.simulated import write_page
 from tests.evenpace.reports.compared_runs import make_two, write_two
 from tests.evenpace.reports.stored_runs import records, write_run
+from tests.lab.simulations.simulated import write_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]
 

@@ -17,7 +17,7 @@ from tests.scheduler.ray.submitted import Jobs, left_folders
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
-from evenpace.lab.ray_nodes import RayNode, job_processes
+from lab.ray_nodes import RayNode, job_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]
 

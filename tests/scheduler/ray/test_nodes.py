@@ -11,7 +11,7 @@ from tests.scripts.train_least_squares import SPEC
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
-from evenpace.lab.ray_nodes import RayNode, job_processes
+from lab.ray_nodes import RayNode, job_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 

@@ -22,9 +22,9 @@ import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.sizers import Sizes, Sizing
-from evenpace.lab.data import load
 from idl.bounds import Bounds
 from idl.errors import EvenpaceError, InvalidRequestError
+from lab.data import load
 from rpc.client import Client
 from tests.scripts import hold_partition
 from tests.scripts.hold_partition import SAMPLES

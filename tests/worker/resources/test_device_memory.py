@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenpace.observer import Observer
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec
+from lab.observer import Observer
 from rpc.address import Address
 from tests.scripts.train_least_squares import go_through
 from tests.worker.least_squares import services

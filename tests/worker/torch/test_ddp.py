@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from batchsize_manager.client import ManagerClient
-from evenpace.lab.proxy import Proxy
-from evenpace.observer import Observer
 from idl.plan import JobSpec, permutation
+from lab.observer import Observer
+from lab.proxy import Proxy
 from rpc.processes import end_process
 from tests import EXAMPLES
 from tests.scripts import connect_and_run

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from batchsize_manager.client import ManagerClient
-from evenpace.observer import Observer
 from idl.errors import InvalidRequestError
 from idl.exact_sums import FixedPoint
+from lab.observer import Observer
 from rpc.processes import end_process
 from tests.scripts import train_micro_batches
 from tests.services import address_of_our_own, is_frozen, manager_process, shard_process

@@ -16,12 +16,12 @@ import torch
 from torch.distributed import TCPStore
 
 from batchsize_manager.client import ManagerClient
-from evenpace.lab.chaos.errors import NotPossibleHereError
-from evenpace.lab.chaos.rank_links import Apart, Ear
-from evenpace.lab.network import WorkerNetwork
 from evenpace.local.cluster import service
 from idl.errors import UnavailableError
 from idl.exchange import Seat
+from lab.chaos.errors import NotPossibleHereError
+from lab.chaos.rank_links import Apart, Ear
+from lab.network import WorkerNetwork
 from tests.scripts import stand_in_nccl
 from tests.scripts import train_formed_group as script
 from tests.services import manager_process, restartable_manager

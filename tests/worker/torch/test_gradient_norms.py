@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from evenpace.local.cluster import LocalCluster, Surroundings
-from evenpace.observer import Observer
 from idl.gradient_norms import GradientNorms
+from lab.observer import Observer
 from tests.scripts import train_noted_gradients as script
 from tests.services import address_of_our_own
 from worker.torch.gradient_norms import PassNorms, squared_norm

@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from evenpace.local.cluster import LocalCluster
-from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
+from lab.observer import Observer
 from rpc.address import Address
 from tests.scripts import train_short_of_memory as script
 from tests.worker.least_squares import services

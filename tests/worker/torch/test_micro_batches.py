@@ -17,10 +17,10 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evenpace.local.cluster import LocalCluster, Surroundings
-from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
+from lab.observer import Observer
 from tests.float64 import wait_for_end
 from tests.scripts import freeze_and_run
 from tests.scripts import train_micro_batches as script

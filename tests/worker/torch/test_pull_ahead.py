@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evenpace.lab.proxy import Proxy
+from lab.proxy import Proxy
 from tests.services import in_threads, manager_service, send_back, serving, shard_service
 from tests.worker.torch.test_backward_push import (
     BATCH,

@@ -12,9 +12,9 @@ from batchsize_manager.client import ManagerClient
 from batchsize_manager.config import ManagerConfig
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerService
-from evenpace.lab.bench.overlap_worker import Layer
-from evenpace.lab.proxy import Proxy
 from idl.records import WorkerRecord
+from lab.bench.overlap_worker import Layer
+from lab.proxy import Proxy
 from tests.services import in_threads, serving, shard_service
 from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader

@@ -9,11 +9,11 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from evenpace.observer import Observer
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
+from lab.observer import Observer
 from rpc.address import Address
 from tests.worker.least_squares import services
 from tests.worker.torch.test_memory_watch import exhaust

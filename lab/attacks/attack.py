@@ -1,0 +1,243 @@
+"""The attack of `evenpace lab bench hostile`: inputs sent to a manager and shard that train an honest job.
+
+This module starts the processes and puts the results together.
+"""
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+import idl
+from evenpace.local.cluster import LocalCluster
+from evenpace.reports import files
+from idl.errors import UnavailableError
+from lab.attacks import attack_report
+from lab.attacks.attackers import Attackers, Tally, Target
+from lab.attacks.config import HostileConfig
+from lab.attacks.honest_job import JOB, WORKERS, HonestJob
+from lab.attacks.inputs import Inputs, Known
+from lab.attacks.long_answers import long_histories, long_pulls
+from lab.attacks.lurkers import Lurkers
+from lab.attacks.tokens_of_attackers import Tokens
+from lab.bench.connected_workers import allow_files
+from lab.bench.watch import Watch, summary
+from rpc.client import Client
+from rpc.credentials import Credentials
+
+_FILES = 2000  # open files that the services' and the attackers' processes may need
+_EACH = 6  # attackers of each service
+_TURN = 0.2  # seconds that the attackers run for before the lurkers and the honest job are looked after
+_HANG_SECONDS = 30.0  # seconds without an iteration of the honest job that count as a hang
+_HARMS = 100  # kinds of harm, after which the attack is over: it has succeeded
+
+
+def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
+    """Attack, print the results, and write them as JSON to `json_path`.
+
+    Raises:
+        UnavailableError: The honest job did not start.
+    """
+    allow_files(_FILES)
+    console = Console()
+    figures: dict[str, Any] = {"config": asdict(config), "load_average_before": os.getloadavg()}
+    logs = json_path.with_name(f"{json_path.name}.logs") if json_path is not None else None
+    with (
+        _services(config, logs) as (cluster, tokens),
+        _trained(cluster, tokens, config.pace) as honest,
+        Watch(cluster.pid("manager")) as of_manager,
+        Watch(cluster.pid("ps-0")) as of_shard,
+    ):
+        honest.begin()
+        began = time.monotonic()
+        tally = _attack(console, config, _targets(config, cluster, tokens, honest), honest)
+        figures["seconds"] = time.monotonic() - began
+        honest.finish()
+        for name in cluster.services:
+            if not cluster[name].running:
+                tally.harm(f"{name} ended: {cluster[name].failure()}")
+        ended = honest.outcome()
+    figures |= _tried(tally, figures["seconds"])
+    figures["services"] = {"manager": summary(of_manager.samples), "shard": summary(of_shard.samples)}
+    for failure in honest.failures:
+        tally.harm(f"honest job: {failure}")
+    figures["honest"] = _honest(honest.seconds)
+    figures["honest"]["bits_changed"] = None if ended is None else _bits_changed(config, console, *ended)
+    figures["harms"] = {what: harm.times for what, harm in tally.harms.items()}
+    figures["load_average_after"] = os.getloadavg()
+    attack_report.show(console, figures)
+    if json_path is not None:
+        files.write_json(figures, json_path)
+        attack_report.write_inputs(tally.harms, json_path)
+    return figures
+
+
+def _credentials(tokens: Tokens | None) -> Credentials | None:
+    """Return the honest job's credentials, where the services ask for a token."""
+    return Credentials(token=tokens.honest) if tokens is not None else None
+
+
+@contextlib.contextmanager
+def _services(
+    config: HostileConfig, logs: Path | None = None
+) -> Iterator[tuple[LocalCluster, Tokens | None]]:
+    """Start manager and shard, which log to the folder `logs` if given; yield them and their tokens."""
+    with tempfile.TemporaryDirectory(prefix="evenpace-attack-") as folder:
+        tokens = Tokens(Path(folder)) if config.tokens else None
+        options = ("--deterministic", "--memory-mib", str(config.memory_mib))
+        cluster = LocalCluster(
+            logs or Path(folder) / "logs",
+            workers=WORKERS,
+            credentials=_credentials(tokens),
+            token_key=tokens.key if tokens is not None else None,
+            shard_options=lambda name: options,
+            policy="even",
+        )
+        with cluster:
+            yield cluster, tokens
+
+
+@contextlib.contextmanager
+def _trained(
+    cluster: LocalCluster, tokens: Tokens | None, pace: float, last: int | None = None
+) -> Iterator[HonestJob]:
+    """Start the honest job on the services, and yield it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="evenpace-honest-") as folder,
+        HonestJob(cluster, Path(folder), _credentials(tokens), pace, last) as honest,
+    ):
+        yield honest
+
+
+def _attack(
+    console: Console,
+    config: HostileConfig,
+    targets: Sequence[Target],
+    honest: HonestJob,
+) -> Tally:
+    """Send inputs until the time, the inputs or the kinds of harm are used up."""
+    attackers = Attackers(targets, config.seed)
+    lurkers = Lurkers(targets[:2], attackers.tally, config.seed)
+    tally = attackers.tally
+    began = time.monotonic()
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("", total=None)
+        try:
+            while (now := time.monotonic()) < began + config.seconds:
+                attackers.attack(_TURN)
+                lurkers.go_on(now)
+                training = honest.look()
+                for target in targets:
+                    target.inputs.see(honest.iterations)
+                if honest.silent_for > _HANG_SECONDS:
+                    tally.harm(f"honest job: no iteration for {_HANG_SECONDS:g} s")
+                is_over = not training or len(tally.harms) > _HARMS
+                if is_over or (config.inputs is not None and tally.inputs >= config.inputs):
+                    break
+                bar.update(
+                    task,
+                    description=f"{tally.inputs} inputs, {tally.inputs / (now - began + 1e-9):.0f}/s, "
+                    f"{honest.iterations} honest iterations, {len(tally.harms)} harms",
+                )
+        except OSError as error:
+            tally.harm(f"a service cannot be reached: {error}")
+        finally:
+            attackers.close()
+            lurkers.close()
+    return tally
+
+
+def _tried(tally: Tally, seconds: float) -> dict[str, Any]:
+    """Return the inputs tried and the services' reactions, for JSON."""
+    return {
+        "inputs": tally.inputs,
+        "inputs_per_second": tally.inputs / seconds,
+        "connections": tally.connections,
+        "slowest_answer_s": dict(tally.slowest),
+        "tried": dict(tally.tried.most_common()),
+        "outcomes": {
+            kind: {what: count for (of, what), count in tally.outcomes.most_common() if of == kind}
+            for kind in sorted({of for of, _ in tally.outcomes})
+        },
+    }
+
+
+def _targets(
+    config: HostileConfig, cluster: LocalCluster, tokens: Tokens | None, honest: HonestJob
+) -> list[Target]:
+    """Return the services as targets, one for each attacker, with a job of its own."""
+    of_manager, of_shard = idl.batchsize_manager.BatchSizeManager, idl.parameter_server.ParameterServer
+    run, (shard,) = _run_of_honest(cluster, tokens), cluster.shard_addresses
+    workers = honest.workers
+    targets = []
+    for number in range(_EACH):
+        job = f"mallory-{number}"
+        for name, address, definition, victim, own, deaf in (
+            ("manager", cluster.manager, of_manager, JOB, job, long_histories(job)),
+            ("shard", shard, of_shard, f"{JOB}/{run}", f"{job}/x", long_pulls(f"{job}/deaf")),
+        ):
+            known = Known(victim, workers) if tokens is not None else None
+            # At the shards a token covers all names that begin with the job's; at the manager, one.
+            jobs = (own, own, f"{own}/y")
+            inputs = Inputs(definition, jobs, f"{config.seed} {name} {number}", known)
+            hello = tokens.hello(definition, job) if tokens is not None else b""
+            impostures = tokens.impostures(definition, job, JOB) if tokens is not None else ()
+            sentinel = _sentinel(definition, own)
+            targets.append(Target(name, address, inputs, sentinel, deaf, hello, impostures))
+    return targets
+
+
+def _sentinel(definition: type, job: str) -> tuple[str, Any]:
+    """Return method and request of a call that is answered at once."""
+    if definition is idl.batchsize_manager.BatchSizeManager:
+        return "history", idl.batchsize_manager.HistoryRequest(job, 0, 1)
+    return "state", idl.parameter_server.StateRequest(idl.common.Identity(job, "mallory", "mallory"))
+
+
+def _run_of_honest(cluster: LocalCluster, tokens: Tokens | None) -> str:
+    """Return the suffix of the honest job's name at the shard, which is its run."""
+    service = idl.batchsize_manager
+    client = Client(service.BatchSizeManager, cluster.manager, "manager", credentials=_credentials(tokens))
+    with contextlib.closing(client):
+        run: str = client.call("history", service.HistoryRequest(JOB, 0, 1)).run
+        return run
+
+
+def _honest(seconds: Sequence[float]) -> dict[str, Any]:
+    """Return number and durations of the honest job's iterations, for JSON."""
+    p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
+    return {
+        "iterations": len(seconds),
+        "iteration_ms": {"p50": float(p50), "p99": float(p99), "max": max(seconds) * 1e3},
+        "stalls": sum(value > _HANG_SECONDS for value in seconds),
+    }
+
+
+def _bits_changed(
+    config: HostileConfig, console: Console, iterations: int, parameters: NDArray[np.float64]
+) -> int:
+    """Return the number of bits in which the honest job's parameters differ from an undisturbed run's.
+
+    Raises:
+        UnavailableError: That run did not end well.
+    """
+    console.print(f"{iterations} iterations again, undisturbed")
+    with (
+        _services(config) as (cluster, tokens),
+        _trained(cluster, tokens, 0.0, last=iterations) as honest,
+    ):
+        honest.wait()
+        undisturbed = honest.outcome()
+    if undisturbed is None or undisturbed[0] != iterations:
+        raise UnavailableError(f"the undisturbed job failed: {honest.failures or undisturbed}")
+    one, two = (values.view(np.uint8) for values in (parameters, undisturbed[1]))
+    return int(np.unpackbits(one ^ two).sum())

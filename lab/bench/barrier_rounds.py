@@ -1,0 +1,95 @@
+"""Barrier rounds of many workers: of the manager, without and with stored state, and of a threaded server."""
+
+import random
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from evenpace.local.cluster import service
+from evenpace.local.terminal import make_table
+from lab import terminal
+from lab.bench.connected_workers import Load
+from lab.bench.loopback_certificates import for_loopback
+from rpc.address import Address
+from rpc.credentials import Credentials
+
+_WARM_UP = 5  # rounds that do not count
+
+
+def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False) -> dict[str, Any]:
+    """Measure the servers, print the figures, and write them.
+
+    Args:
+        workers: Number of workers, each with a connection.
+        rounds: Number of rounds that count.
+        json_path: File for the figures.
+        tls: Whether to measure the manager with TLS, too.
+    """
+    console = Console()
+    options = ("manager", "--workers", str(workers))
+    with service(*options) as manager:
+        ours = _measure(manager.address, workers, rounds, "evenpace")
+    with (
+        tempfile.TemporaryDirectory(prefix="evenpace-bench-") as folder,
+        service(*options, "--state", folder) as manager,
+    ):
+        kept = _measure(manager.address, workers, rounds, "evenpace --state")
+    secure: list[float] = []
+    if tls:
+        with (
+            for_loopback() as (credentials, tls_options),
+            service(*options, *tls_options) as manager,
+        ):
+            secure = _measure(manager.address, workers, rounds, "evenpace, TLS", credentials)
+    with service(str(workers), module="lab.bench.threaded_manager") as manager:
+        threaded = _measure(manager.address, workers, rounds, "TThreadedServer")
+    p50, p99 = np.percentile(ours, [50, 99])
+    kept_p50, kept_p99 = np.percentile(kept, [50, 99])
+    threaded_p50 = statistics.median(threaded)
+    figures = {
+        "workers": workers,
+        "rounds": rounds,
+        "round_ms_p50": p50 * 1e3,
+        "round_ms_p99": p99 * 1e3,
+        "state_round_ms_p50": kept_p50 * 1e3,
+        "state_round_ms_p99": kept_p99 * 1e3,
+        "threaded_round_ms_p50": threaded_p50 * 1e3,
+        "ratio": threaded_p50 / p50,
+    }
+    if tls:
+        tls_p50, tls_p99 = np.percentile(secure, [50, 99])
+        figures |= {"tls_round_ms_p50": tls_p50 * 1e3, "tls_round_ms_p99": tls_p99 * 1e3}
+        figures["tls_ratio"] = tls_p50 / p50
+    table = make_table(
+        f"A barrier round of {workers} workers, {rounds} rounds", "server", "median ms", "99% ms"
+    )
+    table.add_row("evenpace manager", f"{p50 * 1e3:.1f}", f"{p99 * 1e3:.1f}")
+    table.add_row("evenpace manager --state", f"{kept_p50 * 1e3:.1f}", f"{kept_p99 * 1e3:.1f}")
+    if tls:
+        table.add_row("the same with TLS", f"{tls_p50 * 1e3:.1f}", f"{tls_p99 * 1e3:.1f}")
+    table.add_row(
+        "thriftpy2 TThreadedServer", f"{threaded_p50 * 1e3:.1f}", f"{np.percentile(threaded, 99) * 1e3:.1f}"
+    )
+    console.print(table)
+    console.print(f"The threaded server takes {figures['ratio']:.2f} times as long.")
+    terminal.give(figures, json_path, console)
+    return figures
+
+
+def _measure(
+    address: Address, workers: int, rounds: int, label: str, credentials: Credentials | None = None
+) -> list[float]:
+    """Return the seconds of each round, from the first report sent to the last answer received."""
+    random_speeds = random.Random(1)
+    times = [random_speeds.uniform(0.5, 2.0) for _ in range(workers)]
+    usage = [0.5] * workers
+    with Load(address, workers, credentials) as load:
+        seconds = [
+            load.round(times, usage, usage) for _ in track(range(_WARM_UP + rounds), description=label)
+        ]
+    return seconds[_WARM_UP:]

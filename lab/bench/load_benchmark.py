@@ -1,0 +1,112 @@
+"""Load benchmark: many jobs with many workers each on one manager; times and costs of barrier rounds.
+
+This module starts the manager and the generators, and combines their figures; the workers are in
+`load_workers`.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from evenpace.local.cluster import service
+from evenpace.reports import files
+from idl.errors import InvalidRequestError, UnavailableError
+from lab.bench import load_limits, load_report
+from lab.bench.config import LoadConfig
+from lab.bench.connected_workers import allow_files
+from lab.bench.load_generators import SILENCE_SECONDS, Generators
+from lab.bench.load_rounds import measured
+from lab.bench.watch import Watch, summary
+from rpc.address import Address
+
+
+def run(config: LoadConfig, json_path: Path | None, plot_path: Path | None) -> dict[str, Any]:
+    """Put a manager under load, print the figures, and write them.
+
+    Raises:
+        InvalidRequestError: This machine allows too few open files.
+        UnavailableError, ProtocolError: The manager failed under the load.
+    """
+    console = Console()
+    needed = config.connections + load_limits.SPARE_CONNECTIONS + 100
+    allowed = allow_files(needed)
+    if allowed < needed:
+        raise InvalidRequestError(
+            f"{config.connections} connections need {needed} open files, but this machine allows a process "
+            f"{allowed}: raise its hard limit (`ulimit -Hn`), or ask for fewer workers"
+        )
+    figures: dict[str, Any] = {
+        "config": asdict(config),
+        "machine": {"cpus": os.cpu_count(), "load_average_before": os.getloadavg()},
+    }
+    options = (
+        *("--workers", str(config.workers)),
+        *("--max-jobs", str(config.jobs), "--max-members", str(config.workers)),
+        *("--max-connections", str(config.connections + load_limits.SPARE_CONNECTIONS)),
+        *config.manager_options,
+    )
+    with service("manager", *options) as manager:
+        began = time.monotonic()
+        with Generators(config, manager.address) as generators:
+            console.print(f"{config.connections} workers joined in {time.monotonic() - began:.1f} s")
+            with Watch(manager.pid) as watch:
+                started = time.monotonic()
+                for left in _progress(console, config.seconds, generators, watch):
+                    generators.listen(min(1.0, left))
+                elapsed = time.monotonic() - started
+                finished = {job: list(rounds) for job, rounds in generators.rounds.finished.items()}
+            figures |= measured(finished, elapsed)
+            figures["manager"] = summary(watch.samples)
+            figures["refusals"] = [
+                asdict(refusal) for refusal in _refused(config, manager.address, generators)
+            ]
+            generators.finish()
+            figures["errors"] = dict(generators.errors)
+        figures["machine"]["load_average_after"] = os.getloadavg()
+    load_report.show(console, figures)
+    if json_path is not None:
+        files.write_json(figures, json_path)
+    if plot_path is not None:
+        load_report.plot(figures, plot_path)
+    return figures
+
+
+def _progress(console: Console, seconds: float, generators: Generators, watch: Watch) -> Iterator[float]:
+    """Yield the seconds left, again and again, and show the progress meanwhile."""
+    text = TextColumn("{task.description}")
+    with Progress(text, TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("", total=None)
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            rss = watch.samples[-1].rss / 2**20 if watch.samples else 0.0
+            bar.update(
+                task,
+                description=f"{generators.rounds.count()} rounds, manager {rss:.0f} MiB, "
+                f"{sum(generators.errors.values())} errors, {left:.0f} s left",
+            )
+            yield left
+
+
+def _refused(config: LoadConfig, address: Address, generators: Generators) -> list[load_limits.Refusal]:
+    """Exceed the manager's limits while the workers go on; return what was refused."""
+    refusals: list[load_limits.Refusal] = []
+    trying = threading.Thread(
+        target=lambda: refusals.extend(load_limits.try_limits(address, config.names[0], config.workers))
+    )
+    trying.start()
+    while trying.is_alive():
+        generators.listen(0.2)
+    before = generators.rounds.slowest()
+    until = time.monotonic() + SILENCE_SECONDS
+    while generators.rounds.slowest() < before + 2:
+        if time.monotonic() > until:
+            raise UnavailableError("a job did not go on after the manager had refused others")
+        generators.listen(0.2)
+    return refusals

@@ -1,0 +1,172 @@
+"""Cost of the loss of a Ray cluster's nodes to a job: seconds without a step, and iterations done again.
+
+Each node is a tree of processes on this machine, which are killed at once. Services and workers each have a
+node of their own, and there is a spare one for what is lost.
+"""
+
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from evenpace.local.terminal import make_table
+from lab import terminal
+from lab.bench.config import NodesConfig
+from lab.bench.costs import summary
+from lab.bench.ray_job import PLACE, STEADY, TOLERANCE, RayCluster, RayJob
+
+_CALM = 40  # steps between two losses
+
+
+class _Losses:
+    """A job, and the losses of what it runs on."""
+
+    def __init__(self, config: NodesConfig, cluster: RayCluster, job: RayJob) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._job = job
+        self.workers = [f"w{number}" for number in range(config.workers)]
+
+    def add_nodes(self) -> None:
+        """Add a node for each process of the job."""
+        for _ in range(1 + self._config.shards):
+            self._cluster.add(STEADY)
+        for _ in range(self._config.workers):
+            self._cluster.add(PLACE)
+
+    def measure(self, lose: Callable[["_Losses"], None]) -> dict[str, float]:
+        """Cause a loss, wait until all workers train again, and return its cost."""
+        job, progress = self._job, self._job.progress
+        normal = job.go_on(_CALM)
+        redone, attempt = progress.redone, progress.attempt
+        progress.longest = 0.0
+        lose(self)
+        job.go_on(10)
+        job.all_train(self.workers)
+        job.go_on(10)
+        return {
+            "step_s": normal,
+            "still_s": max(0.0, progress.longest - normal),
+            "redone": progress.redone - redone,
+            "attempts": progress.attempt - attempt,
+        }
+
+    def lose_worker(self) -> None:
+        """Kill the node of a worker."""
+        self._lose(self.workers[-1], PLACE)
+
+    def lose_manager(self) -> None:
+        """Kill the node of the manager."""
+        self._lose("manager", STEADY)
+
+    def lose_shard(self) -> None:
+        """Kill the node of a shard."""
+        self._lose(f"ps-{self._config.shards - 1}", STEADY)
+
+    def lose_controller(self) -> None:
+        """Kill the controller's process, which is on the head; that itself goes on."""
+        said = self._job.log.count(_CONTROLLER_IS_BACK)
+        (controller,) = [one for one in self._cluster.head.processes if "ray::Controller" in one.cmdline()[0]]
+        controller.kill()
+        self._job.until(
+            "the controller is started again", lambda: self._job.log.count(_CONTROLLER_IS_BACK) > said
+        )
+
+    def lose_head(self) -> None:
+        """Kill the head, and with it the cluster; start another, and go on with the job there."""
+        self._cluster.end()
+        self._cluster.begin()
+        self.add_nodes()
+        self._job.submit(resume=True)
+
+    def _lose(self, name: str, kind: str) -> None:
+        process = self._job.process(name)
+        node = self._cluster.node_of(process)
+        self._cluster.add(kind)  # there is one to spare
+        self._job.go_on(1)
+        self._job.progress.longest = 0.0
+        self._cluster.kill(node)
+
+
+_CONTROLLER_IS_BACK = "the job's controller was started again"
+
+LOSSES: dict[str, Callable[[_Losses], None]] = {
+    "worker": _Losses.lose_worker,
+    "shard": _Losses.lose_shard,
+    "manager": _Losses.lose_manager,
+    "controller": _Losses.lose_controller,
+    "head": _Losses.lose_head,
+}
+"""What is killed, by name: the node of the process of that name, but of the controller its process alone."""
+
+_WORDS = {
+    "worker": "a worker's node",
+    "shard": "a shard's node",
+    "manager": "the manager's node",
+    "controller": "the controller's process",
+    "head": "the head, hence the cluster; another one goes on",
+}
+
+
+def run(config: NodesConfig, json_path: Path | None) -> dict[str, Any]:
+    """Cause all losses to a job, one after the other, print their costs, and write them.
+
+    Raises:
+        ValueError: There is no such loss.
+        UnavailableError: The job did not go on, or failed.
+    """
+    if unknown := sorted({*config.losses} - {*LOSSES}):
+        raise ValueError(f"losses {', '.join(unknown)}: there are {', '.join(LOSSES)}")
+    console = Console()
+    costs: dict[str, list[dict[str, float]]] = {name: [] for name in config.losses or LOSSES}
+    before = os.getloadavg()[0]
+    with RayCluster(config.silence) as cluster:
+        job = RayJob(
+            cluster,
+            str(config.workers),
+            config.shards,
+            config.checkpoint_every,
+            arguments=("--pause", str(config.pause)),
+        )
+        losses = _Losses(config, cluster, job)
+        losses.add_nodes()
+        job.submit()
+        job.all_train(losses.workers)
+        plan = [name for _ in range(config.repeats) for name in costs]
+        for name in track(plan, description="what is lost", console=console):
+            costs[name].append(losses.measure(LOSSES[name]))
+        iterations, error = job.finish()
+    figures = asdict(config) | {
+        "load_average": [before, os.getloadavg()[0]],
+        "step_s": statistics.median(cost["step_s"] for its in costs.values() for cost in its),
+        "iterations": iterations,
+        "error": error,
+        "equal": error <= TOLERANCE,
+        "costs": {name: summary(its) | {"each": its} for name, its in costs.items()},
+    }
+    _show(console, figures)
+    terminal.give(figures, json_path, console)
+    return figures
+
+
+def _show(console: Console, figures: dict[str, Any]) -> None:
+    silence = "Ray's own time" if figures["silence"] is None else f"{figures['silence']:g} s"
+    title = (
+        f"{figures['workers']} workers, {figures['shards']} shards, {figures['step_s'] * 1e3:.0f} ms a step, "
+        f"a checkpoint every {figures['checkpoint_every']} steps; silent nodes are given up after {silence}"
+    )
+    table = make_table(title, "killed", "no step for s", "at most s", "steps done again")
+    for name, cost in figures["costs"].items():
+        times = (f"{cost[key]:.1f}" for key in ("still_s", "longest_s"))
+        table.add_row(_WORDS[name], *times, f"{cost['redone']:.0f}")
+    console.print(table)
+    console.print(
+        f"after {figures['iterations']:,} iterations, the parameters differ by {figures['error']:.1e} from "
+        "those of one process on the whole batches"
+    )
+    console.print(terminal.load_line(*figures["load_average"]))

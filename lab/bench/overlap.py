@@ -1,0 +1,151 @@
+"""Transfers to a parameter server that are hidden behind computing, over links of limited bandwidth.
+
+Workers' layers compute for a time that is given, so that this machine's processors are not what limits them.
+Shards and workers run in network namespaces whose bandwidth the kernel bounds.
+"""
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from evenpace.local.cluster import service
+from idl.errors import EvenpaceError
+from lab import terminal
+from lab.bench.config import OverlapConfig
+from lab.network import WorkerNetwork
+
+_WAYS = {
+    "pushed by the step": ["--bucket-mb", "0"],
+    "while computing": ["--bucket-mb", "1"],
+    "and in bfloat16": ["--bucket-mb", "1", "--bfloat16"],
+}
+_STOCK = "stock DDP on gloo"
+
+
+def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
+    """Measure, print the figures, and write them.
+
+    Each way's transfers are timed without computing, and then with as much computing as they take where the
+    step makes them all; the ways take turns.
+
+    Raises:
+        NetworkError: Links of limited bandwidth cannot be made here.
+        EvenpaceError: A worker failed.
+    """
+    console = Console()
+    before = os.getloadavg()[0]
+    taken: dict[str, list[float]] = {way: [] for way in (*_WAYS, _STOCK)}
+    alone: dict[str, list[float]] = {way: [] for way in taken}
+    with _places(config) as (network, shards):
+        for _ in track(range(config.repeats), description=f"{config.layers} layers", console=console):
+            for way in taken:
+                with _job(config, network, shards, _WAYS.get(way)) as workers:
+                    alone[way].append(_timed(workers, config.iterations, 0.0))
+                    compute = config.compute or statistics.median(alone["pushed by the step"])
+                    taken[way].append(_timed(workers, config.iterations, compute))
+    transfers = {way: statistics.median(times) for way, times in alone.items()}
+    transfer = transfers["pushed by the step"]
+    compute = config.compute or transfer
+    figures: dict[str, Any] = asdict(config) | {
+        "load_average": [before, os.getloadavg()[0]],
+        "transfer_s": transfers,
+        "compute_s": compute,
+        "iteration_s": {way: statistics.median(times) for way, times in taken.items()},
+        "iterations_s": taken,
+    }
+    _show(console, config, figures)
+    terminal.give(figures, json_path, console)
+    return figures
+
+
+def _show(console: Console, config: OverlapConfig, figures: dict[str, Any]) -> None:
+    compute = figures["compute_s"]
+    links = f"behind {config.rate:g} MB/s each, " if config.rate else ""
+    title = (
+        f"{config.workers} workers and {config.shards} shards, {links}computing {1000 * compute:.0f} ms; "
+        f"medians of {config.repeats}"
+    )
+    table = Table(title=title, title_justify="left")
+    for column in ("gradients", "transfers ms", "iteration ms", "to the longer one", "to stock DDP"):
+        table.add_column(column, justify="right" if column != "gradients" else "left")
+    for way, seconds in figures["iteration_s"].items():
+        transfer = figures["transfer_s"][way]
+        table.add_row(
+            way,
+            f"{1000 * transfer:.0f}",
+            f"{1000 * seconds:.0f}",
+            f"{seconds / max(compute, transfer):.2f}",
+            f"{seconds / figures['iteration_s'][_STOCK]:.2f}",
+        )
+    console.print(table)
+    console.print(terminal.load_line(*figures["load_average"]))
+
+
+@contextlib.contextmanager
+def _places(config: OverlapConfig) -> Iterator[tuple[WorkerNetwork, list[str]]]:
+    """Start shards behind links, and make places for workers after theirs; yield the shards' addresses."""
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(WorkerNetwork(config.shards + config.workers))
+        shards = [
+            stack.enter_context(
+                service("ps", "--insecure", host=network.address(place), prefix=network.prefix(place))
+            )
+            for place in range(config.shards)
+        ]
+        if config.rate:
+            for place in range(config.shards + config.workers):
+                network.limit(place, config.rate * 8)
+        yield network, [str(shard.address) for shard in shards]
+
+
+@contextlib.contextmanager
+def _job(
+    config: OverlapConfig, network: WorkerNetwork, shards: list[str], way: list[str] | None
+) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Start the workers of a job, or without a way those of stock DDP; yield them once they are ready."""
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, "-m", "lab.bench.overlap_worker"]
+        command += ["--layers", str(config.layers), "--workers", str(config.workers)]
+        if way is None:
+            command += ["--stock", f"tcp://{network.address(config.shards)}:29500"]
+        else:
+            options = ("--workers", str(config.workers), "--policy", "even", "--insecure")
+            manager = stack.enter_context(service("manager", *options, host=network.host))
+            command += ["--manager", str(manager.address), "--ps", *shards, *way]
+        workers: list[subprocess.Popen[str]] = []
+        for number in range(config.workers):
+            line = [*network.prefix(config.shards + number), *command, "--rank", str(number)]
+            worker = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.callback(worker.wait)
+            stack.callback(worker.kill)
+            workers.append(worker)
+        for worker in workers:
+            _line(worker)  # it has its first batch
+        yield workers
+
+
+def _timed(workers: list["subprocess.Popen[str]"], iterations: int, compute: float) -> float:
+    """Return the seconds of an iteration, median over the workers' own, with so much computing in it."""
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write(f"{iterations} {compute}\n")
+        worker.stdin.flush()
+    return statistics.median([float(_line(worker)) for worker in workers])
+
+
+def _line(worker: "subprocess.Popen[str]") -> str:
+    assert worker.stdout is not None
+    line = worker.stdout.readline()
+    if not line:
+        raise EvenpaceError("a worker of the benchmark has failed")
+    return line

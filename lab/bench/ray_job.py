@@ -1,0 +1,321 @@
+"""A job on a Ray cluster of this machine that can lose its nodes, and what its workers write down."""
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import psutil
+
+from idl.errors import UnavailableError
+from lab.chaos import journalling_worker
+from lab.chaos.checks import relative_error
+from lab.chaos.ledgers import parse
+from lab.chaos.reference_training import train_alone
+from lab.new_lines import NewLines
+from lab.ray_nodes import RayNode, job_processes
+
+JOB = "nodes"
+PLACE, STEADY = "place", "steady"
+"""Resources of Ray's: of nodes on which one worker runs, and of nodes on which services do."""
+
+TOLERANCE = 1e-12  # relative error of the final parameters
+_TICK_SECONDS = 0.01  # between two looks at the job
+_PATIENCE_SECONDS = 300.0  # in which the job must start, go on after a loss, and end
+_LAST_LINES = 30  # of the job's log, in messages
+
+
+class RayCluster:
+    """Context manager that has a Ray cluster on this machine, whose nodes come and go.
+
+    Args:
+        silence: Seconds of silence after which Ray gives up a node; None for Ray's own setting.
+
+    Attributes:
+        folder: Folder of everything that is written, which is removed at the end.
+        head: The head, which computes nothing.
+        nodes: The other nodes that are there.
+    """
+
+    def __init__(self, silence: float | None) -> None:
+        self._silence = silence
+        self._stack = contextlib.ExitStack()
+        self._numbers = itertools.count(1)
+        self._starting = threading.Lock()  # Ray cannot tell nodes of one address that start at the same time
+        self.nodes: list[RayNode] = []
+
+    def __enter__(self) -> Self:
+        # Ray's sockets are in it, and need a short path.
+        temporary = tempfile.TemporaryDirectory(prefix="evenpace-", ignore_cleanup_errors=True)
+        with self._stack:
+            self.folder = Path(self._stack.enter_context(temporary))
+            self._stack.callback(self.end)
+            self.begin()
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def begin(self) -> None:
+        """Start a head."""
+        self.head = RayNode(
+            f"head-{next(self._numbers)}",
+            self.folder,
+            cpus=0,
+            environment={"TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            silence=self._silence,
+        )
+        self.head.start()
+
+    def end(self) -> None:
+        """Kill all nodes, the head first."""
+        for node in (self.head, *self.nodes):
+            node.kill()
+        self.nodes = []
+
+    def add(self, kind: str, count: int = 1) -> RayNode:
+        """Add a node with `count` of a resource, `PLACE` or `STEADY`."""
+        name = f"{kind}-{next(self._numbers)}"
+        node = RayNode(name, self.folder, self.head, cpus=0, resources={kind: count})
+        with self._starting:
+            self.nodes.append(node)  # so that it is killed, however its start ends
+            node.start()
+        return node
+
+    def kill(self, node: RayNode) -> None:
+        """Kill a node."""
+        node.kill()
+        self.nodes.remove(node)
+
+    def node_of(self, process: psutil.Process) -> RayNode:
+        """Return the node that a process of a job runs on."""
+        return next(node for node in self.nodes if process in node.processes)
+
+
+@dataclass
+class Progress:
+    """How far a job has come, from the journals that its workers write.
+
+    Attributes:
+        journals: Folder of the journals.
+        attempt: The attempt that the job is in.
+        version: Version of the parameters that a worker has reached in it.
+        redone: Iterations whose steps were taken back.
+        longest: Longest time between two steps since it was set to 0, in seconds.
+        moved: When the last step was seen, by the monotonic clock.
+        computed: The last iteration that each worker has computed, by its name.
+        computed_samples: Samples that all have computed, those that were computed again included.
+    """
+
+    journals: Path
+    attempt: int = 0
+    version: int = 0
+    redone: int = 0
+    longest: float = 0.0
+    moved: float = field(default_factory=time.monotonic)
+    computed: dict[str, int] = field(default_factory=dict)
+    computed_samples: int = 0
+    _lines: NewLines = field(default_factory=NewLines)
+
+    def look(self) -> None:
+        """Read the journals' new lines."""
+        before, now = (self.attempt, self.version), time.monotonic()
+        for path in self.journals.glob("*.jsonl"):
+            for what, attempt, iteration, *rest in parse(self._lines.of(path)):
+                if what == "computed":
+                    self.computed[path.stem.rpartition("-")[0]] = iteration
+                    self.computed_samples += rest[1]
+                elif attempt > self.attempt:
+                    self.redone += max(0, self.version - iteration)
+                    self.attempt, self.version = attempt, iteration
+                elif attempt == self.attempt:
+                    self.version = max(self.version, iteration)
+        if self.attempt == before[0] and self.version > before[1]:
+            self.longest = max(self.longest, now - self.moved)
+            self.moved = now
+
+
+class RayJob:
+    """A job on a cluster, submitted by `evenpace submit`, whose workers train until they are told to stop.
+
+    Args:
+        cluster: The cluster. Services need nodes that are `STEADY`, workers those that have a `PLACE`.
+        workers: As `--workers` has them.
+        shards: Shards of the parameter server.
+        checkpoint_every: Versions between two checkpoints.
+        options: More options of the command.
+        arguments: More arguments of the workers' script, `lab.chaos.journalling_worker`.
+
+    Attributes:
+        progress: How far it has come.
+    """
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        workers: str,
+        shards: int,
+        checkpoint_every: int,
+        *,
+        options: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self._cluster = cluster
+        self.storage = cluster.folder / "results"
+        own = cluster.folder / "job"
+        self._stop, self._journals, self._finals = own / "stop", own / "journals", own / "parameters"
+        for folder in (self._journals, self._finals):
+            folder.mkdir(parents=True)
+        self._options = (
+            *("--workers", workers, "--cpus-per-worker", "0", "--resource", f"{PLACE}=1"),
+            *("--shards", str(shards), "--service-resource", f"{STEADY}=1", "--name", JOB),
+            *("--storage", str(self.storage), "--ps-options", f"--checkpoint-every {checkpoint_every}"),
+            *options,
+        )
+        self._arguments = (
+            *("--journal", str(self._journals), "--stop", str(self._stop), "--out", str(self._finals)),
+            *arguments,
+        )
+        self.progress = Progress(self._journals)
+
+    @property
+    def log(self) -> str:
+        """Return the job's own log."""
+        return _text(self.storage / JOB / "logs" / "job.log")
+
+    @property
+    def result(self) -> Mapping[str, Any] | None:
+        """Return the job's end; None while it goes on."""
+        text = _text(self.storage / JOB / "result.json")
+        return json.loads(text) if text else None
+
+    def submit(self, *, resume: bool = False) -> None:
+        """Submit it, or go on with it on another cluster.
+
+        Raises:
+            UnavailableError: The command failed.
+        """
+        line = [
+            sys.executable,
+            "-m",
+            "evenpace",
+            "submit",
+            "--detach",
+            "--address",
+            self._cluster.head.address,
+        ]
+        line += [*self._options, *(["--resume"] if resume else [])]
+        line += [journalling_worker.__file__, *self._arguments]
+        environment = {**os.environ, **self._cluster.head.environment}
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UnavailableError(f"the job could not be submitted: {done.stderr or done.stdout}")
+
+    def until(
+        self,
+        what: str,
+        condition: Callable[[], bool],
+        seconds: float = _PATIENCE_SECONDS,
+    ) -> None:
+        """Wait until a condition holds, and follow the job meanwhile; `what` describes it in the error.
+
+        Raises:
+            UnavailableError: It did not hold within `seconds`, or the job has ended.
+        """
+        deadline = time.monotonic() + seconds
+        while not condition():
+            result = self.result
+            if result is not None or time.monotonic() > deadline:
+                why = (
+                    f"within {seconds:g} s" if result is None else f"before the job ended, {result['state']}"
+                )
+                lines = "\n".join(self.log.splitlines()[-_LAST_LINES:])
+                raise UnavailableError(f"{what}: this was not so {why}; the job's log:\n{lines}")
+            self.progress.look()
+            time.sleep(_TICK_SECONDS)
+
+    def go_on(self, steps: int) -> float:
+        """Wait until the job has taken `steps` steps; return the seconds that one took."""
+        began, first, attempt = time.monotonic(), self.progress.version, self.progress.attempt
+        progress = self.progress
+
+        def has() -> bool:
+            nonlocal first, attempt
+            if progress.attempt != attempt:
+                first, attempt = progress.version, progress.attempt
+            return progress.version >= first + steps
+
+        self.until(f"{steps} more steps", has)
+        return (time.monotonic() - began) / steps
+
+    def all_train(self, workers: Sequence[str]) -> None:
+        """Wait until all these workers take part."""
+
+        def all_do() -> bool:
+            computed, recent = self.progress.computed, self.progress.version - 2
+            return all(name in computed and computed[name] >= recent for name in workers)
+
+        self.until(f"{', '.join(workers)} take part", all_do)
+
+    def process(self, name: str) -> psutil.Process:
+        """Return one process of the job, by its name; waits until there is one."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            found[:] = job_processes(JOB, name)
+            return len(found) == 1
+
+        self.until(f"{name} runs", is_there)
+        return found[0]
+
+    def finish(self, steps: int = 20) -> tuple[int, float]:
+        """Have the workers stop after some more steps, and wait for the job's end.
+
+        Returns:
+            The last version, and the relative error of its parameters: their largest difference from those
+            of one process that takes the whole batches in order.
+
+        Raises:
+            UnavailableError: The job failed, or its workers have no common last version.
+        """
+        last = self.progress.version + steps
+        new = self._stop.with_suffix(".new")
+        new.write_text(str(last))
+        new.rename(self._stop)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (result := self.result) is None and time.monotonic() < deadline:
+            time.sleep(_TICK_SECONDS)
+        if result is None or result["state"] != "done":
+            raise UnavailableError(f"the job did not end well: {result}; its log:\n{self.log}")
+        finals = dict(self._read_finals())
+        if len({version for version, _ in finals.values()}) != 1:
+            raise UnavailableError(
+                f"the workers' last versions differ: { {name: final[0] for name, final in finals.items()} }"
+            )
+        (last,) = {version for version, _ in finals.values()}
+        _, alone = train_alone(last)
+        scale = float(np.abs(alone).max())
+        return last, max(relative_error(final, alone, scale) for _, final in finals.values())
+
+    def _read_finals(self) -> Iterator[tuple[str, tuple[int, Any]]]:
+        for path in self._finals.glob("*.npz"):
+            with np.load(path) as saved:
+                yield path.stem, (int(saved["version"]), saved["parameters"])
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

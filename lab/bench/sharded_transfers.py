@@ -1,0 +1,209 @@
+"""Push and pull over several shards, each behind a link of limited bandwidth, beside what the links allow.
+
+Each shard runs in a network namespace of its own, whose bandwidth the kernel bounds; workers are processes
+that send and receive as a training loop does. With workers * bytes / shards through each link, the ideal time
+is workers * bytes / (shards * rate).
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import idl
+from evenpace.local.cluster import service
+from idl.errors import EvenpaceError
+from idl.layout import Group, Layout
+from idl.plan import Assignment
+from idl.synchronisation import Synchronisation
+from lab import terminal
+from lab.bench.config import ShardsConfig
+from lab.network import WorkerNetwork
+from rpc.address import Address
+from rpc.client import Client
+from worker.shard_clients import ShardClients
+
+_TIMEOUT = 120.0  # seconds for one push or pull
+_STEPS = ("push", "pull")
+
+Round = tuple[float, float]  # seconds, and the cores that workers and shards had in use
+
+
+def run(config: ShardsConfig, json_path: Path | None) -> dict[str, Any]:
+    """Measure, print the figures, and write them.
+
+    The numbers of shards take turns, so that other load of the machine falls on all of them alike.
+
+    Raises:
+        NetworkError: Links of limited bandwidth cannot be made here.
+        EvenpaceError: A worker or a shard failed.
+    """
+    console = Console()
+    rounds: dict[tuple[int, str], list[Round]] = {}
+    before = os.getloadavg()[0]
+    with _cluster(config) as (workers, processes):
+        for repeat in track(range(config.repeats + 1), description=f"{config.mib} MiB", console=console):
+            for shards in config.shards:
+                for step in _STEPS:
+                    measured = _round(workers, processes, (step, shards, repeat))
+                    if repeat:
+                        rounds.setdefault((shards, step), []).append(measured)
+    figures: dict[str, Any] = asdict(config) | {"load_average": [before, os.getloadavg()[0]]}
+    figures["measured"] = [_figures(config, *key, its) for key, its in rounds.items()]
+    _show(console, config, figures)
+    terminal.give(figures, json_path, console)
+    return figures
+
+
+def _figures(config: ShardsConfig, shards: int, step: str, rounds: Sequence[Round]) -> dict[str, Any]:
+    seconds, cores = zip(*rounds, strict=True)
+    median = statistics.median(seconds)
+    return {
+        "shards": shards,
+        "step": step,
+        "ideal_s": config.ideal(shards),
+        "median_s": median,
+        "fastest_s": min(seconds),
+        "slowest_s": max(seconds),
+        "ratio": median / config.ideal(shards),
+        "cores": statistics.median(cores),
+    }
+
+
+def _show(console: Console, config: ShardsConfig, figures: dict[str, Any]) -> None:
+    title = (
+        f"{config.mib} MiB by {config.workers} workers, each shard behind {config.rate:g} MB/s, "
+        f"medians of {config.repeats}"
+    )
+    table = Table(title=title, title_justify="left")
+    for column in ("shards", "", "ideal s", "median s", "from s", "to s", "ratio", "cores in use"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in figures["measured"]:
+        numbers = (
+            f"{row[key]:.2f}" for key in ("ideal_s", "median_s", "fastest_s", "slowest_s", "ratio", "cores")
+        )
+        table.add_row(str(row["shards"]), row["step"], *numbers)
+    console.print(table)
+    console.print(terminal.load_line(*figures["load_average"]))
+
+
+def _round(
+    workers: Sequence[Connection], processes: Sequence[psutil.Process], command: tuple[str, int, int]
+) -> Round:
+    """Let all workers do one step at the same time.
+
+    Raises:
+        EvenpaceError: A worker failed.
+    """
+    used = sum(_cpu_seconds(process) for process in processes)
+    began = time.perf_counter()
+    for worker in workers:
+        worker.send(command)
+    for number, worker in enumerate(workers):
+        _answer(worker, number)
+    seconds = time.perf_counter() - began
+    return seconds, (sum(_cpu_seconds(process) for process in processes) - used) / seconds
+
+
+def _answer(worker: Connection, number: int) -> None:
+    try:
+        failure = worker.recv() if worker.poll(2 * _TIMEOUT) else f"no answer for {2 * _TIMEOUT:g} s"
+    except EOFError:
+        failure = "its process has ended"
+    if failure is not None:
+        raise EvenpaceError(f"worker {number} of the benchmark: {failure}")
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+@contextlib.contextmanager
+def _cluster(config: ShardsConfig) -> Iterator[tuple[list[Connection], list[psutil.Process]]]:
+    """Start shards behind links, and workers that have opened a job for each number of shards; yield them."""
+    most = max(config.shards)
+    context = multiprocessing.get_context("spawn")
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(WorkerNetwork(most))
+        # The network is this process's alone: no other machine can reach the shards.
+        shards = [
+            stack.enter_context(
+                service("ps", "--insecure", host=network.address(place), prefix=network.prefix(place))
+            )
+            for place in range(most)
+        ]
+        addresses = [shard.address for shard in shards]
+        workers, processes = [], [psutil.Process(shard.pid) for shard in shards]
+        for number in range(config.workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, number, addresses, config), daemon=True)
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            theirs.close()
+            workers.append(ours)
+            processes.append(psutil.Process(process.pid))
+            _answer(ours, number)  # the first one sets the parameters
+        for place in range(most):
+            network.limit(place, config.rate * 8)
+        yield workers, processes
+
+
+def _work(connection: Connection, number: int, addresses: Sequence[Address], config: ShardsConfig) -> None:
+    """Run a worker's process: steps in, None or the reason of a failure out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the process that measures
+    with contextlib.suppress(EOFError):
+        try:
+            worker = _Worker(number, addresses, config)
+            connection.send(None)
+            while True:
+                worker.do(*connection.recv())
+                connection.send(None)
+        except EvenpaceError as error:
+            connection.send(str(error))
+
+
+class _Worker:
+    """One worker of a job for each number of shards."""
+
+    def __init__(self, number: int, addresses: Sequence[Address], config: ShardsConfig) -> None:
+        elements = config.mib * 2**20 // 4
+        self._number, self._workers = number, config.workers
+        self._gradient = np.zeros(elements, np.float32)
+        self._parameters = np.zeros(elements, np.float32)
+        layout = Layout("float32", "sgd", (Group(elements, {"lr": 0.1}),))
+        self._shards = {}
+        for count in config.shards:
+            shards = ShardClients([_client(address) for address in addresses[:count]], _TIMEOUT)
+            shards.identify(idl.common.Identity(f"bench/{count}", f"w{number}", str(os.getpid())))
+            shards.open(layout, Synchronisation(), self._parameters, self._assignment(0), None)
+            self._shards[count] = shards
+
+    def do(self, step: str, shards: int, iteration: int) -> None:
+        """Push the gradient of an iteration, or pull the parameters after it."""
+        if step == "push":
+            self._shards[shards].push(self._assignment(iteration), self._gradient, None)
+        else:
+            self._shards[shards].pull(iteration + 1, self._parameters)
+
+    def _assignment(self, iteration: int) -> Assignment:
+        start = iteration * self._workers
+        return Assignment(iteration, 0, start + self._number, 1, self._workers, batch_start=start)
+
+
+def _client(address: Address) -> Client:
+    return Client(idl.parameter_server.ParameterServer, address, "parameter server", call_timeout=_TIMEOUT)

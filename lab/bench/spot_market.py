@@ -1,0 +1,342 @@
+"""A job on nodes of a spot market: the share of their capacity that became useful samples.
+
+A trace of nodes that join and are lost is replayed, compressed, by nodes of a Ray cluster on this machine.
+What a sample costs is made up, the same on each node; so the capacity of a node is known.
+"""
+
+import csv
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from evenpace.local.terminal import make_progress, make_table
+from evenpace.reports import style
+from idl.errors import InvalidRequestError, UnavailableError
+from lab import terminal
+from lab.bench.config import SpotConfig
+from lab.bench.ray_job import PLACE, STEADY, TOLERANCE, RayCluster, RayJob
+from lab.chaos.reference_training import SPEC
+from lab.ray_nodes import RayNode
+
+_COLUMNS = ["time_s", "event", "node"]
+_CALM_SECONDS, _CALM_STEPS = 20.0, 10  # before the trace, at least, in which nothing changes
+_CHECKPOINT_EVERY = 20  # versions
+_PLOTTED_SECONDS = 5.0  # over which the picture's rates are
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens to a node, `time` seconds after the begin; a notice announces its loss."""
+
+    time: float
+    kind: Literal["join", "loss", "notice"]
+    node: str
+
+
+def read_trace(path: Path) -> list[Event]:
+    """Read a trace; its columns are time_s, event and node.
+
+    Raises:
+        InvalidRequestError: The file is not of this form.
+    """
+    events: list[Event] = []
+    with path.open(newline="") as stream:
+        rows = csv.DictReader(stream)
+        if rows.fieldnames != _COLUMNS:
+            raise InvalidRequestError(f"{path}: its columns are {rows.fieldnames}, and must be {_COLUMNS}")
+        for row in rows:
+            events.append(_event(row, f"{path}, line {rows.line_num}"))
+    events.sort(key=lambda event: event.time)
+    if not events or events[-1].time <= 0:
+        raise InvalidRequestError(f"{path}: it must have events after its begin, at 0 s")
+    return events
+
+
+def _event(row: dict[str, str], where: str) -> Event:
+    try:
+        seconds = float(row["time_s"])
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise InvalidRequestError(f"{where}: time_s {row['time_s']!r}: must be a number from 0")
+    if row["event"] not in ("join", "loss"):
+        raise InvalidRequestError(f"{where}: event {row['event']!r}: must be join or loss")
+    return Event(seconds, "join" if row["event"] == "join" else "loss", row["node"])
+
+
+def take_nodes(events: Iterable[Event], most: int) -> list[Event]:
+    """Return the events of as many nodes as may be there at once; those that join beyond are left out."""
+    there: set[str] = set()
+    taken = []
+    for event in events:
+        if event.kind == "join" and len(there) < most and event.node not in there:
+            there.add(event.node)
+        elif event.kind == "loss" and event.node in there:
+            there.remove(event.node)
+        else:
+            continue
+        taken.append(event)
+    return taken
+
+
+@dataclass
+class _Life:
+    """A node of the trace, from its start on; times are of the monotonic clock."""
+
+    node: RayNode
+    up: float
+    down: float = float("inf")
+
+
+class _Market:
+    """Nodes that join and are lost, each without waiting for others; a context manager.
+
+    At its end it waits for what is under way, so that no node is started after the cluster's end.
+    """
+
+    def __init__(self, cluster: RayCluster) -> None:
+        self._cluster = cluster
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="market")
+        self._joining: dict[str, Future[_Life]] = {}
+        self._rest: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def join(self, name: str) -> None:
+        """Start a node."""
+        self._joining[name] = self._threads.submit(self._start)
+
+    def announce(self, name: str, seconds: float) -> None:
+        """Tell Ray that a node will be lost after some seconds."""
+        self._rest.append(
+            self._threads.submit(self._announce, self._joining[name], time.monotonic() + seconds)
+        )
+
+    def lose(self, name: str) -> None:
+        """Kill a node."""
+        self._rest.append(self._threads.submit(self._kill, self._joining[name]))
+
+    def lives(self) -> list[_Life]:
+        """Wait until all that was begun is done, and return the nodes' lives.
+
+        Raises:
+            EvenpaceError: A node could not be started, or its end not be announced.
+        """
+        for future in self._rest:
+            future.result()
+        self._rest = []
+        return [future.result() for future in self._joining.values()]
+
+    def _start(self) -> _Life:
+        node = self._cluster.add(PLACE)
+        return _Life(node, time.monotonic())
+
+    def _announce(self, joining: Future[_Life], end: float) -> None:
+        life = joining.result()
+        try:
+            life.node.announce_end(max(1.0, end - time.monotonic()))
+        except UnavailableError:
+            if life.down == float("inf"):
+                raise  # else the node has gone meanwhile
+
+    def _kill(self, joining: Future[_Life]) -> None:
+        life = joining.result()
+        life.down = time.monotonic()
+        self._cluster.kill(life.node)
+
+
+def run(config: SpotConfig, json_path: Path | None, plot_path: Path | None) -> dict[str, Any]:
+    """Replay a trace while a job trains, print what its nodes' capacity became, and write it.
+
+    Raises:
+        InvalidRequestError: The trace cannot be read, or has no node at its begin.
+        UnavailableError: The job did not go on, or failed.
+    """
+    trace = read_trace(config.trace)
+    events = take_nodes(trace, config.nodes)
+    if events[0].time > 0:
+        raise InvalidRequestError(f"{config.trace}: no node is there at its begin, at 0 s")
+    pace = 60 * config.minutes / trace[-1].time  # seconds for each of the trace's
+    console = Console()
+    before = os.getloadavg()[0]
+    with RayCluster(config.silence) as cluster, _Market(cluster) as market:
+        cluster.add(STEADY, 1 + config.shards)
+        job = RayJob(
+            cluster,
+            f"1:{config.nodes}",
+            config.shards,
+            _CHECKPOINT_EVERY,
+            arguments=("--per-sample", str(config.per_sample)),
+        )
+        first = [event for event in events if event.time == 0]
+        for event in first:
+            market.join(event.node)
+        market.lives()
+        job.submit()
+        job.all_train([f"w{number}" for number in range(len(first))])
+        calm = _Window(job)
+        long_enough = calm.lasted(_CALM_SECONDS)
+        job.until("nothing changes", lambda: long_enough() and len(calm.reached) > _CALM_STEPS)
+        calm_share = calm.rate / (len(first) / config.per_sample)
+        window = _Window(job)
+        with make_progress(console) as bar:
+            task = bar.add_task("what happens", total=len(events) - len(first))
+            for event in _compressed(events[len(first) :], pace, config.notice):
+                job.until("the next event is due", window.lasted(event.time))
+                if event.kind == "notice":
+                    market.announce(event.node, config.notice)
+                    continue
+                (market.join if event.kind == "join" else market.lose)(event.node)
+                bar.advance(task)
+            job.until("the replay ends", window.lasted(60 * config.minutes))
+            window.end()
+        lives = market.lives()
+        if all(life.down < float("inf") for life in lives):
+            cluster.add(PLACE)
+        iterations, error = job.finish()
+    capacity = sum(max(0.0, min(life.down, window.ended) - max(life.up, window.began)) for life in lives)
+    useful = window.useful * config.per_sample
+    lost = capacity * calm_share - useful
+    changes = len(events) - len(first)
+    figures = asdict(config) | {
+        "trace": str(config.trace),
+        "load_average": [before, os.getloadavg()[0]],
+        "joins": sum(event.kind == "join" for event in events) - len(first),
+        "losses": sum(event.kind == "loss" for event in events),
+        "seconds": window.seconds,
+        "node_seconds": capacity,
+        "share": useful / capacity,
+        "calm_share": calm_share,
+        "lost_per_change_s": lost / max(1, changes),
+        "share_at_own_pace": calm_share - lost * pace / capacity,
+        "computed_twice": window.computed - window.useful,
+        "iterations": iterations,
+        "error": error,
+        "equal": error <= TOLERANCE,
+    }
+    _show(console, figures)
+    if plot_path is not None:
+        _plot(config, lives, window, plot_path)
+        console.print(f"Picture: {plot_path}")
+    terminal.give(figures, json_path, console)
+    return figures
+
+
+def _compressed(events: Iterable[Event], pace: float, notice: float) -> list[Event]:
+    """Return events at their times in a replay, in order, with a notice before each loss."""
+    joined: dict[str, float] = {}
+    due = []
+    for event in events:
+        now = event.time * pace
+        due.append(replace(event, time=now))
+        if event.kind == "join":
+            joined[event.node] = now
+        elif notice:
+            due.append(Event(max(joined.get(event.node, 0.0), now - notice), "notice", event.node))
+    return sorted(due, key=lambda event: event.time)  # of one time, a node's join comes first
+
+
+class _Window:
+    """A time in which a job's samples are counted."""
+
+    def __init__(self, job: RayJob) -> None:
+        self._progress = job.progress
+        self._first = job.progress.version
+        self._computed = job.progress.computed_samples
+        self.began = self.ended = time.monotonic()
+        self.reached = [(self.began, self._first)]  # when which version was
+        self.computed = 0  # samples, those that were computed again included; known at the end
+
+    def lasted(self, seconds: float) -> Callable[[], bool]:
+        """Return whether the window has lasted so long, as a condition that notes the job's progress."""
+
+        def has() -> bool:
+            if self._progress.version != self.reached[-1][1]:
+                self.reached.append((time.monotonic(), self._progress.version))
+            return time.monotonic() >= self.began + seconds
+
+        return has
+
+    def end(self) -> None:
+        """End it."""
+        self.ended = time.monotonic()
+        self.computed = self._progress.computed_samples - self._computed
+
+    @property
+    def seconds(self) -> float:
+        """Return for how long it has lasted until now, or its end."""
+        return (self.ended if self.ended > self.began else time.monotonic()) - self.began
+
+    @property
+    def useful(self) -> int:
+        """Return the samples of the iterations that were completed in it, and that hold."""
+        return _samples(self._first, self.reached[-1][1])
+
+    @property
+    def rate(self) -> float:
+        """Return the samples per second from the first iteration's end in it to the last one's."""
+        (begun, first), (ended, last) = self.reached[1], self.reached[-1]
+        return _samples(first, last) / (ended - begun)
+
+
+def _samples(first: int, last: int) -> int:
+    """Return the samples of all iterations from one on up to another, which is left out."""
+    return sum(SPEC.batch(iteration)[2] for iteration in range(first, last))
+
+
+def _show(console: Console, figures: dict[str, Any]) -> None:
+    notice = f"announced {figures['notice']:g} s before" if figures["notice"] else "without a notice"
+    title = (
+        f"{figures['joins']} joins and {figures['losses']} losses in {figures['minutes']:g} minutes, {notice}"
+    )
+    table = make_table(title, "share of the nodes' capacity that became useful samples", "%")
+    table.add_row("while nothing changed", f"{100 * figures['calm_share']:.1f}")
+    table.add_row("in the replay", f"{100 * figures['share']:.1f}")
+    table.add_row("with these costs at the trace's own pace", f"{100 * figures['share_at_own_pace']:.1f}")
+    console.print(table)
+    console.print(
+        f"each change cost {figures['lost_per_change_s']:.1f} seconds of one node; "
+        f"{figures['computed_twice']:,} samples were computed more than once; after "
+        f"{figures['iterations']:,} iterations, the parameters differ by {figures['error']:.1e} from those "
+        "of one process"
+    )
+    console.print(terminal.load_line(*figures["load_average"]))
+
+
+def _plot(config: SpotConfig, lives: Sequence[_Life], window: _Window, path: Path) -> None:
+    """Plot the samples per second that the nodes could compute, and those that became useful."""
+    edges = [window.began + _PLOTTED_SECONDS * n for n in range(1 + int(window.seconds / _PLOTTED_SECONDS))]
+    minutes = [(edge - window.began) / 60 for edge in edges[1:]]
+    could, did = [], []
+    for begin, end in itertools.pairwise(edges):
+        there = sum(max(0.0, min(life.down, end) - max(life.up, begin)) for life in lives)
+        could.append(there / config.per_sample / _PLOTTED_SECONDS)
+        versions = [version for at, version in window.reached if begin < at <= end]
+        first = max(version for at, version in window.reached if at <= begin)
+        did.append(_samples(first, max(versions, default=first)) / _PLOTTED_SECONDS)
+    with rc_context(style.STYLE):
+        figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(minutes, could, color=style.GREY, drawstyle="steps-pre", label="the nodes' capacity")
+        axes.plot(minutes, did, color=style.COLOURS[0], drawstyle="steps-pre", label="useful")
+        axes.set_title("Samples per second")
+        axes.set_xlabel("minutes")
+        axes.set_ylim(bottom=0)
+        axes.legend()
+        figure.savefig(path, dpi=130)

@@ -1,0 +1,160 @@
+"""Push and pull of one large gradient: the parameter server, bare sockets, thriftpy2's binary argument."""
+
+import contextlib
+import socket
+import statistics
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from thriftpy2.protocol import TCyBinaryProtocolFactory
+from thriftpy2.rpc import make_client
+from thriftpy2.transport import TCyFramedTransportFactory
+
+import idl
+from evenpace.local.cluster import service
+from evenpace.local.terminal import make_table
+from lab import terminal
+from lab.bench.loopback_certificates import for_loopback
+from lab.bench.plain_transfers import PULL, PUSH
+from rpc.address import Address
+from rpc.client import Client
+from rpc.credentials import Credentials
+
+_wire = idl.parameter_server
+_TIMEOUT = 120  # seconds for one call
+_PLAIN = "lab.bench.plain_transfers"
+
+Step = Callable[[], Any]
+
+
+def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) -> dict[str, Any]:
+    """Measure all three, print the figures, and write them.
+
+    They take turns, so that other load of the machine falls on all of them alike.
+
+    Args:
+        mib: Size of the gradient in MiB.
+        repeats: Medians are over these, after one round that does not count.
+        json_path: File for the figures.
+        tls: Whether to measure the parameter server with TLS, too.
+    """
+    console = Console()
+    nbytes = mib * 2**20
+    gradient, parameters = memoryview(bytes(nbytes)), memoryview(bytearray(nbytes))
+    with (
+        contextlib.ExitStack() as stack,
+        service("ps") as ours,
+        service("sockets", str(nbytes), module=_PLAIN) as bare,
+        service("thriftpy2", str(nbytes), module=_PLAIN) as plain,
+    ):
+        steps = {
+            "": _evenpace(ours.address, gradient, parameters),
+            "raw_": _sockets(bare.address, gradient, parameters),
+            "thriftpy2_": _thriftpy2(plain.address, gradient),
+        }
+        if tls:
+            credentials, options = stack.enter_context(for_loopback())
+            secure = stack.enter_context(service("ps", *options)).address
+            steps["tls_"] = _evenpace(secure, gradient, parameters, credentials)
+        seconds: dict[str, list[float]] = {}
+        for repeat in track(range(repeats + 1), description=f"{mib} MiB", console=console):
+            for who, (push, pull) in steps.items():
+                for what, step in (("push", push), ("pull", pull)):
+                    began = time.perf_counter()
+                    step()
+                    if repeat:
+                        seconds.setdefault(f"{who}{what}_gb_s", []).append(time.perf_counter() - began)
+    figures: dict[str, Any] = {"mib": mib}
+    figures |= {key: nbytes / statistics.median(taken) / 1e9 for key, taken in seconds.items()}
+    table = make_table(f"{mib} MiB over loopback, medians of {repeats}", "", "push GB/s", "pull GB/s")
+    names = {
+        "": "evenpace",
+        "raw_": "bare sockets",
+        "thriftpy2_": "thriftpy2 binary",
+        "tls_": "evenpace, TLS",
+    }
+    for who, name in names.items():
+        if who not in steps:
+            continue
+        table.add_row(name, f"{figures[f'{who}push_gb_s']:.2f}", f"{figures[f'{who}pull_gb_s']:.2f}")
+    console.print(table)
+    terminal.give(figures, json_path, console)
+    return figures
+
+
+def _evenpace(
+    address: Address, gradient: memoryview, parameters: memoryview, credentials: Credentials | None = None
+) -> tuple[Step, Step]:
+    client = Client(
+        _wire.ParameterServer,
+        address,
+        "parameter server",
+        call_timeout=_TIMEOUT,
+        credentials=credentials,
+    )
+    identity = idl.common.Identity("bench/0", "worker", uuid.uuid4().hex)
+    group = _wire.ParameterGroup(elements=gradient.nbytes // 4, options={"lr": 0.1})
+    client.call(
+        "open", _wire.OpenRequest(identity=identity, dtype="float32", optimizer="sgd", groups=[group])
+    )
+    client.call("initialise", _wire.InitialiseRequest(identity=identity, version=0), bulk=gradient)
+    pushed = 0
+
+    def push() -> None:
+        # Slices of a batch that never fills: what is timed is the push and the add, not the step.
+        nonlocal pushed
+        assignment = idl.common.Assignment(0, 0, pushed, 1, 10**9)
+        client.call("push", _wire.PushRequest(identity=identity, assignment=assignment), bulk=gradient)
+        pushed += 1
+
+    def pull() -> None:
+        client.call("pull", _wire.PullRequest(identity=identity, version=-1), into=parameters)
+
+    return push, pull
+
+
+def _sockets(address: Address, gradient: memoryview, parameters: memoryview) -> tuple[Step, Step]:
+    connection = socket.create_connection(address)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def push() -> None:
+        connection.sendall(PUSH)
+        connection.sendall(gradient)
+        connection.recv(1)
+
+    def pull() -> None:
+        connection.sendall(PULL)
+        filled = 0
+        while filled < parameters.nbytes:
+            filled += connection.recv_into(parameters[filled:])
+
+    return push, pull
+
+
+def _thriftpy2(address: Address, gradient: memoryview) -> tuple[Step, Step]:
+    client = make_client(
+        _wire.ParameterServer,
+        *address,
+        proto_factory=TCyBinaryProtocolFactory(),
+        trans_factory=TCyFramedTransportFactory(),
+        timeout=_TIMEOUT * 1000,
+    )
+    identity = idl.common.Identity("bench/0", "worker", uuid.uuid4().hex)
+    assignment = idl.common.Assignment(0, 0, 0, 1, 1)
+    array = np.frombuffer(gradient, dtype=np.float32)
+
+    def push() -> None:
+        # A tensor's memory has to become a bytes object first: that is what the argument costs.
+        client.push(_wire.PushRequest(identity=identity, assignment=assignment), array.tobytes())
+
+    def pull() -> Any:
+        answer = client.pull(_wire.PullRequest(identity=identity, version=-1))
+        return np.frombuffer(answer.parameters, dtype=np.float32)
+
+    return push, pull

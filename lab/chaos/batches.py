@@ -1,0 +1,130 @@
+"""The batches of a run: those that the script's schedule makes due, or those that a sizer has chosen.
+
+What a sizer chooses depends on measurements, and may be another size when a job has gone back and repeats
+iterations. So these batches are found in the shards' ledgers, by attempt.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from idl.plan import JobSpec
+from lab.chaos.ledgers import Rewind, Step
+
+Batch = tuple[int, int, int]
+"""Epoch, first position there, and samples."""
+
+Batches = Callable[[int, int], Batch | None]
+"""Function from an attempt and an iteration to the batch; None where no step of it is known."""
+
+
+def scheduled(spec: JobSpec) -> Batches:
+    """Return the batches that a script's sizes make due, the same in every attempt."""
+    sizes = dict(spec.milestones)
+    found: list[Batch] = []
+    size = spec.total_batch_size
+
+    def batch(attempt: int, iteration: int) -> Batch:
+        nonlocal size
+        while len(found) <= iteration:
+            epoch, start = _next(spec, found[-1] if found else None)
+            size = sizes.get(epoch, size)
+            found.append((epoch, start, min(size, spec.dataset_size - start)))
+        return found[iteration]
+
+    return batch
+
+
+def taken(
+    spec: JobSpec, ledgers: Mapping[str, Iterable[Step | Rewind]], least: int, most: int
+) -> tuple[Batches, list[str]]:
+    """Return the batches of the steps in ledgers, each of which begins where the one before it ends.
+
+    Args:
+        spec: The data set.
+        ledgers: The lines of each shard's ledger, by its name.
+        least: The fewest samples of a batch, those left at an epoch's end aside.
+        most: The most.
+
+    Returns:
+        The batches, and in words where shards differ, or sizes are not allowed.
+    """
+    found: dict[tuple[int, int], tuple[Batch, str]] = {}
+    violations = []
+    for shard, entries in ledgers.items():
+        for key, batch in _replayed(spec, entries):
+            epoch, start, total = batch
+            other, whose = found.setdefault(key, (batch, shard))
+            attempt, iteration = key
+            what = f"{shard}: iteration {iteration} in attempt {attempt} has {total} samples"
+            if other != batch:
+                violations.append(f"{what} from {start} in epoch {epoch}, but {other} at {whose}")
+            if not (least <= total <= most and start + total <= spec.dataset_size) and not (
+                total == spec.dataset_size - start <= most
+            ):
+                violations.append(f"{what} from {start}, not from {least} to {most}")
+    return lambda attempt, iteration: found.get((attempt, iteration), (None, ""))[0], violations
+
+
+def same_versions(
+    spec: JobSpec, entries: Iterable[Step | Rewind], final: Sequence[Batch | None]
+) -> dict[int, int]:
+    """Return by attempt the last version that came of the batches that the job has in the end.
+
+    A job that has gone back may repeat iterations with other sizes, so that versions before that differ.
+
+    Args:
+        spec: The data set.
+        entries: The lines of a shard's ledger.
+        final: The batches that the job has in the end, by iteration.
+    """
+    held: list[Batch] = []
+    last: dict[int, int] = {}
+    other: int | None = None  # first iteration with another batch
+    for entry in entries:
+        if isinstance(entry, Rewind):
+            del held[entry.version :]
+            other = None if other is None or entry.version <= other else other
+        else:
+            epoch, start = _next(spec, held[-1] if held else None)
+            held.append((epoch, start, sum(count for _, count, _ in entry.slices)))
+            iteration = len(held) - 1
+            if other is None and held[-1:] != list(final[iteration : iteration + 1]):
+                other = iteration
+        last[entry.attempt] = max(last.get(entry.attempt, 0), len(held) if other is None else other)
+    return last
+
+
+def scaled(sizes: Iterable[int], workers: int, most: int) -> set[int]:
+    """Return the sizes of batches that follow the number of workers, from 1 to `most` of them.
+
+    Args:
+        sizes: Samples of a batch for all of a job's workers.
+        workers: Number of these.
+        most: The greatest number of workers at one time.
+    """
+    members = range(1, most + 1)
+    return {max(1, (2 * size * here + workers) // (2 * workers)) for size in sizes for here in members}
+
+
+def sizes_of(spec: JobSpec, batches: Iterable[Batch | None]) -> list[int]:
+    """Return the sizes of batches in order, those left out that end an epoch and so may be smaller."""
+    return [one[2] for one in batches if one is not None and one[1] + one[2] < spec.dataset_size]
+
+
+def _replayed(spec: JobSpec, entries: Iterable[Step | Rewind]) -> Iterator[tuple[tuple[int, int], Batch]]:
+    """Yield (attempt, iteration) and batch of each step of a ledger, those that were taken back included."""
+    held: list[Batch] = []
+    for entry in entries:
+        if isinstance(entry, Rewind):
+            del held[entry.version :]
+            continue
+        epoch, start = _next(spec, held[-1] if held else None)
+        held.append((epoch, start, sum(count for _, count, _ in entry.slices)))
+        yield (entry.attempt, entry.iteration), held[-1]
+
+
+def _next(spec: JobSpec, last: Batch | None) -> tuple[int, int]:
+    """Return epoch and first position of the batch after another, or of the first one."""
+    if last is None:
+        return 0, 0
+    epoch, start, total = last
+    return (epoch, start + total) if start + total < spec.dataset_size else (epoch + 1, 0)

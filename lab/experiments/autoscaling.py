@@ -1,0 +1,163 @@
+"""Nodes for one job by goodput and by throughput (Pollux, 5.4.1, Figure 9); simulated.
+
+The job begins on the nodes that the rule chooses from one, and the rule is asked again before each epoch. By
+goodput it follows the gradient noise of that epoch, which Pollux's agents measure all along. By throughput,
+as Or et al. do, it never changes, and the batch is as large as is fastest. Both know the step times, as a fit
+to all that were measured, and train with those that were measured. The JSON has::
+
+    {"config": {...}, "goodput": result, "throughput": result}
+
+where a result is {"hours", "device_hours", "efficiency": mean over the time, "epochs": [{"end_h": time,
+"nodes", "batch": samples, "efficiency"}]}.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from evenpace.local.terminal import make_table
+from evenpace.reports import files, style
+from idl.noise import Noise
+from lab.experiments.scheduling_config import AutoscalingConfig
+from lab.simulations.trace_files import PLAIN, read_applications
+from lab.simulator.applications import Application
+from lab.simulator.rules import LIMITS
+from lab.simulator.single_job import Configuration, TrainedEpoch, most_nodes, profile, train
+from scheduler.autoscaling import scale_up
+from scheduler.goodput import Goodput
+
+GOODPUT, THROUGHPUT = "goodput", "throughput"
+_ALL_NOISE = Noise(0.0, 1.0)  # with which every sample counts alike, so that goodput is throughput
+
+
+def run(
+    config: AutoscalingConfig, console: Console, json_path: Path | None = None, plot_path: Path | None = None
+) -> dict[str, Any]:
+    """Train under both rules, print the costs, and write the figures.
+
+    Args:
+        config: Model and nodes.
+        console: Takes the table.
+        json_path: File for the figures.
+        plot_path: File for the plot.
+
+    Raises:
+        ValueError: The model is unknown, or the measurements are too few or of another form.
+        OSError: A file cannot be read or written.
+    """
+    applications = read_applications([config.traces], [PLAIN], LIMITS["pollux"])
+    if (application := applications.get(config.model)) is None:
+        raise ValueError(f"model {config.model!r}: there are {', '.join(sorted(applications))}")
+    figures: dict[str, Any] = {"config": {**asdict(config), "traces": str(config.traces)}}
+    for rule in (GOODPUT, THROUGHPUT):
+        epochs = scaled(application, rule, config)
+        figures[rule] = result_of(epochs, config.devices_per_node)
+    _print(console, figures)
+    if json_path is not None:
+        files.write_json(figures, json_path)
+    if plot_path is not None:
+        draw(figures).savefig(plot_path, dpi=130)
+    return figures
+
+
+def scaled(application: Application, rule: str, config: AutoscalingConfig) -> list[TrainedEpoch]:
+    """Train with the nodes that a rule chooses.
+
+    Args:
+        application: The model.
+        rule: "goodput" or "throughput".
+        config: Most nodes, devices of each, cost of a change.
+
+    Raises:
+        ValueError: A step time lies outside of what was measured.
+    """
+    batches, devices = application.batches[PLAIN], config.devices_per_node
+    counts = np.arange(1, most_nodes(batches, config.nodes, devices) + 1)
+    throughput = profile(application, len(counts), devices)
+
+    def choose(epoch: int, before: TrainedEpoch | None) -> Configuration:
+        noise = _ALL_NOISE
+        if rule == GOODPUT:
+            noise = application.noise(batches.initial if before is None else before.batch, epoch)
+        best = Goodput(throughput, noise, batches).best(counts, devices * counts)
+        nodes = scale_up(best.goodput, 1 if before is None else before.nodes)
+        return Configuration(nodes, int(best.local[nodes - 1]), int(best.accumulations[nodes - 1]))
+
+    return train(application, choose, devices, config.restart_cost)
+
+
+def result_of(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, Any]:
+    """Return the figures of a training, as the module describes.
+
+    Args:
+        epochs: At least one.
+        devices: Devices of a node.
+    """
+    seconds = math.fsum(epoch.seconds for epoch in epochs)
+    ends = accumulate(epoch.seconds for epoch in epochs)
+    return {
+        "hours": seconds / 3600,
+        "device_hours": math.fsum(epoch.seconds * epoch.nodes * devices for epoch in epochs) / 3600,
+        "efficiency": math.fsum(epoch.efficiency * epoch.seconds for epoch in epochs) / seconds,
+        "epochs": [
+            {
+                "end_h": end / 3600,
+                "nodes": epoch.nodes,
+                "batch": epoch.batch,
+                "efficiency": epoch.efficiency,
+            }
+            for end, epoch in zip(ends, epochs, strict=True)
+        ],
+    }
+
+
+def draw(figures: Mapping[str, Any]) -> Figure:
+    """Draw nodes and statistical efficiency over time, a line for each rule."""
+    with rc_context(style.STYLE):
+        figure = Figure(figsize=(7.5, 5.2), layout="constrained")
+        panels = figure.subplots(2, 1, sharex=True)
+        for rule, colour in ((GOODPUT, style.COLOURS[0]), (THROUGHPUT, style.GREY)):
+            epochs = figures[rule]["epochs"]
+            edges = [0.0, *(epoch["end_h"] for epoch in epochs)]
+            for axes, name in zip(panels, ("nodes", "efficiency"), strict=True):
+                values = [epoch[name] for epoch in epochs]
+                axes.stairs(values, edges, baseline=None, color=colour, linewidth=1.7, label=f"by {rule}")
+        panels[0].set_title("Nodes")
+        panels[0].yaxis.get_major_locator().set_params(integer=True)
+        panels[1].set_title("Statistical efficiency")
+        panels[1].set_xlabel("hours")
+        for axes in panels:
+            axes.set_ylim(bottom=0)
+        panels[0].legend(loc="lower right")
+        return figure
+
+
+def _print(console: Console, figures: Mapping[str, Any]) -> None:
+    table = make_table(
+        f"{figures['config']['model']} on up to {figures['config']['nodes']} nodes",
+        *("nodes chosen by", "device hours", "hours", "mean efficiency", "nodes, first to last"),
+    )
+    for rule in (GOODPUT, THROUGHPUT):
+        its = figures[rule]
+        nodes = [epoch["nodes"] for epoch in its["epochs"]]
+        table.add_row(
+            rule,
+            f"{its['device_hours']:.1f}",
+            f"{its['hours']:.2f}",
+            f"{its['efficiency']:.2f}",
+            f"{nodes[0]} to {nodes[-1]}",
+        )
+    first, second = figures[GOODPUT], figures[THROUGHPUT]
+    changes = [f"{100 * (first[key] / second[key] - 1):+.1f}%" for key in ("device_hours", "hours")]
+    table.add_section()
+    table.add_row("goodput against throughput", *changes, "", "")
+    table.add_row("Pollux, ImageNet", "-25%", "+6%", "", "")
+    console.print(table)

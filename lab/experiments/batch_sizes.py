@@ -1,0 +1,222 @@
+"""The law of work by batch size, held against other people's trainings.
+
+A file has the columns `benchmark,batch_size,runs,mean_to_target,std`, and may have `round` and
+`median_to_target`: how much each benchmark needed to its target quality with batches of each size, in a
+unit that may differ by benchmark, and over how many runs. MLPerf's reference convergence points are such. The
+rounds of a benchmark are benchmarks of their own, as rules, targets and models differ between them; nothing
+is fitted across rounds.
+
+The JSON has, with null for a B_c without bound, and for what takes three sizes::
+
+    {"benchmarks": [{"benchmark", "round",
+        "points": [{"batch_size", "runs", "work", "deviation", "predicted", "error"}],
+        "work": W0, "critical": B_c,
+        "critical_least", "critical_most": bounds of B_c, of two standard errors each way,
+        "known": true where these are within a factor of 4,
+        "error": {"median", "largest", "nearest": median of taking the nearest other size's work},
+        "holds": true where the median error is at most 10%,
+        "same_as": the benchmark with the same points, if there is one before it,
+        "remarks": [text]}]}
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from evenpace.local.terminal import make_table
+from evenpace.reports import files, style
+from lab.csv_rows import read_rows
+from lab.experiments.batch_size_law import (
+    FEWEST,
+    Point,
+    contradictions,
+    fit,
+    fit_without_each,
+    nearest,
+)
+
+_COLUMNS = ("benchmark", "batch_size", "runs", "mean_to_target", "std")
+_OTHERS = ("round", "median_to_target")
+_GOOD = 0.1  # median relative error of sizes left out, up to which the law is said to hold
+_KNOWN = 4.0  # B_c is known if its bounds are within this factor, as a noise scale is
+
+Benchmarks = Mapping[tuple[str, str], Sequence[Point]]
+"""Points by benchmark and round, in the order of their sizes; the round is "" where there is none."""
+
+
+def run(
+    data: Path, console: Console, json_path: Path | None = None, plot_path: Path | None = None
+) -> dict[str, Any]:
+    """Judge the law by each benchmark, print the table, and write the figures.
+
+    Args:
+        data: File for `read_points`.
+        console: Takes the table.
+        json_path: File for the figures.
+        plot_path: File for the plot.
+
+    Raises:
+        ValueError: The data is not of this form.
+        OSError: A file cannot be read or written.
+    """
+    benchmarks = read_points(data)
+    rows: list[dict[str, Any]] = []
+    known: dict[tuple[Point, ...], str] = {}
+    for (benchmark, round_), points in benchmarks.items():
+        row = {"benchmark": benchmark, "round": round_, **judge(points)}
+        first = known.setdefault(tuple(points), benchmark)
+        rows.append({**row, "same_as": None if first == benchmark else first})
+    figures = {"benchmarks": rows}
+    _print(console, rows)
+    if json_path is not None:
+        files.write_json(figures, json_path)
+    if plot_path is not None:
+        draw(rows).savefig(plot_path, dpi=130)
+    return figures
+
+
+def read_points(path: Path) -> Benchmarks:
+    """Read a file of trainings, in the form that the module describes.
+
+    Raises:
+        ValueError: It is of another form, or a benchmark has a size twice in a round.
+        OSError: It cannot be read.
+    """
+    found: dict[tuple[str, str], dict[int, Point]] = {}
+    for row in read_rows(path, _COLUMNS, _OTHERS):
+        size = row.integer("batch_size", least=1)
+        points = found.setdefault((row.text("benchmark"), row.values.get("round", "")), {})
+        if size in points:
+            raise row.error("batch_size", "the benchmark has this size already, in this round")
+        points[size] = Point(
+            size, row.integer("runs", least=1), row.positive("mean_to_target"), row.number("std")
+        )
+    if not found:
+        raise ValueError(f"{path}: there are no rows")
+    return {key: [points[size] for size in sorted(points)] for key, points in found.items()}
+
+
+def judge(points: Sequence[Point]) -> dict[str, Any]:
+    """Return a benchmark's figures, of the JSON, but for its names.
+
+    Args:
+        points: In the order of their sizes.
+    """
+    rows: list[dict[str, Any]] = [
+        {"batch_size": one.size, "runs": one.runs, "work": one.work, "deviation": one.deviation}
+        for one in points
+    ]
+    if len(points) < FEWEST:
+        remarks = [f"{len(points)} of the {FEWEST} sizes that it takes", *contradictions(points)]
+        return {
+            **dict.fromkeys(("work", "critical", "critical_least", "critical_most", "known")),
+            **dict.fromkeys(("error", "holds")),
+            "points": rows,
+            "remarks": remarks,
+        }
+    law = fit(points)
+    near = []
+    for row, other, work in zip(rows, fit_without_each(points), nearest(points), strict=True):
+        predicted = other.at(row["batch_size"])
+        row.update(predicted=predicted, error=abs(predicted / row["work"] - 1))
+        near.append(abs(work / row["work"] - 1))
+    median = statistics.median(row["error"] for row in rows)
+    least, most = law.interval
+    known = most <= _KNOWN * least
+    return {
+        "points": rows,
+        "work": law.work,
+        "critical": law.critical,
+        "critical_least": least,
+        "critical_most": most,
+        "known": known,
+        "error": {
+            "median": median,
+            "largest": max(row["error"] for row in rows),
+            "nearest": statistics.median(near),
+        },
+        "holds": median <= _GOOD,
+        "remarks": [
+            *([] if known else [f"B_c is {_between(least, most)}"]),
+            *contradictions(points),
+        ],
+    }
+
+
+def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw work over W0 against the batch size over B_c: all points of one line, if the law holds.
+
+    Benchmarks whose B_c is not known, or with the points of another, are left out.
+    """
+    drawn = [row for row in rows if row["known"] and row["same_as"] is None]
+    with rc_context(style.STYLE):
+        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+        axes = figure.subplots()
+        markers = "osD^v<>P"
+        for place, row in enumerate(drawn):
+            axes.plot(
+                [point["batch_size"] / row["critical"] for point in row["points"]],
+                [point["work"] / row["work"] for point in row["points"]],
+                markers[place // len(style.COLOURS) % len(markers)],
+                color=style.COLOURS[place % len(style.COLOURS)],
+                label=_name(row, rows),
+                markersize=5,
+            )
+        ratios = [point["batch_size"] / row["critical"] for row in drawn for point in row["points"]]
+        if ratios:
+            line = np.geomspace(min(ratios), max(ratios), 100)
+            axes.plot(line, 1 + line, color=style.GREY, zorder=1, label="1 + B/B_c")
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            figure.legend(loc="outside right upper")
+        axes.set_title("Work to the target by batch size")
+        axes.set_xlabel("batch size / B_c")
+        axes.set_ylabel("work / W0")
+        return figure
+
+
+def _name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a benchmark's name, with the round where there are several."""
+    several = sum(other["benchmark"] == row["benchmark"] for other in rows) > 1
+    return f"{row['benchmark']}, {row['round']}" if several else str(row["benchmark"])
+
+
+def _between(least: float, most: float) -> str:
+    """Return bounds of B_c in words."""
+    return f"at least {least:,.0f}" if math.isinf(most) else f"from {least:,.0f} to {most:,.0f}"
+
+
+def _print(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    title = "W = W0 (1 + B/B_c), and the median error of sizes that are left out of the fit"
+    table = make_table(title, "benchmark", "sizes", "W0", "B_c", "error", "nearest")
+    table.add_column("remarks")
+    for row in rows:
+        remarks = list(row["remarks"])
+        if row["same_as"] is not None:
+            remarks.insert(0, f"points of {row['same_as']}")
+        cells = ("", "", "", "")
+        if row["error"] is not None:
+            cells = (
+                f"{row['work']:.4g}",
+                f"{row['critical']:,.0f}",
+                f"{row['error']['median']:.1%}",
+                f"{row['error']['nearest']:.1%}",
+            )
+        table.add_row(_name(row, rows), str(len(row["points"])), *cells, "; ".join(remarks))
+    console.print(table)
+    own = [row for row in rows if row["same_as"] is None and row["holds"] is not None]
+    good = sum(row["holds"] for row in own)
+    near = sum(row["error"]["nearest"] <= _GOOD for row in own)
+    console.print(
+        f"The median error is at most {_GOOD:.0%} in {good} of {len(own)} benchmarks that differ in their "
+        f"points and have at least {FEWEST} sizes. With the work of the nearest other size in place of the "
+        f"law, it is in {near}.",
+        soft_wrap=True,
+    )

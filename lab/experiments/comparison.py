@@ -1,0 +1,263 @@
+"""Comparison of schemes under the same contention: runs each, computes, prints and saves the figures."""
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from evenpace.local.terminal import make_progress, make_table
+from evenpace.reports import files
+from lab.experiments import analysis, plots
+from lab.experiments.contended import ContendedConfig, ContendedRun, run_contended
+from lab.experiments.contention_schedule import write_schedule
+from lab.experiments.scheme_run import ParameterSnapshot
+from lab.experiments.schemes import Scheme
+from lab.workloads.by_name import Training
+from lab.workloads.common import Workload, evaluate
+from worker.flat_order import BUCKET_MB, FlatOrder, bucket_elements
+from worker.torch.flat_tensors import FlatTensors
+from worker.torch.optimizer import order_of
+
+Figures = dict[str, Any]
+
+_TARGET = 0.98  # share of the accuracy that BSP ends with
+_STATISTICS_SAMPLES = 1024  # samples for the statistics of batch normalisation
+
+
+class Evaluator:
+    """Evaluator of snapshots of parameters: curves of loss and accuracy on the workload's test set.
+
+    Args:
+        training: The workload.
+    """
+
+    def __init__(self, training: Training) -> None:
+        torch.set_num_threads(os.cpu_count() or 1)
+        self._workload = training.make(training.options())
+        groups = self._workload.optimizer.param_groups
+        self._groups = [[p for p in group["params"] if p.requires_grad] for group in groups]
+        self._parameters = [parameter for group in self._groups for parameter in group]
+
+    @property
+    def elements(self) -> int:
+        """Return the number of the model's parameters."""
+        return sum(parameter.numel() for parameter in self._parameters)
+
+    @property
+    def samples(self) -> int:
+        """Return the number of training samples."""
+        return len(self._workload.train_set)
+
+    @property
+    def data(self) -> str:
+        """Return the data's description, for people."""
+        return self._workload.data
+
+    def curve(self, snapshots: Sequence[ParameterSnapshot]) -> list[dict[str, float]]:
+        """Return seconds, updates, loss and accuracy of each snapshot, in their order."""
+        return [
+            {"seconds": snapshot.seconds, "updates": snapshot.updates, **self._evaluate(snapshot)}
+            for snapshot in snapshots
+        ]
+
+    def _evaluate(self, snapshot: ParameterSnapshot) -> dict[str, float]:
+        with torch.no_grad():
+            values = FlatTensors(snapshot.parameters, self._order(snapshot.shards), self._parameters)
+            for number, parameter in enumerate(self._parameters):
+                parameter.copy_(values[number])
+        _renew_statistics(self._workload)
+        return evaluate(self._workload)
+
+    def _order(self, shards: int) -> FlatOrder:
+        if shards:
+            return order_of(self._groups, [], None, shards, bucket_elements(BUCKET_MB))
+        return order_of([self._parameters], [], None, 1, bucket_elements(None))
+
+
+def _renew_statistics(workload: Workload) -> None:
+    """Compute batch normalisation's running statistics again, since each worker has its own."""
+    count = min(_STATISTICS_SAMPLES, len(workload.train_set))
+    samples = [workload.train_set[i] for i in range(count)]
+    batches = [workload.collate(samples[i : i + 256]) for i in range(0, count, 256)]
+    torch.optim.swa_utils.update_bn(batches, workload.model)
+
+
+def compare(
+    schemes: Sequence[Scheme],
+    config: ContendedConfig,
+    evaluator: Evaluator,
+    console: Console | None = None,
+) -> Figures:
+    """Run all schemes under one schedule, and save report.json, schemes.csv, iterations.csv and plots.
+
+    Args:
+        schemes: In this order; those that are normalised by another one come after it.
+        config: What is the same for all.
+        evaluator: Of the same workload.
+        console: Where the progress goes.
+
+    Returns:
+        The content of report.json.
+
+    Raises:
+        EvenpaceError: A run failed.
+    """
+    console = console or Console()
+    config.out.mkdir(parents=True, exist_ok=True)
+    write_schedule(config.schedule, config.out / "schedule.csv")
+    figures: Figures = {
+        "workload": config.training.name,
+        "data": evaluator.data,
+        "shares": list(config.shares),
+        "iterations": config.iterations,
+        "settle": config.settle,
+        "total_batch_size": config.total_batch_size,
+        "schedule": config.schedule.source,
+        "unit": config.schedule.unit,
+        "tasks": len(config.schedule.tasks),
+        "load_average": os.getloadavg()[1],
+        "schemes": {},
+    }
+    with (config.out / "iterations.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(_ITERATION_COLUMNS)
+        for scheme in schemes:
+            run = _run(scheme, config, console)
+            writer.writerows(_iteration_rows(run))
+            stream.flush()
+            figures["schemes"][scheme.name] = _figures(run, evaluator, config.settle)
+            _relate(figures["schemes"], config.target)
+            # After each run, so that an experiment that is stopped keeps the runs that are done.
+            files.write_json(figures, config.out / "report.json")
+            _write_csv(figures["schemes"], config.out / "schemes.csv")
+    plots.write_all(figures, config.out)
+    return figures
+
+
+def _run(scheme: Scheme, config: ContendedConfig, console: Console) -> ContendedRun:
+    with make_progress(console, 20) as progress:
+        return run_contended(scheme, config, progress)
+
+
+def _figures(run: ContendedRun, evaluator: Evaluator, settle: int) -> Figures:
+    """Return the figures of one run by itself; times in seconds, shares from 0 to 1."""
+    scheme, records = run.scheme, run.records[settle:]
+    iteration = run.iteration_time(settle)
+    figures: Figures = {
+        "synchronous": scheme.synchronous,
+        "baseline": scheme.baseline,
+        "iteration_s": iteration,
+        "iterations": len(run.records),
+        "tasks_started": run.tasks,
+        "manager_share": run.manager_cpu / run.seconds if run.seconds else None,
+        "curve": evaluator.curve(run.snapshots),
+        "relative_rmse": analysis.relative_rmse(records),
+    }
+    if scheme.synchronous and not scheme.one_by_one:
+        figures["waiting_share"] = analysis.waiting_share(records)
+    if scheme.sync == "bsp" and not scheme.one_by_one:
+        oracle = float(np.nanmean(analysis.oracle_times(records)))
+        figures["oracle_s"] = oracle
+        figures["of_oracle"] = iteration / oracle
+    figures["accuracy"] = figures["curve"][-1]["accuracy"]
+    figures["workers"] = {
+        name: [_worker_row(record, name) for record in run.records] for name in _worker_names(run.records)
+    }
+    return figures
+
+
+def _worker_names(records: Sequence[analysis.Record]) -> list[str]:
+    return sorted({name for record in records for name in record["workers"]})
+
+
+def _worker_row(record: analysis.Record, name: str) -> list[float | None]:
+    """Return batch size, speed, predicted speed and usage of a worker in an iteration."""
+    part = record["workers"].get(name)
+    if part is None:
+        return [None, None, None, None]
+    return [
+        part["batch_size"],
+        analysis.speed(part) if part["batch_size"] else None,
+        part["predicted_speed"],
+        part["cpu_usage"],
+    ]
+
+
+def _relate(schemes: dict[str, Figures], target: float | None) -> None:
+    """Set the schemes' figures in relation to each other."""
+    ema = schemes.get("lb-bsp:ema", {}).get("relative_rmse")
+    reference = schemes.get("bsp") or next(iter(schemes.values()))
+    goal = target if target is not None else _TARGET * reference["accuracy"]
+    for figures in schemes.values():
+        baseline = schemes.get(figures["baseline"])
+        figures["of_baseline"] = figures["iteration_s"] / baseline["iteration_s"] if baseline else None
+        rmse = figures["relative_rmse"]
+        figures["rmse_of_ema"] = rmse / ema if rmse and ema else None
+        point = analysis.reach(figures["curve"], goal)
+        figures["target"] = goal
+        figures["seconds_to_target"] = point["seconds"] if point else None
+        figures["updates_to_target"] = point["updates"] if point else None
+
+
+_TIMES: Mapping[str, tuple[str, str]] = {
+    "iteration_s": ("iteration s", "{:.3f}"),
+    "of_baseline": ("of BSP", "{:.2f}"),
+    "of_oracle": ("of oracle", "{:.2f}"),
+    "waiting_share": ("waiting", "{:.0%}"),
+    "manager_share": ("manager CPU", "{:.1%}"),
+}
+_LEARNING: Mapping[str, tuple[str, str]] = {
+    "relative_rmse": ("RMSE", "{:.1%}"),
+    "rmse_of_ema": ("of EMA's", "{:.2f}"),
+    "accuracy": ("accuracy", "{:.1%}"),
+    "seconds_to_target": ("s to target", "{:.1f}"),
+    "updates_to_target": ("updates to it", "{:.0f}"),
+}
+
+
+def print_table(figures: Figures, console: Console) -> None:
+    """Print the figures that `compare` returns."""
+    target = next(iter(figures["schemes"].values()))["target"]
+    titles = (
+        f"Iterations: {figures['workload']} on {figures['data']}",
+        f"Prediction and learning; the target accuracy is {target:.1%}",
+    )
+    for title, columns in zip(titles, (_TIMES, _LEARNING), strict=True):
+        table = make_table(title, "scheme", *(heading for heading, _ in columns.values()))
+        for name, values in figures["schemes"].items():
+            cells = ((values.get(key), form) for key, (_, form) in columns.items())
+            table.add_row(name, *("-" if value is None else form.format(value) for value, form in cells))
+        console.print(table)
+
+
+def _write_csv(schemes: Mapping[str, Figures], path: Path) -> None:
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        columns = (*_TIMES, *_LEARNING)
+        writer.writerow(["scheme", *columns])
+        for name, values in schemes.items():
+            writer.writerow([name, *(values.get(key) for key in columns)])
+
+
+_ITERATION_COLUMNS = (
+    *("scheme", "iteration", "duration_s", "worker", "batch_size", "batch_processing_time_s"),
+    *("waiting_time_s", "cpu_usage", "memory_usage", "predicted_speed"),
+)
+
+
+def _iteration_rows(run: ContendedRun) -> list[list[Any]]:
+    parts = ("batch_size", "batch_processing_time", "waiting_time", "cpu_usage", "memory_usage")
+    return [
+        [
+            *(run.scheme.name, record["iteration"], record["duration"], worker),
+            *(part[key] for key in parts),
+            part["predicted_speed"],
+        ]
+        for record in run.records
+        for worker, part in record["workers"].items()
+    ]

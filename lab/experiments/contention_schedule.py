@@ -1,0 +1,284 @@
+"""Schedule of competing tasks, the same for every scheme that is compared.
+
+A schedule is read from a file, made from a machine-usage trace, or drawn at random. This module knows
+nothing of processes, and has no clock.
+"""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+
+from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
+from lab.fields import parse_names, whole_numbers
+from lab.traces import read_usage
+from predictors import Array
+
+Unit = Literal["iterations", "seconds"]
+
+COLUMNS = ("worker", "start", "end", "cpu", "memory")
+_LEVELS = 10  # levels to which a trace's CPU demand is rounded, so that tasks last longer than a step
+_MOST_MEMORY = (
+    0.5  # share of a worker's memory that a trace's task holds at most: the worker needs some itself
+)
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """A competing task beside one worker.
+
+    Attributes:
+        worker: The worker's rank, from 0.
+        start: When it begins, in the schedule's unit.
+        end: When it ends.
+        cpu: Demand for CPU time, as a share of what the worker may use; 1 competes as an equal for all of it.
+        memory: Memory that it holds, as a share of what the worker may use.
+
+    Raises:
+        ValueError: A value is out of its range; the message names it.
+    """
+
+    worker: int
+    start: float
+    end: float
+    cpu: float = 1.0
+    memory: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.worker < 0:
+            raise ValueError(f"worker {self.worker}: must be at least 0")
+        if not (0 <= self.start < self.end < math.inf):
+            raise ValueError(
+                f"start {self.start}, end {self.end}: must be at least 0, and end after it starts"
+            )
+        if not 0 <= self.cpu <= 1:
+            raise ValueError(f"cpu {self.cpu}: must be from 0 to 1")
+        if not 0 <= self.memory < 1:
+            raise ValueError(f"memory {self.memory}: must be at least 0 and below 1")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Competing tasks, by their start.
+
+    Attributes:
+        tasks: In the order of their starts.
+        unit: Unit of their times.
+        source: Source of the schedule, for people.
+    """
+
+    tasks: tuple[Task, ...]
+    unit: Unit
+    source: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", tuple(sorted(self.tasks, key=lambda task: task.start)))
+
+    def active(self, now: float) -> set[Task]:
+        """Return the tasks that run at a time."""
+        return {task for task in self.tasks if task.start <= now < task.end}
+
+    def of_first(self, workers: int) -> "Schedule":
+        """Return the schedule of the first `workers` workers alone."""
+        return replace(self, tasks=tuple(task for task in self.tasks if task.worker < workers))
+
+    def check_workers(self, workers: int) -> None:
+        """Check that there are as many workers as the schedule names.
+
+        Raises:
+            ValueError: There are fewer workers.
+        """
+        highest = max((task.worker for task in self.tasks), default=-1)
+        if highest >= workers:
+            raise ValueError(f"{self.source}: a task for worker {highest}, but there are {workers} workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbance:
+    """The choice of a schedule of disturbances: from a file, from recorded usage, or at random.
+
+    Raises:
+        InvalidRequestError: A value is not allowed, or there are two schedules.
+    """
+
+    file: Annotated[
+        Path | None,
+        Setting(
+            "Who is disturbed when: worker,start,end,cpu,memory.  [default: at random]",
+            name="schedule",
+            folder=False,
+            exists=True,
+        ),
+    ] = None
+    unit: Annotated[Unit, Setting("Of --schedule's times.")] = "iterations"
+    usage: Annotated[
+        Path | None,
+        Setting("Disturb as machines were used: vm,step,cpu_percent,mem_percent.", folder=False, exists=True),
+    ] = None
+    step_seconds: Annotated[float, Setting("How long a step of --usage lasts here.", above=0)] = 5.0
+    machines: Annotated[
+        tuple[str, ...], Setting("Of --usage.  [default: at random]", metavar="NAME,...", read=parse_names)
+    ] = ()
+    contended: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Workers that are disturbed at random.  [default: all]",
+            metavar="RANK,...",
+            read=partial(whole_numbers, "contended", least=0),
+        ),
+    ] = ()
+    phases: Annotated[
+        tuple[int, int],
+        Setting("Iterations that random contention is on, or off.", metavar="SHORTEST LONGEST", least=1),
+    ] = (20, 60)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.file is not None and self.usage is not None:
+            raise InvalidRequestError("--schedule and --usage: give one of them")
+
+    def schedule(self, workers: int, iterations: int, seed: int) -> Schedule:
+        """Return the tasks beside so many workers.
+
+        Args:
+            workers: The workers' number.
+            iterations: Length of a random schedule.
+            seed: Draws a random schedule, or the machines of a trace.
+
+        Raises:
+            ValueError: A file or a value does not fit.
+            OSError: A file cannot be read.
+        """
+        if self.file is not None:
+            schedule = read_schedule(self.file, self.unit)
+        elif self.usage is not None:
+            machines = self.machines or None
+            schedule = trace_schedule(self.usage, workers, self.step_seconds, seed, machines)
+        else:
+            schedule = random_schedule(self.contended or range(workers), iterations, seed, *self.phases)
+        schedule.check_workers(workers)
+        return schedule
+
+
+def random_schedule(
+    workers: Sequence[int], iterations: int, seed: int, shortest: int = 20, longest: int = 60
+) -> Schedule:
+    """Draw on/off contention by an equal competitor, which halves a worker's speed while it lasts.
+
+    Args:
+        workers: Ranks of the workers that are disturbed, each independently of the others.
+        iterations: Length of the schedule.
+        seed: The same seed gives the same schedule.
+        shortest: Iterations that each phase, on or off, lasts at least.
+        longest: Iterations that it lasts at most.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+    if not 1 <= shortest <= longest:
+        raise ValueError(f"phases of {shortest} to {longest} iterations: must be at least 1, in this order")
+    if seed < 0:
+        raise ValueError(f"seed {seed}: must be at least 0")
+    tasks = []
+    for worker in workers:
+        random = np.random.default_rng([seed, worker])
+        # Each worker begins somewhere in a phase, so that they do not change together; and at a fraction of
+        # an iteration, for real tasks come and go in the middle of iterations, too.
+        at, on = -float(shortest * random.random()), bool(random.integers(2))
+        while at < iterations:
+            length = float(random.integers(shortest, longest + 1))
+            if on and at + length > 0:
+                tasks.append(Task(worker, max(0.0, at), at + length))
+            at, on = at + length, not on
+    return Schedule(tuple(tasks), "iterations", f"random, seed {seed}")
+
+
+def read_schedule(path: Path, unit: Unit) -> Schedule:
+    """Read a CSV file with the columns worker, start, end, cpu and memory, as `Task` has them.
+
+    Raises:
+        ValueError: The file is not in this format; the message names the file and the line.
+        OSError: The file cannot be read.
+    """
+    with path.open(newline="") as stream:
+        reader = csv.DictReader(stream)
+        if reader.fieldnames is None or not set(COLUMNS) <= set(reader.fieldnames):
+            raise ValueError(f"{path}: columns {reader.fieldnames}; needed are {', '.join(COLUMNS)}")
+        tasks = []
+        for row in reader:
+            try:
+                tasks.append(Task(int(row["worker"]), *(float(row[column]) for column in COLUMNS[1:])))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+    return Schedule(tuple(tasks), unit, str(path))
+
+
+def write_schedule(schedule: Schedule, path: Path) -> None:
+    """Write a schedule in the format of `read_schedule`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(COLUMNS)
+        writer.writerows([t.worker, t.start, t.end, t.cpu, t.memory] for t in schedule.tasks)
+
+
+def trace_schedule(
+    path: Path, workers: int, step_seconds: float, seed: int, machines: Sequence[str] | None = None
+) -> Schedule:
+    """Make tasks with the CPU and memory demand of a trace's machines, one machine for each worker.
+
+    As in LB-BSP (section 5.3), the usage of a machine's tasks is the demand that competes with the worker.
+    Usage that stays the same, to a tenth of the CPU, is one task.
+
+    Args:
+        path: File of machines' usage for `lab.traces.read_usage`, such as the Google cluster trace.
+        workers: Ranks from 0 on.
+        step_seconds: Seconds that a step of the trace lasts in the experiment.
+        seed: Seed by which machines are chosen.
+        machines: Names of the machines, one for each worker, instead of chosen ones.
+
+    Raises:
+        ValueError: The file is not in this format, or has too few machines.
+        OSError: The file cannot be read.
+    """
+    if not 0 < step_seconds < math.inf:
+        raise ValueError(f"step_seconds {step_seconds}: must be above 0")
+    usage = read_usage(path)
+    if machines is None:
+        if len(usage) < workers:
+            raise ValueError(f"{path}: {len(usage)} machines, but {workers} workers")
+        names = sorted(usage)
+        chosen = np.random.default_rng(seed).choice(len(names), workers, replace=False)
+        machines = [names[i] for i in chosen]
+    unknown = [machine for machine in machines if machine not in usage]
+    if unknown:
+        raise ValueError(f"{path}: there is no machine {unknown[0]!r}")
+    if len(machines) != workers:
+        raise ValueError(f"machines {', '.join(machines)}: give one for each of {workers} workers")
+    tasks = [
+        task
+        for worker, machine in enumerate(machines)
+        for task in _tasks_of(worker, *usage[machine], step_seconds)
+    ]
+    return Schedule(tuple(tasks), "seconds", f"{path}, machines {', '.join(machines)}")
+
+
+def _tasks_of(worker: int, cpu: Array, memory: Array, seconds: float) -> list[Task]:
+    tasks: list[Task] = []
+    for step, (demand, held) in enumerate(zip(cpu, memory, strict=True)):
+        level = round(float(demand) * _LEVELS) / _LEVELS
+        start, end = step * seconds, (step + 1) * seconds
+        if tasks and tasks[-1].cpu == level:
+            tasks[-1] = Task(worker, tasks[-1].start, end, level, tasks[-1].memory)
+        else:
+            tasks.append(Task(worker, start, end, level, min(float(held), _MOST_MEMORY)))
+    return [task for task in tasks if task.cpu or task.memory]

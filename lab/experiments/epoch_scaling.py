@@ -1,0 +1,191 @@
+"""Nodes for each epoch by the forecast batch size, the last, or the true one (JABAS, 6.3); simulated.
+
+A job's batch size follows the gradient noise, so that the similarity of half batches' gradients is at a
+threshold (JABAS, 6.1). Before each epoch the nodes with the least time, or the least cost, are chosen for the
+batch size expected; the epoch is trained with its true one. What is gained by a forecast is told beside the
+last value (Figure 13b) and beside an oracle, which knows the next. Before the first epoch the smallest batch
+is expected. Models whose epochs are too few for any forecast, or that have one device only, are left out.
+
+The models are trained as in other people's measurements, with their noise at each epoch. The JSON has::
+
+    {"config": {...}, "models": [{"model", "rule": "time" or "cost",
+       "results": {forecast: {"hours", "device_hours", "changes": of the number of nodes}}}],
+     "over_oracle": {rule: {forecast: {"hours", "device_hours": geometric mean over models}}}}
+
+where a forecast is "mean" (JABAS's), "last" or "oracle".
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from threadpoolctl import threadpool_limits
+
+from evenpace.local.terminal import make_table
+from evenpace.reports import files
+from lab.experiments.scheduling_config import EpochScalingConfig
+from lab.simulations.trace_files import PLAIN, read_applications
+from lab.simulator.applications import Application
+from lab.simulator.rules import LIMITS
+from lab.simulator.single_job import (
+    Configuration,
+    TrainedEpoch,
+    configure,
+    most_nodes,
+    step_seconds,
+    train,
+)
+from predictors.batch_sizes import FEWEST, forecast
+from scheduler.autoscaling import Array, cheapest, quickest
+
+FORECASTS = ("mean", "last", "oracle")
+RULES: dict[str, Callable[[Array], int]] = {"time": quickest, "cost": cheapest}
+
+
+def run(config: EpochScalingConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
+    """Train every model by each forecast and rule, print times and costs, and write the figures.
+
+    Args:
+        config: Measurements, nodes, and what batch sizes follow.
+        console: Takes the tables.
+        json_path: File for the figures.
+
+    Raises:
+        ValueError: No model has enough epochs, or the measurements are too few or of another form.
+        OSError: A file cannot be read or written.
+    """
+    chosen = [
+        application
+        for application in read_applications([config.traces], [PLAIN], LIMITS["pollux"]).values()
+        if application.epochs > FEWEST and application.limits.most_devices != 1
+    ]
+    if not chosen:
+        raise ValueError(f"{config.traces}: no model has the {FEWEST + 1} epochs that a forecast takes")
+    models = []
+    with threadpool_limits(limits=1):  # several threads make a fit to twenty values several times slower
+        for application in chosen:
+            sizes = batch_sizes(application, config.similarity)
+            for rule in RULES:
+                results = {
+                    name: _result(scaled(application, sizes, name, rule, config), config.devices_per_node)
+                    for name in FORECASTS
+                }
+                models.append({"model": application.name, "rule": rule, "results": results})
+    figures = {
+        "config": {**asdict(config), "traces": str(config.traces)},
+        "models": models,
+        "over_oracle": {rule: _over_oracle([one for one in models if one["rule"] == rule]) for rule in RULES},
+    }
+    _print(console, figures)
+    if json_path is not None:
+        files.write_json(figures, json_path)
+    return figures
+
+
+def batch_sizes(application: Application, similarity: float) -> Array:
+    """Return the batch size of each epoch, (epochs,), in samples.
+
+    It is the one at which the expected similarity 1 / (1 + 2φ/B) is at the threshold, within what was trained
+    with; the noise scale φ is that of the epoch, with a batch of the size before.
+    """
+    batches = application.batches[PLAIN]
+    sizes = np.empty(application.epochs)
+    size = batches.initial
+    for epoch in range(application.epochs):
+        wanted = 2 * application.noise(size, epoch).scale * similarity / (1 - similarity)
+        size = round(min(max(wanted, batches.initial), batches.largest))
+        sizes[epoch] = size
+    return sizes
+
+
+def expected(sizes: Array, epoch: int, name: str, first: int) -> float:
+    """Return the batch size that is expected of an epoch.
+
+    Args:
+        sizes: Batch size of each epoch, (epochs,), of which only "oracle" looks beyond the last one.
+        epoch: Number of the epoch, from 0.
+        name: "oracle", or a forecaster's.
+        first: What is expected of the first epoch without an oracle.
+    """
+    if name == "oracle":
+        return float(sizes[epoch])
+    return float(forecast(sizes[:epoch], 1, name)[0]) if epoch else float(first)
+
+
+def scaled(
+    application: Application, sizes: Array, name: str, rule: str, config: EpochScalingConfig
+) -> list[TrainedEpoch]:
+    """Train with the nodes that suit the batch sizes expected.
+
+    Args:
+        application: The model.
+        sizes: Batch size of each epoch, (epochs,).
+        name: Forecast of the batch size.
+        rule: "time" or "cost".
+        config: Most nodes, devices of each, cost of a change.
+
+    Raises:
+        ValueError: A step time lies outside of what was measured.
+    """
+    batches, devices = application.batches[PLAIN], config.devices_per_node
+    counts = range(1, most_nodes(batches, config.nodes, devices) + 1)
+
+    def seconds(batch: float, nodes: int) -> float:
+        """Return the seconds of a sample with a batch, or with the least that fills the devices."""
+        its = configure(batches, batch, nodes, devices)
+        return step_seconds(application, its, devices) / (its.local * (its.accumulations + 1) * nodes)
+
+    def choose(epoch: int, before: TrainedEpoch | None) -> Configuration:
+        batch = min(expected(sizes, epoch, name, batches.initial), batches.largest)
+        nodes = RULES[rule](np.array([seconds(batch, count) for count in counts]))
+        return configure(batches, sizes[epoch], nodes, devices)
+
+    return train(application, choose, devices, config.restart_cost)
+
+
+def _result(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, float]:
+    return {
+        "hours": sum(epoch.seconds for epoch in epochs) / 3600,
+        "device_hours": sum(epoch.seconds * epoch.nodes for epoch in epochs) * devices / 3600,
+        "changes": sum(before.nodes != after.nodes for before, after in pairwise(epochs)),
+    }
+
+
+def _over_oracle(models: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {
+            key: statistics.geometric_mean(
+                one["results"][name][key] / one["results"]["oracle"][key] for one in models
+            )
+            for key in ("hours", "device_hours")
+        }
+        for name in FORECASTS
+    }
+
+
+def _print(console: Console, figures: Mapping[str, Any]) -> None:
+    for rule in RULES:
+        table = make_table(
+            f"Nodes with the least {rule} for the batch size expected: hours, device hours, changes",
+            "model",
+            *FORECASTS,
+        )
+        for one in figures["models"]:
+            if one["rule"] == rule:
+                results = (one["results"][name] for name in FORECASTS)
+                cells = [
+                    f"{its['hours']:.2f}  {its['device_hours']:.1f}  {its['changes']}" for its in results
+                ]
+                table.add_row(one["model"], *cells)
+        over = figures["over_oracle"][rule]
+        table.add_section()
+        table.add_row(
+            "over oracle",
+            *(f"{over[name]['hours']:.3f}  {over[name]['device_hours']:.3f}" for name in FORECASTS),
+        )
+        console.print(table)

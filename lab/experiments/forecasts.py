@@ -1,0 +1,229 @@
+"""Forecasts of the noise scale, held against the noise of other people's trainings.
+
+A folder has a folder for each model, with a file `validation-M.csv` for a training with batches of M samples.
+Its columns are `grad_sqr,grad_var`, and may be `progress,iteration,metric` as well; a row is an epoch. They
+are the gradient's squared norm and the trace of its covariance, for a batch of the model's smallest M. So the
+noise scale is M grad_var / grad_sqr, in samples. An epoch where one of them is 0 has none: it is not
+forecast, and a job would go on with the scale that it had.
+
+At each epoch, from the fewest that can be fitted on, each forecaster has the epochs so far. The JSON has,
+with relative errors, which are those of a batch size in proportion to the scale as well::
+
+    {"config": {...}, "seconds": {forecaster: mean time of a forecast},
+     "models": [{"model", "trainings", "horizons": [{"epochs", "forecasts",
+        "errors": {forecaster: {"mean", "median"}}}]}],
+     "all": [{"epochs", "errors": likewise, the means over models}]}
+"""
+
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from rich.console import Console
+from threadpoolctl import threadpool_limits
+
+from evenpace.local.terminal import make_table
+from evenpace.reports import files, style
+from lab.csv_rows import read_rows
+from lab.experiments.config import ForecastConfig
+from predictors import Array
+from predictors.batch_sizes import FEWEST, FORECASTERS, forecast
+
+_COLUMNS = ("grad_sqr", "grad_var")
+_OTHERS = ("progress", "iteration", "metric")
+
+Curves = Mapping[str, Sequence[Array]]
+"""Noise scales of each training by epoch, (epochs,), in samples, NaN where there is none; by model."""
+
+
+def run(
+    config: ForecastConfig, console: Console, json_path: Path | None = None, plot_path: Path | None = None
+) -> dict[str, Any]:
+    """Forecast every training's noise scales, print the errors, and write the figures.
+
+    Args:
+        config: What is forecast, from what.
+        console: Takes the tables.
+        json_path: File for the figures.
+        plot_path: File for the plot.
+
+    Raises:
+        ValueError: The data is not of this form, or too short for any forecast.
+        OSError: A file cannot be read or written.
+    """
+    curves = read_noise(config.data)
+    seconds: dict[str, list[float]] = {name: [] for name in FORECASTERS}
+    for name in FORECASTERS:
+        forecast(np.arange(1.0, 9.0), 1, name)  # loads the libraries, which is neither timed nor limited
+    with threadpool_limits(limits=1):  # several threads make a fit to twenty values several times slower
+        models = [
+            {"model": model, "trainings": len(trainings), "horizons": horizons}
+            for model, trainings in curves.items()
+            if (horizons := errors(trainings, config, seconds))
+        ]
+    if not models:
+        epochs = FEWEST + min(config.horizons)
+        raise ValueError(f"{config.data}: no training has the {epochs} epochs that a forecast takes")
+    figures = {
+        "config": {**asdict(config), "data": str(config.data)},
+        "seconds": {name: statistics.fmean(times) for name, times in seconds.items()},
+        "models": models,
+        "all": _over_models(models),
+    }
+    _print(console, figures)
+    if json_path is not None:
+        files.write_json(figures, json_path)
+    if plot_path is not None:
+        draw(figures).savefig(plot_path, dpi=130)
+    return figures
+
+
+def read_noise(folder: Path) -> Curves:
+    """Read the noise scales of a folder of trainings, in the form that the module describes.
+
+    Raises:
+        ValueError: There are no trainings, or a file is of another form.
+        OSError: A file cannot be read.
+    """
+    curves: dict[str, list[Array]] = {}
+    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
+        found = [(int(name[1]), path) for path in model.iterdir() if (name := _name(path))]
+        smallest = min((size for size, _ in found), default=0)
+        if found:
+            curves[model.name] = [_scales(path, smallest) for _, path in sorted(found)]
+    if not curves:
+        raise ValueError(f"{folder}: there is no MODEL/validation-M.csv, with M a number of samples")
+    return curves
+
+
+def errors(
+    trainings: Sequence[Array], config: ForecastConfig, seconds: dict[str, list[float]]
+) -> list[dict[str, Any]]:
+    """Return the figures "horizons" of a model; a horizon beyond all trainings is left out.
+
+    Args:
+        trainings: Noise scales, (epochs,) each.
+        config: Horizons, and how often to forecast.
+        seconds: Takes how long each forecast took, by forecaster.
+    """
+    found: dict[int, dict[str, list[float]]] = {
+        epochs: defaultdict(list) for epochs in sorted(config.horizons)
+    }
+    for scales in trainings:
+        known = held(scales)
+        for now in range(FEWEST, len(scales), config.every):
+            ahead = {epochs: scales[now + epochs - 1] for epochs in found if now + epochs <= len(scales)}
+            if not ahead or np.isnan(known[now - 1]):
+                continue
+            for name in FORECASTERS:
+                began = time.perf_counter()
+                expected = forecast(known[:now][~np.isnan(known[:now])], max(ahead), name)
+                seconds[name].append(time.perf_counter() - began)
+                for epochs, truth in ahead.items():
+                    if not np.isnan(truth):
+                        found[epochs][name].append(abs(float(expected[epochs - 1] / truth) - 1))
+    return [
+        {
+            "epochs": epochs,
+            "forecasts": len(by_name["last"]),
+            "errors": {
+                name: {"mean": statistics.fmean(off), "median": statistics.median(off)}
+                for name, off in by_name.items()
+            },
+        }
+        for epochs, by_name in found.items()
+        if by_name
+    ]
+
+
+def held(scales: Array) -> Array:
+    """Return scales with the last one that was known in place of those that are not; NaN before the first."""
+    places = np.where(np.isnan(scales), -1, np.arange(len(scales)))
+    last = np.maximum.accumulate(places)  # (epochs,): where the last known one is
+    return np.where(last < 0, np.nan, scales[last])
+
+
+def draw(figures: Mapping[str, Any]) -> Figure:
+    """Draw the median errors by model and forecaster, a panel for each horizon."""
+    horizons = [one["epochs"] for one in figures["all"]]
+    with rc_context(style.STYLE):
+        figure = Figure(figsize=(7.5, 2.8 * len(horizons)), layout="constrained")
+        panels = figure.subplots(len(horizons), squeeze=False)[:, 0]
+        for axes, epochs in zip(panels, horizons, strict=True):
+            shown = [
+                (model["model"], one["errors"])
+                for model in figures["models"]
+                for one in model["horizons"]
+                if one["epochs"] == epochs
+            ]
+            for place, name in enumerate(FORECASTERS):
+                axes.bar(
+                    np.arange(len(shown)) + (place - (len(FORECASTERS) - 1) / 2) / 5,
+                    [100 * its[name]["median"] for _, its in shown],
+                    0.2,
+                    color=style.GREY if name == "last" else style.COLOURS[place - 1],
+                    label=name,
+                )
+            axes.set_xticks(range(len(shown)), [model for model, _ in shown])
+            axes.set_ylabel("median error, %")
+            axes.set_title(_ahead(epochs))
+        panels[0].legend()
+        return figure
+
+
+def _name(path: Path) -> re.Match[str] | None:
+    return re.fullmatch(r"validation-([1-9][0-9]{0,17})\.csv", path.name)
+
+
+def _scales(path: Path, smallest: int) -> Array:
+    rows = [(row.number("grad_sqr"), row.number("grad_var")) for row in read_rows(path, _COLUMNS, _OTHERS)]
+    sqr, var = np.array(rows).reshape(-1, 2).T
+    known = (sqr > 0) & (var > 0)
+    return np.where(known, smallest * var / np.where(known, sqr, 1.0), np.nan)
+
+
+def _over_models(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    by_epochs: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for model in models:
+        for one in model["horizons"]:
+            by_epochs[one["epochs"]].append(one["errors"])
+    return [
+        {
+            "epochs": epochs,
+            "errors": {
+                name: {key: statistics.fmean(its[name][key] for its in each) for key in ("mean", "median")}
+                for name in FORECASTERS
+            },
+        }
+        for epochs, each in sorted(by_epochs.items())
+    ]
+
+
+def _print(console: Console, figures: Mapping[str, Any]) -> None:
+    for overall in figures["all"]:
+        title = f"Relative error of the noise scale, {_ahead(overall['epochs'])}: mean, median in brackets"
+        table = make_table(title, "model", "forecasts", *FORECASTERS)
+        for model in figures["models"]:
+            for one in model["horizons"]:
+                if one["epochs"] == overall["epochs"]:
+                    table.add_row(model["model"], str(one["forecasts"]), *_cells(one["errors"]))
+        table.add_row("mean over models", "", *_cells(overall["errors"]))
+        console.print(table)
+    times = ", ".join(f"{name} {1000 * its:.1f}" for name, its in figures["seconds"].items())
+    console.print(f"Milliseconds of a forecast: {times}.", soft_wrap=True)
+
+
+def _cells(its: Mapping[str, Mapping[str, float]]) -> list[str]:
+    return [f"{100 * its[name]['mean']:.1f}% ({100 * its[name]['median']:.1f}%)" for name in FORECASTERS]
+
+
+def _ahead(epochs: int) -> str:
+    return f"{epochs} epoch{'s' if epochs > 1 else ''} ahead"

@@ -1,0 +1,393 @@
+"""One training on many mappings of its micro-batches onto workers (VirtualFlow, section 6.2, Tables 1 and 2).
+
+Wherever the micro-batches of a batch are computed, and by however many workers, the parameters must be those
+of one process. Here each mapping is trained by real processes, and what it ends with is compared.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from batchsize_manager.client import ManagerClient
+from evenpace.local.cluster import LOOPBACK, LocalCluster, Surroundings, free_ports
+from evenpace.local.terminal import make_progress, make_table
+from evenpace.reports import files
+from idl.bounds import Bounds
+from idl.errors import InvalidRequestError, UnavailableError
+from lab.experiments import figure_plots
+from lab.experiments.config import MappingConfig
+from lab.experiments.mapping_reference import state_vector, train_alone
+from lab.experiments.mappings import MAPPINGS, VIRTUALFLOW, Event, Mapping
+from lab.experiments.outcomes import Outcome, Outcomes
+from lab.experiments.scheme_run import RunTooShortError, followed
+from lab.observer import Observer
+from lab.workloads.by_name import Training
+from lab.workloads.common import Workload, evaluate
+from rpc.processes import Process
+
+_SCRIPT = Path(__file__).with_name("train_workload.py")
+_POLL_SECONDS = 0.02  # seconds between two looks at the job
+_PATIENCE_SECONDS = 300.0  # seconds within which a worker joins
+_JOB = "default"
+
+_TABLES = dict(zip(("resnet32", "transformer"), VIRTUALFLOW, strict=True))
+
+
+@dataclass(frozen=True)
+class MappedRun:
+    """Outcome of a training on one mapping.
+
+    Attributes:
+        state: Parameters and running statistics that worker 0 ended with, (elements,).
+        apart: Largest difference between what the workers that stayed to the end have.
+        splits: Batch sizes of the workers in each iteration, by name.
+        seconds: Duration, with the processes' starts.
+    """
+
+    state: torch.Tensor
+    apart: float
+    splits: list[dict[str, int]]
+    seconds: float
+
+
+class MappedTraining:
+    """Training of a workload on one mapping after the other.
+
+    Args:
+        name: The workload's name.
+        config: The configuration.
+        data: What it trains on, as its script's `--data` has it; None for the default.
+
+    Raises:
+        ValueError: The data cannot be read, or has fewer samples than a batch.
+    """
+
+    def __init__(self, name: str, config: MappingConfig, data: str | None = None) -> None:
+        if config.batch_size > config.samples:
+            raise ValueError(f"batch size {config.batch_size}: must be at most the {config.samples} samples")
+        values = {
+            "iterations": config.iterations,
+            "batch-size": config.batch_size,
+            "micro-batch": config.micro_batch,
+            "dtype": config.dtype,
+            "dropout": config.dropout,
+            "lr": config.lr,
+            "seed": config.seed,
+            "test-samples": config.test_samples,
+            "samples": config.samples,
+        }
+        words = [word for option, value in values.items() for word in (f"--{option}", str(value))]
+        words += ["--data", data] if data is not None else []
+        self.training = Training(name, (*words, *_RANDOM.get(name, ())))
+        self.options = self.training.options()
+        self.workload = self._fresh()
+        self._config = config
+
+    def configuration(self, mapping: Mapping | None = None) -> str:
+        """Return all that the outcome of `run` on a mapping, or of `alone`, depends on."""
+        if mapping is None:
+            return repr(self.training)
+        return repr((self.training, mapping, self._config.exact, self._config.shards))
+
+    def alone(self, *, backwards: bool = False) -> torch.Tensor:
+        """Train in this process by `train_alone`; return parameters and running statistics, (elements,)."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.options.threads)
+        try:
+            self.workload = self._fresh()
+            train_alone(self.workload, self.options, backwards=backwards)
+        finally:
+            torch.set_num_threads(threads)
+        return state_vector(self.workload.model.state_dict())
+
+    def evaluated(self, state: torch.Tensor) -> dict[str, float]:
+        """Return loss and accuracy of parameters and running statistics, (elements,), on the test set."""
+        tensors = self.workload.model.state_dict().values()
+        parts = torch.split(state, [tensor.numel() for tensor in tensors])
+        with torch.no_grad():
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+        return evaluate(self.workload)
+
+    def run(
+        self, mapping: Mapping, folder: Path, watch: Callable[[int], object] = lambda done: None
+    ) -> MappedRun:
+        """Train on a mapping, by real processes.
+
+        Args:
+            mapping: The mapping.
+            folder: Folder for logs and states.
+            watch: Called with the number of finished iterations.
+
+        Raises:
+            EvenpaceError: A process failed, or the training ended before all events.
+        """
+        began = time.monotonic()
+        cluster = _cluster(mapping, folder, self._config)
+        with cluster:
+            play = _Play(cluster, mapping, self._line(mapping), self._config)
+            play.to_end(watch)
+        states = [state_vector(torch.load(folder / f"{name}.pt")) for name in play.staying]
+        apart = max(_apart(state, states[0]) for state in states)
+        return MappedRun(states[0], apart, play.splits, time.monotonic() - began)
+
+    def _fresh(self) -> Workload:
+        return self.training.make(self.options)
+
+    def _line(self, mapping: Mapping) -> list[str]:
+        words = [self.training.name, *self.training.arguments]
+        if not mapping.micro_batches:
+            where = words.index("--micro-batch")
+            del words[where : where + 2]
+        return [*words, "--test-samples", "0"]
+
+
+_RANDOM = {"resnet32": ("--augment",), "digits": ("--batch-norm",)}
+"""Further options of workloads, by which what they do depends on random numbers and batches."""
+
+
+class _Play:
+    """A cluster whose workers come, go and change as a mapping says."""
+
+    def __init__(
+        self, cluster: LocalCluster, mapping: Mapping, line: Sequence[str], config: MappingConfig
+    ) -> None:
+        self._cluster = cluster
+        self._mapping = mapping
+        self._line = line
+        self._config = config
+        self._names = [f"worker-{number}" for number in range(mapping.workers)]
+        self._gone: set[str] = set()
+        self._processes: dict[str, Process] = {}
+        for number, share in enumerate(mapping.shares):
+            self._start(number, share)
+        self.splits: list[dict[str, int]] = []
+
+    @property
+    def staying(self) -> list[str]:
+        """Return the names of the workers that have not left or died."""
+        return [name for name in self._processes if name not in self._gone]
+
+    def to_end(self, watch: Callable[[int], object]) -> None:
+        """Let all events happen, and wait for the end of the training."""
+        cluster = self._cluster
+        with (
+            contextlib.closing(Observer(cluster.manager, ())) as observer,
+            ManagerClient(cluster.manager) as client,
+        ):
+            left = list(self._mapping.events)
+            for _ in followed(cluster, observer, self._gone):
+                done = len(observer.iterations)
+                watch(done)
+                if left and done >= self._config.iterations:  # a newcomer would begin another job
+                    break
+                if left and done and done >= left[0].after * self._config.iterations:
+                    try:
+                        self._do(left[0], client, observer)
+                    except InvalidRequestError as error:
+                        raise self._too_short(left[0]) from error
+                    del left[0]
+        if left:
+            raise self._too_short(left[0])
+        self.splits = [
+            {name: part.batch_size for name, part in record.parts.items()} for record in observer.iterations
+        ]
+
+    def _too_short(self, event: Event) -> RunTooShortError:
+        return RunTooShortError(
+            f"the training ended before worker-{event.worker} {event.kind}: give more iterations than "
+            f"{self._config.iterations}"
+        )
+
+    def _start(self, number: int, share: float) -> None:
+        name = f"worker-{number}"
+        options = {"--max-batch-size": str(self._most(share))} if share < 1 else {}
+        save = str(self._cluster.folder / f"{name}.pt")
+        self._processes[name] = self._cluster.start_worker(
+            name, _SCRIPT, [*self._line, "--save", save], options
+        )
+
+    def _most(self, share: float) -> int:
+        """Return the samples that a part of the whole batch has, in whole micro-batches."""
+        size = self._config.micro_batch
+        return max(1, math.ceil(share * self._config.batch_size / size)) * size
+
+    def _do(self, event: Event, client: ManagerClient, observer: Observer) -> None:
+        name = f"worker-{event.worker}"
+        if event.kind == "joins":
+            client.pause(_JOB)  # a quick job would be over before the worker has started
+            self._start(event.worker, event.share)
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while not (observer.poll() and name in observer.members):
+                self._cluster.check(self._gone)
+                if time.monotonic() > deadline:
+                    raise UnavailableError(f"{name} did not join within {_PATIENCE_SECONDS:g} s")
+                time.sleep(_POLL_SECONDS)
+            client.resume(_JOB)
+        elif event.kind == "changes":
+            client.set_bounds(_JOB, name, Bounds(maximum=self._most(event.share)))
+        else:
+            self._gone.add(name)
+            if event.kind == "leaves":
+                client.drain(_JOB, name)
+            else:
+                self._processes[name].kill()
+
+
+def run(
+    names: Sequence[str], data: dict[str, str], config: MappingConfig, console: Console, again: bool = False
+) -> dict[str, Any]:
+    """Train each workload on each mapping; figures are saved after each, as report.json and report.png.
+
+    Args:
+        names: Names of workloads.
+        data: What they train on, by name, where it is not the default.
+        config: The configuration.
+        console: Console for progress and tables.
+        again: Whether to train also what `config.out` has from a run with the same configuration.
+
+    Returns:
+        The content of report.json.
+
+    Raises:
+        EvenpaceError: A run failed.
+        ValueError: The data cannot be read.
+    """
+    figures: dict[str, Any] = {"config": asdict(config) | {"out": str(config.out)}, "workloads": {}}
+    config.out.mkdir(parents=True, exist_ok=True)
+    with make_progress(console, 36) as progress:
+        for name in names:
+            trained = MappedTraining(name, config, data.get(name))
+            outcomes = Outcomes(config.out / name, again, partial(_tell, console, name))
+            alone = outcomes.of("plain", trained.configuration(), partial(_alone, trained))
+            rows: dict[str, Any] = {}
+            figures["workloads"][name] = {"data": trained.workload.data, **alone.figures, "mappings": rows}
+            first: torch.Tensor | None = None
+            for title in dict.fromkeys(config.mappings):
+                mapping = MAPPINGS[title]
+                train = partial(_mapped, trained, title, config, progress)
+                one = outcomes.of(title, trained.configuration(mapping), train)
+                if first is None and mapping.micro_batches:
+                    first = one.state
+                rows[title] = one.figures | {
+                    "difference": _apart(one.state, alone.state),
+                    "difference_from_first": None if first is None else _apart(one.state, first),
+                }
+                files.write_json(figures, config.out / "report.json")
+                figure_plots.write(figure_plots.differences(figures), config.out / "report.png")
+    for name, entry in figures["workloads"].items():
+        _show(name, entry, console)
+    return figures
+
+
+def _tell(console: Console, name: str, title: str) -> None:
+    console.print(f"{name} on {title}: has been run")
+
+
+def _alone(trained: MappedTraining) -> Outcome:
+    """Train in this process, both ways."""
+    backwards, alone = trained.alone(backwards=True), trained.alone()
+    return Outcome(alone, {"alone": trained.evaluated(alone), "rounding": _apart(backwards, alone)})
+
+
+def _mapped(trained: MappedTraining, title: str, config: MappingConfig, progress: Progress) -> Outcome:
+    """Train on a mapping."""
+    name, mapping = trained.training.name, MAPPINGS[title]
+    task = progress.add_task(f"{name} on {title}", total=config.iterations)
+    one = trained.run(mapping, config.out / name / title, lambda done: progress.update(task, completed=done))
+    figures = {
+        "workers": mapping.workers,
+        "micro_batches": mapping.micro_batches,
+        "difference_between_workers": one.apart,
+        "splits": len({tuple(split.values()) for split in one.splits}),
+        "members": sorted({len(split) for split in one.splits}),
+        "seconds": round(one.seconds, 1),
+        **trained.evaluated(one.state),
+    }
+    return Outcome(one.state, figures)
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest difference of any element."""
+    return float((one - other).abs().max())
+
+
+def _show(name: str, entry: dict[str, Any], console: Console) -> None:
+    """Print a workload's table, and VirtualFlow's beside it."""
+    alone = entry["alone"]
+    table = make_table(
+        f"{name} on {entry['data']}",
+        *("mapping", "workers", "splits", "difference", "loss", "accuracy"),
+        no_wrap=True,
+    )
+    table.add_row("plain PyTorch", "1", "", "0", f"{alone['loss']:.6f}", f"{alone['accuracy']:.2%}")
+    table.add_row("plain, backwards", "1", "", f"{entry['rounding']:.1e}", "", "")
+    for title, row in entry["mappings"].items():
+        members = row["members"]
+        table.add_row(
+            title,
+            f"{members[0]}" if len(members) == 1 else f"{members[0]} to {members[-1]}",
+            str(row["splits"]),
+            f"{row['difference']:.1e}",
+            f"{row['loss']:.6f}",
+            f"{row['accuracy']:.2%}",
+        )
+    console.print(table)
+    compared = [title for title, row in entry["mappings"].items() if row["micro_batches"]]
+    if compared:
+        apart = max(entry["mappings"][title]["difference_from_first"] for title in compared)
+        console.print(f"Those with micro-batches differ from mapping {compared[0]} by {apart:.1e} at most.")
+    if name in _TABLES:
+        _show_beside(entry["mappings"], _TABLES[name], console)
+
+
+def _show_beside(rows: dict[str, Any], title: str, console: Console) -> None:
+    """Print our accuracies by number of workers beside VirtualFlow's by number of GPUs."""
+    theirs = VIRTUALFLOW[title]
+    counts = list(next(iter(theirs.values())))
+    table = make_table(f"Beside VirtualFlow's {title}: accuracy in %", "workers or GPUs", *map(str, counts))
+
+    def ours(kind: str) -> list[str]:
+        cells = [rows.get(f"{count}{kind}") for count in counts]
+        return ["-" if row is None else f"{100 * row['accuracy']:.2f}" for row in cells]
+
+    table.add_row("ours", *ours(""))
+    table.add_row("ours, uneven", *ours("-uneven"))
+    table.add_row("ours, without micro-batches", *ours("-without"))
+    for label, values in theirs.items():
+        table.add_row(f"theirs, {label}", *(f"{values[n]:.2f}" if n in values else "-" for n in counts))
+    console.print(table)
+
+
+def _cluster(mapping: Mapping, folder: Path, config: MappingConfig) -> LocalCluster:
+    port = str(free_ports(1)[0]) if mapping.all_reduce else ""
+
+    def surroundings(name: str) -> Surroundings:
+        if not mapping.all_reduce or not name.startswith("worker-"):
+            return Surroundings()
+        rank = name.removeprefix("worker-")
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(mapping.workers)}
+        return Surroundings(environment={**place, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port})
+
+    return LocalCluster(
+        folder.resolve(),
+        workers=mapping.workers,
+        shards=0 if mapping.all_reduce else config.shards,
+        policy="even",
+        surroundings=surroundings,
+        # A worker that is only held up keeps its part.
+        manager_options=(
+            "--silence",
+            "120",
+            *(("--exact",) if config.exact and mapping.micro_batches else ()),
+        ),
+    )

@@ -1,0 +1,291 @@
+"""Estimates of the gradient noise from uneven contributions, against a known truth.
+
+Gradients are drawn: contribution i is the true gradient G plus normal noise of covariance σ²I/b_i. Each part
+of the experiment is a function from its configuration to figures, and one that prints them:
+
+- `estimators` compares the analysis of variance of `idl.gradient_norms` with Cannikin's estimates: the
+  average of its local ones (10), and the same with Theorem 4.1's weights (11). It measures the covariance
+  that these rest on, Cov(|g|², |g_i|²), for which Lemma B.5 has 4b_i|G|²tr(Σ)/B², and a first-order
+  expansion 4GᵀΣG/B.
+- `similarity` measures the cosine of the gradients of two halves of a batch, on which JABAS's batch sizes
+  rest, against what follows from the noise scale.
+
+The JSON has, with errors and deviations relative to the truth::
+
+    {"config": {...}, "truth": {"var", "sqr"},
+     "estimators": {name: {"var": {"mean", "bias", "deviation"}, "sqr": the same}},
+     "covariance": [{"samples", "measured", "expected", "lemma"}],
+     "similarity": [{"batch", "measured", "expected"}],
+     "training": {"config": {...}, "looks": as `noise_training` has them}}
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from evenpace.local.terminal import make_table
+from evenpace.reports import files
+from idl.errors import InvalidRequestError
+from idl.gradient_norms import GradientNorms
+from idl.noise import Noise
+from lab.experiments.config import NoiseConfig, NoiseTrainingConfig
+
+Array = NDArray[np.float64]
+
+OURS = "analysis of variance"
+AVERAGE = "local average"
+WEIGHTED = "Theorem 4.1"
+_AT_ONCE = 2**20  # numbers that are drawn at once
+
+
+def run(
+    config: NoiseConfig,
+    console: Console,
+    json_path: Path | None = None,
+    training: NoiseTrainingConfig | None = None,
+    plot_path: Path | None = None,
+) -> dict[str, Any]:
+    """Run all parts, print their tables, and write the figures.
+
+    Args:
+        config: The draws, and the contributions of the training's workers.
+        console: Takes the tables.
+        json_path: File for the figures.
+        training: What is trained, if anything is.
+        plot_path: File for the plot of a training.
+
+    Raises:
+        InvalidRequestError: Batches of one sample, or halves, are to be normalised.
+        DataError: The data of the training cannot be had.
+        OSError: A file cannot be written.
+    """
+    if training is not None and training.batch_norm:
+        _check_normalised(config)
+    truth = true_noise(config)
+    figures = {
+        "config": asdict(config),
+        "truth": {"var": truth.var, "sqr": truth.sqr},
+        **estimators(config),
+        "similarity": similarity(config),
+    }
+    _print_estimators(console, figures)
+    _print_similarity(console, figures)
+    if training is not None and training.train is not None:
+        figures["training"] = {"config": asdict(training), "looks": looks(config, training, console)}
+        if plot_path is not None:
+            from lab.experiments.noise_training import draw
+
+            draw(figures["training"]["looks"]).savefig(plot_path, dpi=130)
+    if json_path is not None:
+        files.write_json(figures, json_path)
+    return figures
+
+
+def looks(config: NoiseConfig, training: NoiseTrainingConfig, console: Console) -> list[dict[str, Any]]:
+    """Train, print a line for each look at the truth, and return the figures of "training"."""
+    from lab.experiments.noise_training import Trained, draw_norms, follow
+
+    trained, made = Trained(training, config.seed), []
+    counts = np.array(config.batches)
+    for iteration, truth, followed in follow(trained, training, config.batches):
+        estimates = estimates_of(counts, *draw_norms(trained, config.batches, training.looks))
+        least, most = followed.interval()
+        look = {
+            "iteration": iteration,
+            "truth": {"sqr": truth.sqr, "var": truth.var, "scale": truth.scale},
+            "followed": {
+                "sqr": followed.sqr,
+                "var": followed.var,
+                "scale": followed.scale,
+                "least": least,
+                "most": most,
+            },
+            "estimators": {
+                name: {"var": _summary(var, truth.var), "sqr": _summary(sqr, truth.sqr)}
+                for name, (var, sqr) in estimates.items()
+            },
+            "similarity": [
+                {
+                    "batch": batch,
+                    "measured": trained.similarity(batch, training.looks),
+                    "expected": truth.similarity(batch),
+                }
+                for batch in config.halved
+            ],
+        }
+        made.append(look)
+        _print_look(console, look)
+    return made
+
+
+def true_noise(config: NoiseConfig) -> Noise:
+    """Return the noise that gradients are drawn with."""
+    return Noise(config.norm * config.norm, config.dimensions * config.deviation * config.deviation)
+
+
+def estimators(config: NoiseConfig) -> dict[str, Any]:
+    """Return the figures "estimators" and "covariance" of the JSON."""
+    counts = np.array(config.batches)
+    drawn = [
+        (np.sum(gradients**2, axis=2), np.sum((counts @ gradients / counts.sum()) ** 2, axis=1))
+        for gradients in _draw(config, counts)
+    ]
+    norms, squared = (np.concatenate(part) for part in zip(*drawn, strict=True))
+    estimates = estimates_of(counts, norms, squared)
+    truth, total = true_noise(config), int(counts.sum())
+    return {
+        "estimators": {
+            name: {"var": _summary(var, truth.var), "sqr": _summary(sqr, truth.sqr)}
+            for name, (var, sqr) in estimates.items()
+        },
+        "covariance": [
+            {
+                "samples": count,
+                "measured": float(np.cov(norms[:, place], squared)[0, 1]),
+                "expected": 4 * truth.sqr * config.deviation**2 / total,
+                "lemma": 4 * count * truth.sqr * truth.var / total**2,
+            }
+            for place, count in enumerate(config.batches)
+        ],
+    }
+
+
+def estimates_of(counts: NDArray[np.int64], norms: Array, squared: Array) -> dict[str, tuple[Array, Array]]:
+    """Return each estimator's estimates of var and sqr, (draws,) each, by its name.
+
+    Args:
+        counts: Samples b_i, (n,).
+        norms: |g_i|², (draws, n).
+        squared: |g|², (draws,).
+    """
+    local_var, local_sqr = local_estimates(counts, norms, squared)
+    var_weights, sqr_weights = theorem_weights(counts)
+    ours = [
+        GradientNorms.of(zip(counts.tolist(), row, strict=True), whole)
+        for row, whole in zip(norms.tolist(), squared.tolist(), strict=True)
+    ]
+    return {
+        OURS: (np.array([one.var for one in ours]), np.array([one.sqr for one in ours])),
+        AVERAGE: (local_var.mean(axis=1), local_sqr.mean(axis=1)),
+        WEIGHTED: (local_var @ var_weights, local_sqr @ sqr_weights),
+    }
+
+
+def similarity(config: NoiseConfig) -> list[dict[str, float]]:
+    """Return the mean cosine of two halves' gradients, for each batch size, and the expected one."""
+    truth, rows = true_noise(config), []
+    for batch in config.halved:
+        cosines = [
+            np.sum(a * b, axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+            for a, b in (np.moveaxis(g, 1, 0) for g in _draw(config, np.array([batch // 2, batch // 2])))
+        ]
+        measured = float(np.concatenate(cosines).mean())
+        rows.append({"batch": batch, "measured": measured, "expected": truth.similarity(batch)})
+    return rows
+
+
+def local_estimates(counts: NDArray[np.int64], norms: Array, squared: Array) -> tuple[Array, Array]:
+    """Return each contribution's own estimates S_i and G_i, (draws, n) each: (10) of Cannikin.
+
+    Args:
+        counts: Samples b_i, (n,).
+        norms: |g_i|², (draws, n).
+        squared: |g|², (draws,).
+    """
+    total, whole = counts.sum(), squared[:, None]
+    var = counts * total / (total - counts) * (norms - whole)
+    sqr = (total * whole - counts * norms) / (total - counts)
+    return var, sqr
+
+
+def theorem_weights(counts: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return the weights of S_i and G_i, (n,) each, as Theorem 4.1 of Cannikin has them: (11).
+
+    Args:
+        counts: Samples b_i of at least two contributions, (n,).
+    """
+    total, b = counts.sum(), counts.astype(float)
+    rest = np.outer(total - b, total - b)
+    var = np.outer(b, b) * (total - b[:, None] - b) / rest
+    sqr = (total**2 - b[:, None] ** 2 - b**2) / (total * rest)
+    np.fill_diagonal(var, total * b / (total - b))
+    np.fill_diagonal(sqr, (total + 2 * b) / (total**2 - total * b))
+    weights = [np.linalg.solve(matrix, np.ones(len(b))) for matrix in (var, sqr)]
+    var_weights, sqr_weights = (one / one.sum() for one in weights)
+    return var_weights, sqr_weights
+
+
+def _draw(config: NoiseConfig, counts: NDArray[np.int64]) -> Iterator[Array]:
+    """Yield contributions' gradients, (some of the draws, n, dimensions)."""
+    rng = np.random.default_rng(config.seed)
+    gradient = np.full(config.dimensions, config.norm / np.sqrt(config.dimensions))
+    deviations = config.deviation / np.sqrt(counts)[:, None]
+    step = max(_AT_ONCE // (len(counts) * config.dimensions), 1)
+    for start in range(0, config.draws, step):
+        some = min(step, config.draws - start)
+        yield gradient + deviations * rng.standard_normal((some, len(counts), config.dimensions))
+
+
+def _check_normalised(config: NoiseConfig) -> None:
+    if min(config.batches) < 2:
+        raise InvalidRequestError(f"batches {config.batches}: batch normalisation takes two samples or more")
+    if min(config.halved) < 4:
+        raise InvalidRequestError(f"halved {config.halved}: batch normalisation takes halves of two or more")
+
+
+def _summary(estimates: Array, truth: float) -> dict[str, float]:
+    mean = float(estimates.mean())
+    return {"mean": mean, "bias": mean / truth - 1, "deviation": float(estimates.std(ddof=1)) / truth}
+
+
+def _print_estimators(console: Console, figures: Mapping[str, Any]) -> None:
+    config, truth = figures["config"], figures["truth"]
+    batches = ", ".join(map(str, config["batches"]))
+    title = f"{config['draws']:,} draws, batches of {batches}; sd: relative standard deviation"
+    headings = (f"{key}, {truth[key]:g}" for key in ("var", "sqr"))
+    columns = (text for heading in headings for text in (heading, "bias", "sd"))
+    table = make_table(title, "estimator", *columns, no_wrap=True)
+    for name, row in figures["estimators"].items():
+        cells = (
+            (f"{part['mean']:.3f}", f"{part['bias']:+.2%}", f"{part['deviation']:.3f}")
+            for part in (row["var"], row["sqr"])
+        )
+        table.add_row(name, *(cell for part in cells for cell in part))
+    console.print(table)
+    table = make_table("Cov(|g|², |g_i|²)", "samples of i", "measured", "4GᵀΣG/B", "Lemma B.5")
+    for row in figures["covariance"]:
+        numbers = (f"{row[key]:.4f}" for key in ("measured", "expected", "lemma"))
+        table.add_row(str(row["samples"]), *numbers)
+    console.print(table)
+
+
+def _print_similarity(console: Console, figures: Mapping[str, Any]) -> None:
+    table = make_table("Cosine of two halves' gradients", "batch", "measured", "1/(1 + 2φ/B)")
+    for row in figures["similarity"]:
+        table.add_row(str(row["batch"]), f"{row['measured']:.4f}", f"{row['expected']:.4f}")
+    console.print(table)
+
+
+def _print_look(console: Console, look: Mapping[str, Any]) -> None:
+    truth, followed = look["truth"], look["followed"]
+    deviations = ", ".join(
+        f"{name} {its['var']['deviation']:.3f}" for name, its in look["estimators"].items()
+    )
+    cosines = ", ".join(
+        f"{row['batch']}: {row['measured']:.3f} for {row['expected']:.3f}" for row in look["similarity"]
+    )
+    ours = look["estimators"][OURS]
+    console.print(
+        f"iteration {look['iteration']}: noise scale {truth['scale']:.0f} samples, followed as "
+        f"{followed['scale']:.0f} ({followed['least']:.0f} to {followed['most']:.0f}); "
+        f"batches at these parameters: {Noise(ours['sqr']['mean'], ours['var']['mean']).scale:.0f}, "
+        f"var {ours['var']['bias']:+.0%}, sqr {ours['sqr']['bias']:+.0%}; "
+        f"sd of var: {deviations}; "
+        f"cosines of halves of {cosines}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,159 @@
+"""Cost of balancing: the manager's part of an iteration, as LB-BSP's Figure 11 has it for 96 workers.
+
+Workers are simulated over real connections; their speeds change as under contention, so that predictors have
+something to learn. Iterations follow each other after a short pause instead of a second of computing: the
+manager's work is the same, and a thousand of them take no quarter of an hour.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from evenpace.local.cluster import service
+from evenpace.reports import files
+from lab.bench.connected_workers import Load
+from worker.resources.monitors import ResourceMonitor
+
+ITERATION_SECONDS = 1.0  # seconds of an iteration to which the shares refer
+_WARM_UP = 20  # rounds that do not count
+_PAUSE_SECONDS = 0.02  # between rounds, so that fits have rounds beside them
+_PAPER = {96: 1.1}  # per cent of the iteration, by workers; the paper's text has the largest cluster only
+_MONITOR_SAMPLES = 50  # measurements of a worker's own part
+
+
+def run(
+    workers: Sequence[int],
+    iterations: int,
+    predictor: str,
+    first_fit: int,
+    refit_every: int,
+    json_path: Path | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Measure, print a table, and return the figures.
+
+    Args:
+        workers: Numbers of workers, one for each measurement.
+        iterations: Iterations of each measurement.
+        predictor: Predictor of the manager.
+        first_fit: Iterations before its first fit.
+        refit_every: Iterations between fits.
+        json_path: Further place for the figures.
+        console: Console for the table.
+    """
+    console = console or Console()
+    rows = [_measure(count, iterations, predictor, first_fit, refit_every) for count in workers]
+    figures = {
+        "predictor": predictor,
+        "iterations": iterations,
+        "iteration_s": ITERATION_SECONDS,
+        "worker_ms": _worker_part() * 1e3,
+        "sizes": rows,
+    }
+    table = Table(
+        title=f"The manager's part of an iteration of {ITERATION_SECONDS:g} s, predicting with {predictor}",
+        title_justify="left",
+    )
+    for column in ("workers", "mean ms", "5%", "95%", "during fits", "between fits", "share", "paper"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        paper = _PAPER.get(row["workers"])
+        during, between = row["during_fits_ms"], row["between_fits_ms"]
+        table.add_row(
+            str(row["workers"]),
+            f"{row['mean_ms']:.2f}",
+            f"{row['p5_ms']:.2f}",
+            f"{row['p95_ms']:.2f}",
+            "-" if during is None else f"{during:.2f} ({row['rounds_during_fits']})",
+            "-" if between is None else f"{between:.2f}",
+            f"{row['share']:.2%}",
+            f"below {paper}%" if paper else "-",
+        )
+    console.print(table)
+    console.print(
+        f"The worker's own part (usage, stopwatch) takes {figures['worker_ms']:.2f} ms. "
+        "Medians during and between fits; the paper's share includes the workers' part."
+    )
+    if json_path is not None:
+        files.write_json(figures, json_path)
+    return figures
+
+
+def _measure(
+    workers: int, iterations: int, predictor: str, first_fit: int, refit_every: int
+) -> dict[str, Any]:
+    learning = ("--first-fit", str(first_fit), "--refit-every", str(refit_every))
+    random = np.random.default_rng(workers)
+    speeds = random.uniform(50, 200, workers)
+    taken = np.zeros(workers)  # share of each worker's CPU that others take
+    rounds, fitting = [], []
+    options = ("--workers", str(workers), "--predictor", predictor, *learning)
+    with service("manager", *options) as manager, Load(manager.address, workers) as load:
+        trainer = _Trainer(manager.pid)
+        for _ in track(range(_WARM_UP + iterations), description=f"{workers} workers"):
+            changed = random.random(workers) < 0.025  # phases of 40 iterations on average
+            taken[changed] = 0.5 - taken[changed]
+            measured = speeds * (1 - taken) * random.normal(1, 0.03, workers).clip(0.8, 1.2)
+            times = np.array(load.counts) / measured
+            time.sleep(_PAUSE_SECONDS)
+            rounds.append(load.round(times.tolist(), taken.tolist(), [0.3] * workers))
+            fitting.append(trainer.is_busy())
+    seconds = np.array(rounds[_WARM_UP:])
+    busy = np.array(fitting[_WARM_UP:])
+    return {
+        "workers": workers,
+        "mean_ms": seconds.mean() * 1e3,
+        "p5_ms": float(np.percentile(seconds, 5)) * 1e3,
+        "p50_ms": float(np.median(seconds)) * 1e3,
+        "p95_ms": float(np.percentile(seconds, 95)) * 1e3,
+        "during_fits_ms": float(np.median(seconds[busy])) * 1e3 if busy.any() else None,
+        "between_fits_ms": float(np.median(seconds[~busy])) * 1e3 if not busy.all() else None,
+        "rounds_during_fits": int(busy.sum()),
+        "share": seconds.mean() / ITERATION_SECONDS,
+    }
+
+
+class _Trainer:
+    """A manager's training process, with its use of the CPU since the last look.
+
+    Args:
+        manager: The manager's process id.
+    """
+
+    def __init__(self, manager: int) -> None:
+        self._manager = psutil.Process(manager)
+        self._process: psutil.Process | None = None
+        self._used = 0.0
+
+    def is_busy(self) -> bool:
+        """Return whether the process has used CPU time since the last call."""
+        if self._process is None:
+            children = self._manager.children()
+            trainers = [process for process in children if "spawn_main" in " ".join(process.cmdline())]
+            if not trainers:
+                return False
+            self._process = trainers[0]
+        times = self._process.cpu_times()
+        used, self._used = self._used, times.user + times.system
+        return self._used > used
+
+
+def _worker_part() -> float:
+    """Return the median seconds that a worker spends in each iteration on measuring itself."""
+    monitor = ResourceMonitor()
+    seconds = []
+    for _ in range(_MONITOR_SAMPLES):
+        began = time.perf_counter()
+        monitor.resume()
+        monitor.sample()
+        seconds.append(time.perf_counter() - began)
+    monitor.close()
+    return statistics.median(seconds)

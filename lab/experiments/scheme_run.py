@@ -1,0 +1,136 @@
+"""Common part of all runs of schemes: a cluster of limited workers that train a workload to its end."""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenpace.local.cluster import LocalCluster, share_cpus
+from idl.errors import EvenpaceError
+from lab.experiments.schemes import Scheme
+from lab.observer import Observer
+from lab.workloads.by_name import Training
+from worker.resources.cpu_limits import LimitKind
+
+_POLL_SECONDS = 0.05  # seconds between two looks at the job
+_SCRIPT = Path(__file__).with_name("train_workload.py")
+
+
+class RunTooShortError(EvenpaceError):
+    """A run ended before anything could be measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The configuration that all schemes share.
+
+    Attributes:
+        training: What is trained.
+        elements: Parameters of its model.
+        shares: Cores that each worker may use.
+        iterations: Of a synchronous scheme.
+        total_batch_size: Samples of an iteration, over all workers.
+        tolerance: The manager's.
+        limit_kind: See `worker.resources.cpu_limits.limit_cpu`.
+        shards: Processes of the parameter server.
+    """
+
+    training: Training
+    elements: int
+    shares: tuple[float, ...]
+    iterations: int
+    total_batch_size: int
+    tolerance: float = 0.02
+    limit_kind: LimitKind = "auto"
+    shards: int = 1
+
+
+@dataclass(frozen=True)
+class ParameterSnapshot:
+    """Parameters at one moment of a run.
+
+    Attributes:
+        seconds: Time since training began.
+        updates: Gradients that went into them, in the synchronous schemes one for each worker and step.
+        parameters: The parameters, (elements,).
+        shards: Number of the shards that they were pulled from, in whose order they are; 0 where the tensors
+            follow each other.
+    """
+
+    seconds: float
+    updates: int
+    parameters: NDArray[np.float32]
+    shards: int = 0
+
+
+def manager_options(scheme: Scheme, config: RunConfig) -> dict[str, Any]:
+    """Return a scheme's options of `evenpace manager`, by name."""
+    return {
+        "policy": scheme.policy,
+        "predictor": scheme.predictor,
+        "tolerance": config.tolerance,
+        "sync": scheme.sync,
+        "staleness": scheme.staleness,
+    }
+
+
+@contextlib.contextmanager
+def training(
+    cluster: LocalCluster,
+    config: RunConfig,
+    shares: Sequence[float],
+    arguments: Callable[[int], Sequence[str]],
+) -> Iterator[Observer]:
+    """Start a cluster with workers that train the workload, and stop all at the end of `with`.
+
+    Args:
+        cluster: Cluster that is not started yet.
+        config: Configuration of the run.
+        shares: Cores of each worker.
+        arguments: Returns a worker's further arguments, by its rank.
+
+    Yields:
+        An observer of the job.
+    """
+    with cluster:
+        for rank, share in enumerate(share_cpus(shares, config.limit_kind)):
+            words = [
+                config.training.name,
+                *config.training.arguments,
+                *arguments(rank),
+                "--test-samples",
+                "0",
+            ]
+            cluster.start_worker(f"worker-{rank}", _SCRIPT, words, share=share)
+        with contextlib.closing(Observer(cluster.manager, cluster.shard_addresses)) as observer:
+            yield observer
+
+
+def followed(cluster: LocalCluster, observer: Observer, gone: Collection[str] = ()) -> Iterator[None]:
+    """Yield after each look of the observer at the job, once there is one; last after its workers' end.
+
+    Args:
+        cluster: The cluster.
+        observer: The observer.
+        gone: Names of workers that may have ended in any way; it may change meanwhile.
+
+    Raises:
+        ProcessFailedError: Another process failed.
+        EvenpaceError: The manager does not answer.
+    """
+    running = True
+    while running:
+        running = cluster.check(gone)
+        time.sleep(_POLL_SECONDS)
+        try:
+            there = observer.poll()
+        except EvenpaceError:
+            cluster.check(gone)  # a process that has failed says more
+            raise
+        if there:
+            yield

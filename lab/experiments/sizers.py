@@ -1,0 +1,165 @@
+"""Sizers compared by the time to a loss: a network trained from the same start with each.
+
+Each run has a manager, a shard and workers of its own on this machine, one after the other. The JSON::
+
+    {..., "runs": [{"sizer", "rule", "seed", "reached", "epochs": [{"epoch", "seconds", "iterations", "size",
+     "loss", "accuracy"}]}], "sizers": [{"sizer", "rule", "seconds", "times_as_fast", "epochs", "iterations",
+     "size", "accuracy"}]}
+
+`sizers` has medians over the seeds; `times_as_fast` is the first one's seconds over those.
+"""
+
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+from rich.console import Console
+from rich.progress import track
+
+from evenpace.local.cluster import LocalCluster
+from evenpace.local.terminal import make_table
+from evenpace.reports import style
+from idl.errors import UnavailableError
+from lab import terminal
+from lab.data import load
+from lab.experiments.config import SizersConfig
+
+_SCRIPT = Path(__file__).with_name("sizers_worker.py")
+
+
+def run(
+    config: SizersConfig, console: Console, json_path: Path | None, plot_path: Path | None
+) -> dict[str, Any]:
+    """Train with each sizer and seed, print what each took, and write and draw it.
+
+    Args:
+        config: The configuration.
+        console: Where the table goes.
+        json_path: File for the figures.
+        plot_path: File for the picture.
+
+    Raises:
+        ProcessFailedError: A process failed.
+        UnavailableError: A training did not come to the loss.
+        DataError: The data cannot be had.
+    """
+    samples = len(load(config.data).train_labels)
+    if config.batch_size > samples:
+        raise ValueError(f"batch size {config.batch_size}: {config.data} has {samples} samples")
+    before = os.getloadavg()[0]
+    cases = [(sizer, rule, seed) for seed in config.seeds for sizer, rule in config.pairs]
+    runs = [_train(config, *case) for case in track(cases, description="trainings", console=console)]
+    figures = {
+        **asdict(config),
+        "load_average": [before, os.getloadavg()[0]],
+        "runs": runs,
+        "sizers": _summary(runs, config.pairs),
+    }
+    table = make_table(
+        f"Training {config.data} to a loss of {config.loss:g}, {config.workers} workers",
+        *(
+            "sizer, learning rates",
+            "seconds",
+            "times as fast",
+            "epochs",
+            "iterations",
+            "last batch",
+            "accuracy",
+        ),
+    )
+    for one in figures["sizers"]:
+        table.add_row(
+            f"{one['sizer']}, {one['rule']}",
+            f"{one['seconds']:.1f}",
+            f"{one['times_as_fast']:.2f}",
+            f"{one['epochs']:.0f}",
+            f"{one['iterations']:,.0f}",
+            f"{one['size']:,.0f}",
+            f"{one['accuracy']:.1%}",
+        )
+    console.print(table)
+    console.print(terminal.load_line(*figures["load_average"]))
+    if plot_path is not None:
+        _draw(runs).savefig(plot_path)
+    terminal.give(figures, json_path, console)
+    return figures
+
+
+def _train(config: SizersConfig, sizer: str, rule: str, seed: int) -> dict[str, Any]:
+    """Return one training, by epoch."""
+    arguments = ["--data", config.data, "--batch-size", str(config.batch_size), "--rule", rule]
+    arguments += ["--rate", str(config.rate), "--loss", str(config.loss), "--epochs", str(config.epochs)]
+    arguments += ["--seed", str(seed)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalCluster(
+            Path(folder),
+            workers=config.workers,
+            policy=config.policy,
+            sizer=sizer,
+            batch_size=f"{config.batch_size}:{config.most}",
+        ) as cluster,
+    ):
+        for number in range(config.workers):
+            cluster.start_worker(f"w{number}", _SCRIPT, arguments)
+        cluster.wait()
+        said = (cluster.folder / "w0.log").read_text().splitlines()
+    epochs = [json.loads(line) for line in said if line.startswith('{"epoch"')]
+    if not epochs or epochs[-1]["loss"] >= config.loss:
+        reached = f"{epochs[-1]['loss']:.3g}" if epochs else "nothing"
+        raise UnavailableError(
+            f"the training with sizer {sizer}, {rule} came to {reached} in {config.epochs} epochs: "
+            f"give more, or a loss above {config.loss:g}"
+        )
+    return {"sizer": sizer, "rule": rule, "seed": seed, "epochs": epochs}
+
+
+def _summary(runs: Sequence[dict[str, Any]], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return each sizer's medians over the seeds."""
+    summaries: list[dict[str, Any]] = []
+    for sizer, rule in pairs:
+        ends = [one["epochs"][-1] for one in runs if (one["sizer"], one["rule"]) == (sizer, rule)]
+        medians = {name: statistics.median(end[name] for end in ends) for name in ends[0]}
+        first = summaries[0]["seconds"] if summaries else medians["seconds"]
+        summaries.append(
+            {
+                "sizer": sizer,
+                "rule": rule,
+                "seconds": medians["seconds"],
+                "times_as_fast": first / medians["seconds"],
+                "epochs": medians["epoch"],
+                "iterations": medians["iterations"],
+                "size": medians["size"],
+                "accuracy": medians["accuracy"],
+            }
+        )
+    return summaries
+
+
+def _draw(runs: Sequence[dict[str, Any]]) -> Figure:
+    """Draw loss and batch size against the seconds, of the first seed."""
+    first = [one for one in runs if one["seed"] == runs[0]["seed"]]
+    with rc_context(style.STYLE):
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        losses, sizes = figure.subplots(2, 1, sharex=True)
+        for one in first:
+            seconds = [epoch["seconds"] for epoch in one["epochs"]]
+            label = f"{one['sizer']}, {one['rule']}"
+            losses.plot(seconds, [epoch["loss"] for epoch in one["epochs"]], label=label)
+            sizes.plot(seconds, [epoch["size"] for epoch in one["epochs"]], label=label)
+        losses.set(yscale="log", ylabel="Loss")
+        sizes.set(yscale="log", ylabel="Whole batch, samples", xlabel="Seconds")
+        for axes in (losses, sizes):
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter("{x:,g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        losses.legend()
+    return figure

@@ -1,0 +1,198 @@
+"""Run of one scheme on workers of unequal speed; it evaluates nothing.
+
+Workers with unequal CPU shares stand for the unequal GPUs of LB-BSP's Cluster-A (section 5.1): what differs
+between the schemes is how workers of different speed wait for each other, not what makes them differ.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenpace.local.cluster import LOOPBACK, LocalCluster, Surroundings
+from idl.errors import NotMemberError
+from idl.records import IterationRecord
+from lab.experiments.scheme_run import (
+    ParameterSnapshot,
+    RunConfig,
+    RunTooShortError,
+    followed,
+    manager_options,
+    training,
+)
+from lab.experiments.schemes import Scheme
+from lab.network import WorkerNetwork
+from lab.observer import Observer
+from rpc.address import Address
+
+_FIRST_PAUSE = 0.25  # seconds to the second snapshot; from then on the job's pace is known
+_BEYOND = 10  # multiple of a run's updates after which a worker without barriers would end by itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnequalConfig(RunConfig):
+    """The configuration that all schemes share; asynchronous ones make as many updates as synchronous ones.
+
+    Attributes:
+        snapshots: Of the parameters in a run, about; 0 for none.
+
+    Raises:
+        ValueError: There are fewer samples than workers.
+    """
+
+    snapshots: int = 30
+
+    def __post_init__(self) -> None:
+        if self.total_batch_size < len(self.shares):
+            raise ValueError(
+                f"batch size {self.total_batch_size}: must be at least one for each of {len(self.shares)} "
+                f"workers"
+            )
+
+    @property
+    def updates(self) -> int:
+        """Gradients that a run takes: one from each worker in each iteration."""
+        return self.iterations * len(self.shares)
+
+
+@dataclass(frozen=True)
+class UnequalRun:
+    """Measurements of a run.
+
+    Attributes:
+        scheme: The scheme that was run.
+        records: Records of the finished iterations, as `IterationRecord.plain` returns them.
+        snapshots: Snapshots in the order of time, from the start of training to its last update. Their
+            `updates` are gradients that went into the parameters, in the synchronous schemes one for each
+            worker and step.
+    """
+
+    scheme: Scheme
+    records: list[dict[str, Any]]
+    snapshots: list[ParameterSnapshot]
+
+
+def run_unequal(
+    scheme: Scheme,
+    config: UnequalConfig,
+    folder: Path,
+    watch: Callable[[int, Sequence[IterationRecord]], None],
+    network: WorkerNetwork | None = None,
+    more: Sequence[str] = (),
+    end: Callable[[Address], None] = lambda manager: None,
+) -> UnequalRun:
+    """Run a scheme to its end.
+
+    A run without barriers ends when it has made its updates, while all workers are still there: had each a
+    number of iterations of its own, the last ones would be the slowest worker's alone.
+
+    Args:
+        scheme: The scheme; not one with backup workers or stealing.
+        config: Configuration of the run.
+        folder: Folder for the logs.
+        watch: Called soon after each iteration, with the number of iterations done, or as many as the updates
+            make up, and with the records of the finished iterations.
+        network: Network with a place for each worker; None for this machine's own loopback.
+        more: Further options of `evenpace manager`.
+        end: Called with the manager's address when the workers have ended.
+
+    Raises:
+        EvenpaceError: A process failed; the message says which, and why.
+    """
+    names = [f"worker-{rank}" for rank in range(len(config.shares))]
+    places = {} if network is None else {name: network.prefix(i) for i, name in enumerate(names)}
+    cluster = LocalCluster(
+        folder.resolve(),
+        workers=len(names),
+        shards=config.shards,
+        host=LOOPBACK if network is None else network.host,
+        surroundings=lambda name: Surroundings(places.get(name, ())),
+        manager_options=more,
+        **manager_options(scheme, config),
+    )
+    # Without barriers a fast worker makes more than its part of the updates. The run is stopped once there
+    # are enough, and all workers must still be there then, even if that comes late.
+    iterations = config.iterations if scheme.synchronous else _BEYOND * config.updates
+    length = ["--batch-size", str(config.total_batch_size), "--iterations", str(iterations)]
+    with training(cluster, config, config.shares, lambda rank: length) as observer:
+        follower = _Follower(observer, scheme, config)
+        for _ in followed(cluster, observer):
+            follower.look(time.monotonic())
+            watch(follower.done, observer.iterations)
+            if follower.over:
+                break
+        else:
+            raise RunTooShortError(
+                f"{scheme.name}: the workers ended after {follower.done} of {config.iterations} "
+                f"iterations; see {folder}"
+            )
+        if scheme.synchronous:  # they have nothing left to do but to end
+            cluster.wait()
+        end(cluster.manager)
+    records = [record.plain() for record in observer.iterations]
+    return UnequalRun(scheme, records, follower.snapshots)
+
+
+class _Follower:
+    """Follower of a job, which takes snapshots of its parameters, evenly over its updates, until it is over.
+
+    The number of updates is known only from a snapshot, so the time of the next one is estimated from the
+    pace between the last two.
+    """
+
+    def __init__(self, observer: Observer, scheme: Scheme, config: UnequalConfig) -> None:
+        self._observer = observer
+        self._synchronous = scheme.synchronous
+        self._config = config
+        # An asynchronous run needs snapshots in any case: only they have its number of updates.
+        self._step = config.updates / max(config.snapshots, 1)
+        self._parameters = np.empty(config.elements, dtype=np.float32)
+        self._began = 0.0
+        self._due = 0.0  # when the next snapshot is
+        self.snapshots: list[ParameterSnapshot] = []
+        self.over = False
+
+    @property
+    def done(self) -> int:
+        """Return the iterations done, or the updates over the number of workers."""
+        if self._synchronous:
+            return len(self._observer.iterations)
+        return self.snapshots[-1].updates // len(self._config.shares) if self.snapshots else 0
+
+    def look(self, now: float) -> None:
+        """Look at the job's progress, and take a snapshot if one is due; `now` is monotonic, in seconds."""
+        config = self._config
+        if self._synchronous and len(self._observer.iterations) >= config.iterations:
+            self._take(now, config.iterations)
+            self.over = True
+        elif not self.snapshots:
+            if len(self._observer.members) == len(config.shares):
+                self._begin(now)
+        elif now >= self._due and (config.snapshots or not self._synchronous):
+            self._take(now)
+            self._due = now + self._pause()
+            self.over = not self._synchronous and self.snapshots[-1].updates >= config.updates
+
+    def _begin(self, now: float) -> None:
+        self._began = now
+        try:
+            self._take(now)
+        except NotMemberError:  # no worker has opened the job at the parameter server yet
+            return
+        self._due = now + _FIRST_PAUSE
+
+    def _take(self, now: float, version: int = -1) -> None:
+        steps = self._observer.pull(self._parameters, version)
+        updates = steps * len(self._config.shares) if self._synchronous else steps
+        self.snapshots.append(
+            ParameterSnapshot(now - self._began, updates, self._parameters.copy(), self._config.shards)
+        )
+
+    def _pause(self) -> float:
+        """Return the seconds until the updates between two snapshots have been made."""
+        before, last = self.snapshots[-2:]
+        made, took = last.updates - before.updates, last.seconds - before.seconds
+        return self._step * took / made if made > 0 else took

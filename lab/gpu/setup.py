@@ -1,0 +1,79 @@
+"""What all parts of the benchmark share: where they run, how long they may take, and how time is measured."""
+
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+
+class Skipped(Exception):  # noqa: N818 - it is no error
+    """A part cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a part is given.
+
+    Attributes:
+        device: Where to run.
+        quick: Whether a look is enough: small models, few batches.
+        until: When to be done, on the monotonic clock.
+    """
+
+    device: torch.device
+    quick: bool
+    until: float
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def left(self) -> float:
+        """Seconds until the part must be done."""
+        return self.until - time.monotonic()
+
+
+def need(*modules: str) -> None:
+    """Skip the part where a module is not installed."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise Skipped(f"no {error.name or module}") from error
+
+
+def need_gpu(setup: Setup) -> None:
+    """Skip the part where there is no GPU to run on."""
+    if not setup.on_gpu:
+        raise Skipped("needs a GPU")
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """How long some work takes, in seconds: by events on a GPU, by the clock elsewhere."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+    begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begun.record()
+    work()
+    ended.record()
+    ended.synchronize()
+    return float(begun.elapsed_time(ended)) / 1e3
+
+
+def typical_seconds(work: Callable[[], object], setup: Setup, most: float = 2.0) -> float:
+    """The median over ten repetitions, after two that do not count; fewer, if they take `most` seconds."""
+    if setup.quick:
+        return seconds(work, setup.device)
+    for _ in range(2):
+        work()
+    taken: list[float] = []
+    while len(taken) < 10 and (len(taken) < 3 or sum(taken) < most):
+        taken.append(seconds(work, setup.device))
+    return median(taken)

@@ -1,0 +1,43 @@
+"""Files of nodes that come and go: events, `time_s,event,node`, or numbers of nodes, `time_s,nodes`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.csv_rows import read_rows
+from lab.simulator.capacity import Capacity
+
+_EVENTS = {"join": True, "loss": False}
+
+
+def read_capacity(path: Path, nodes: Sequence[str]) -> Capacity:
+    """Read the nodes that are there, over time; they repeat after the file's last time.
+
+    Args:
+        path: The file. Where it names nodes, the first that it names is the cluster's first, and so on; of
+            more than the cluster has, the others are not used.
+        nodes: The names of the cluster's nodes.
+
+    Raises:
+        ValueError: The file is of another form, or no node is ever there.
+        OSError: The file cannot be read.
+    """
+    with path.open(encoding="utf-8") as stream:
+        by_number = "nodes" in stream.readline().strip().split(",")
+    try:
+        if by_number:
+            rows = read_rows(path, ("time_s", "nodes"))
+            return Capacity.of_counts([(row.number("time_s"), row.integer("nodes")) for row in rows], nodes)
+        events, names = [], dict[str, str]()
+        for row in read_rows(path, ("time_s", "event", "node")):
+            event, node = row.text("event"), row.text("node")
+            if event not in _EVENTS:
+                raise row.error("event", f"must be {' or '.join(_EVENTS)}")
+            if node not in names and len(names) < len(nodes):
+                names[node] = nodes[len(names)]
+            if node in names:
+                events.append((row.number("time_s"), node, _EVENTS[event]))
+        capacity = Capacity.of_events(events)
+    except ValueError as error:
+        raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
+    changes = ((time, frozenset(names[node] for node in there)) for time, there in capacity.changes)
+    return Capacity(tuple(changes), capacity.period)

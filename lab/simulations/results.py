@@ -1,0 +1,171 @@
+"""The file of the results of simulations, from which a later run takes those that it need not run again.
+
+It is JSON, a line for each simulation::
+
+    {"simulations": [
+     {"policy", "workload": path, "inputs": digest of arrivals and measurements,
+      "conditions": {"cluster", "rules", "interval", "restart_cost": null for that of the rules, and what is
+         not by default},
+      "figures": {"jobs", "mean_completion_s", "median_completion_s", "p99_completion_s", "makespan_s",
+         "restarts", "losses", "device_hours", "utilisation", "mean_queue", "rho_below_2", "median_rho",
+         "p99_rho", "worst_rho"},
+      "lives": [{"name", "application", "submitted", "started", "ended", "restarts", "device_seconds",
+         "placements": [[time, [[node, devices], ...]], ...], "batches": [[time, samples], ...],
+         "epochs": [time, ...], "fair_share": {"contention", "devices", "completion", "rho"}}]}]}
+
+Times are in seconds from the start of the simulation, completion times from a job's submission. Results from
+before some figures were there stay in the file until their simulation is run again.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evenpace.reports import files
+from lab.simulator.fairness import FairShare
+from lab.simulator.record import FIGURES, Life, summary
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a simulation is made of: two with equal ones have equal results.
+
+    Attributes:
+        policy: Name of the policy.
+        inputs: Digest of arrivals and measurements.
+        conditions: Settings of cluster and clock, by name.
+    """
+
+    policy: str
+    inputs: str
+    conditions: tuple[tuple[str, int | float | str | None], ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a simulation.
+
+    Attributes:
+        lives: Of its jobs.
+        shares: Each job's training on its fair share, in the same order.
+        figures: Over all jobs, by name.
+    """
+
+    lives: Sequence[Life]
+    shares: Sequence[FairShare]
+    figures: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, lives: Sequence[Life], shares: Sequence[FairShare], devices: int) -> "Outcome":
+        """Return the outcome with the figures of these lives on a cluster's number of devices.
+
+        Raises:
+            ValueError: A job has not ended, or there is none.
+        """
+        return cls(lives, shares, summary(lives, _rhos(lives, shares), devices))
+
+    @property
+    def rhos(self) -> list[float]:
+        """The finish-time fairness of each job, in the order of the lives."""
+        return _rhos(self.lives, self.shares)
+
+
+class Results:
+    """The results so far, kept in a file if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Read the results that a file has.
+
+        Args:
+            path: The file, which need not exist; None to keep results in memory only.
+
+        Raises:
+            ValueError: The file has something else.
+            OSError: It cannot be read.
+        """
+        self._path = path
+        self._lines: dict[Simulation, str] = {}
+        self._outcomes: dict[Simulation, Outcome] = {}
+        if path is None or not path.exists():
+            return
+        try:
+            for result in json.loads(path.read_text())["simulations"]:
+                conditions = tuple(result["conditions"].items())
+                simulation = Simulation(result["policy"], result["inputs"], conditions)
+                self._lines[simulation] = json.dumps(result)
+                if result["figures"].keys() >= FIGURES:
+                    self._outcomes[simulation] = _outcome(result)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path}: not the results of simulations; name another file, or remove this one"
+            ) from error
+
+    def __contains__(self, simulation: Simulation) -> bool:
+        """Return whether a simulation has been run."""
+        return simulation in self._outcomes
+
+    def __getitem__(self, simulation: Simulation) -> Outcome:
+        """Return the outcome of a simulation.
+
+        Raises:
+            KeyError: It has not been run.
+        """
+        return self._outcomes[simulation]
+
+    def add(self, simulation: Simulation, workload: Path, outcome: Outcome) -> None:
+        """Add the result of a simulation, to the file, too.
+
+        Args:
+            simulation: What it was made of.
+            workload: File of its arrivals.
+            outcome: Its result.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self._outcomes[simulation] = outcome
+        if self._path is None:
+            return
+        told = zip(outcome.lives, outcome.shares, outcome.rhos, strict=True)
+        result = {
+            "policy": simulation.policy,
+            "workload": str(workload),
+            "inputs": simulation.inputs,
+            "conditions": dict(simulation.conditions),
+            "figures": outcome.figures,
+            "lives": [
+                asdict(life) | {"fair_share": asdict(share) | {"rho": rho}} for life, share, rho in told
+            ],
+        }
+        self._lines[simulation] = json.dumps(result)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # In an order that does not depend on which simulation ended first.
+        lines = sorted(self._lines.values())
+        files.replace(self._path, ('{"simulations": [\n' + ",\n".join(lines) + "\n]}\n").encode())
+
+
+def _rhos(lives: Sequence[Life], shares: Sequence[FairShare]) -> list[float]:
+    return [share.rho(life) for life, share in zip(lives, shares, strict=True)]
+
+
+def _outcome(result: Mapping[str, Any]) -> Outcome:
+    """Return the outcome that a file has.
+
+    Raises:
+        KeyError: Something is not there.
+        TypeError: Something is of another type.
+        ValueError: Something is of another form.
+    """
+    lives, shares = [], []
+    for told in result["lives"]:
+        share = told["fair_share"]
+        shares.append(FairShare(share["contention"], share["devices"], share["completion"]))
+        life = Life(**{name: value for name, value in told.items() if name != "fair_share"})
+        life.placements = [
+            (time, tuple((node, count) for node, count in placement)) for time, placement in life.placements
+        ]
+        life.batches = [(time, samples) for time, samples in life.batches]
+        lives.append(life)
+    return Outcome(lives, shares, result["figures"])

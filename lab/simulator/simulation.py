@@ -1,0 +1,143 @@
+"""The loop of a simulation: jobs train for an interval, then the policy gives out the devices."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from lab.simulator.applications import Application
+from lab.simulator.capacity import Capacity
+from lab.simulator.record import Life
+from lab.simulator.rules import Rules
+from lab.simulator.training import SimulatedJob
+from lab.simulator.workloads import Arrival
+from scheduler.allocation import Allocation, Placement
+from scheduler.cluster import Cluster
+from scheduler.policies.base import Policy, Round
+
+
+def simulate(
+    arrivals: Sequence[Arrival],
+    applications: Mapping[str, Application],
+    policy: Policy,
+    cluster: Cluster,
+    rules: Rules,
+    capacity: Capacity | None = None,
+) -> list[Life]:
+    """Simulate all jobs to their end, and return their lives in the order of submission.
+
+    Args:
+        arrivals: The jobs; of those that come at one time the earlier in this order is the first.
+        applications: The models, by name.
+        policy: A new one, for this simulation alone.
+        cluster: Nodes of devices of the kinds that were measured.
+        rules: Interval and cost of a change.
+        capacity: The nodes of the cluster that are there, over time; None for all, always.
+
+    Raises:
+        ValueError: Two jobs have one name, a model is unknown, a job asks for more devices than there are or
+            for a batch that was not measured, or the policy gives away what the cluster does not have, or
+            devices of two kinds to one job.
+    """
+    arrivals = sorted(arrivals, key=lambda arrival: arrival.submitted)
+    check_arrivals(arrivals, applications, policy, cluster)
+    jobs = [
+        SimulatedJob(
+            arrival,
+            applications[arrival.application],
+            rules,
+            asks_devices=policy.users_choose_devices,
+            asks_batch=policy.users_choose_batch,
+            limits_batch=policy.users_limit_batch,
+        )
+        for arrival in arrivals
+    ]
+    waiting = jobs[::-1]  # the next to arrive is the last
+    present: list[SimulatedJob] = []
+    held: dict[str, Placement] = {}  # by the names of the jobs that are present
+    now = 0
+    while waiting or present:
+        slowed = _sharing(held) if rules.interference else ()
+        lost = {} if capacity is None else capacity.lost(now, now + rules.interval)
+        for job in present:
+            name = job.life.name
+            ends = [int(lost[node]) for node, _ in held[name] if node in lost]
+            until = min(ends, default=now + rules.interval)
+            job.advance(now, until - now, rules.interference if name in slowed else 0.0)
+            if ends and job.life.ended is None:
+                job.lose_devices(until)
+                held[name] = ()
+        now += rules.interval
+        present = [job for job in present if job.life.ended is None]
+        while waiting and waiting[-1].life.submitted <= now:
+            present.append(waiting.pop())
+        there = cluster if capacity is None else _part(cluster, capacity, now, rules.notice)
+        allocation = Allocation()
+        if present and there.nodes:
+            names = [job.life.name for job in present]
+            usable = {name: held.get(name, ()) for name in names if _is_on(held.get(name, ()), there)}
+            seen = [job.seen(now, cluster.node_sizes) for job in present]
+            allocation = policy.allocate(Round(now, seen, there, Allocation(usable)))
+            allocation.check(there)
+        for job in present:
+            name, placement = job.life.name, allocation[job.life.name]
+            if placement != held.get(name, ()):
+                job.place(placement, now, _kind(name, placement, cluster))
+        held = {job.life.name: allocation[job.life.name] for job in present}
+    return [job.life for job in jobs]
+
+
+def _part(cluster: Cluster, capacity: Capacity, now: int, notice: int) -> Cluster:
+    """Return the nodes that are there, and are not known to be lost."""
+    names = capacity.at(now) - capacity.lost(now, now + notice).keys()
+    return Cluster(tuple(node for node in cluster.nodes if node.name in names))
+
+
+def _is_on(placement: Placement, cluster: Cluster) -> bool:
+    return all(name in cluster.by_name for name, _ in placement)
+
+
+def _sharing(held: Mapping[str, Placement]) -> set[str]:
+    """Return the names of jobs that span nodes and share one of them with another that does."""
+    spanning = {name: {node for node, _ in its} for name, its in held.items() if len(its) > 1}
+    parts = Counter(node for nodes in spanning.values() for node in nodes)
+    return {name for name, nodes in spanning.items() if any(parts[node] > 1 for node in nodes)}
+
+
+def _kind(name: str, placement: Placement, cluster: Cluster) -> str:
+    """Return the kind of a placement's devices, of the cluster's first node's if there are none.
+
+    Raises:
+        ValueError: They are of several kinds.
+    """
+    kinds = {cluster.by_name[node].kind for node, _ in placement} or {cluster.kinds[0]}
+    if len(kinds) > 1:
+        raise ValueError(f"job {name!r} was given devices of several kinds: {', '.join(sorted(kinds))}")
+    return kinds.pop()
+
+
+def check_arrivals(
+    arrivals: Sequence[Arrival], applications: Mapping[str, Application], policy: Policy, cluster: Cluster
+) -> None:
+    """Check that jobs can be simulated.
+
+    Raises:
+        ValueError: Two have one name, a model is unknown, or a job asks for more devices than there are or
+            for a batch that was not measured.
+    """
+    names = [arrival.name for arrival in arrivals]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two jobs are called {next(name for name in names if names.count(name) > 1)!r}")
+    for arrival in arrivals:
+        if (model := applications.get(arrival.application)) is None:
+            known = ", ".join(sorted(applications))
+            raise ValueError(
+                f"job {arrival.name!r} trains {arrival.application!r}; the applications are {known}"
+            )
+        if policy.users_choose_devices and arrival.devices > cluster.devices:
+            raise ValueError(
+                f"job {arrival.name!r} asks for {arrival.devices} devices; the cluster has {cluster.devices}"
+            )
+        if policy.users_choose_batch and not model.initial <= arrival.batch <= model.largest:
+            raise ValueError(
+                f"job {arrival.name!r} asks for batches of {arrival.batch} samples; {model.name} was "
+                f"measured with {model.initial} to {model.largest}"
+            )

@@ -1,0 +1,1 @@
+"""Training under kills with torchft and with evenpace; see README.md."""

@@ -1,0 +1,197 @@
+"""The same training and kills with torchft 0.2.0 and with evenpace: time, and samples lost or repeated.
+
+Workers train with DistributedDataParallel on gloo, on one machine. One is killed every few seconds, in turn,
+once all are there, and started again after a second. See README.md.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from evenpace.local.cluster import LocalCluster
+from lab.torchft import training as script
+
+AWAY_SECONDS = 1.0  # after which a killed worker is started again
+_LOOK_SECONDS = 0.02
+_PATIENCE_SECONDS = 600.0
+
+WAYS = ("torchft", "evenpace")
+
+
+class _Workers:
+    """Workers of one job, which are killed and started again.
+
+    Args:
+        folder: For their lines and logs.
+        command: Returns the command of a worker, without its script's arguments.
+        arguments: Of the script.
+        count: The number of workers.
+    """
+
+    def __init__(
+        self, folder: Path, command: Callable[[int, int], list[str]], arguments: list[str], count: int
+    ) -> None:
+        self._folder, self._command, self._arguments = folder, command, arguments
+        self._lives = Counter[int]()
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self.count = count
+
+    def start(self, number: int) -> None:
+        """Start a worker, or start it again."""
+        self._lives[number] += 1
+        out = self._folder / f"{number}-{self._lives[number]}.jsonl"
+        words = ["--number", str(number), "--out", str(out), *self._arguments]
+        log = (self._folder / f"{number}.log").open("ab")
+        self._running[number] = subprocess.Popen(
+            [*self._command(number, self._lives[number]), *words], stdout=log, stderr=log
+        )
+
+    def kill(self, number: int) -> None:
+        """Kill a worker."""
+        self._running[number].send_signal(signal.SIGKILL)
+        self._running[number].wait()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return all lines so far."""
+        found: list[dict[str, Any]] = []
+        for file in self._folder.glob("*.jsonl"):
+            found += map(json.loads, file.read_text().rpartition("\n")[0].splitlines())
+        return found
+
+    def has_begun(self, number: int) -> bool:
+        """Return whether a worker has taken a step since it was started last."""
+        file = self._folder / f"{number}-{self._lives[number]}.jsonl"
+        return file.exists() and "\n" in file.read_text()
+
+    def steps(self) -> int:
+        """Return the number of steps that were taken."""
+        return max((line["step"] + 1 for line in self.lines()), default=0)
+
+    def stop(self) -> None:
+        """Kill all that run."""
+        for process in self._running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def _job(way: str, folder: Path, options: argparse.Namespace) -> Iterator[_Workers]:
+    arguments = ["--way", way, "--workers", str(options.workers), "--steps", str(options.steps)]
+    arguments += ["--batch-size", str(options.batch_size)]
+    with contextlib.ExitStack() as stack:
+        if way == "torchft":
+            from torchft.coordination import LighthouseServer
+
+            lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000)
+            stack.callback(lighthouse.shutdown)
+            arguments += ["--lighthouse", lighthouse.address()]
+
+            def command(number: int, life: int) -> list[str]:
+                return [sys.executable, script.__file__]
+        else:
+            cluster = stack.enter_context(
+                LocalCluster(folder / "services", workers=options.workers, shards=0, policy="even")
+            )
+
+            def command(number: int, life: int) -> list[str]:
+                words = ["--manager", str(cluster.manager), "--name", f"w{number}"]
+                return [sys.executable, "-m", "evenpace", "worker", *words, script.__file__]
+
+        workers = _Workers(folder, command, arguments, options.workers)
+        stack.callback(workers.stop)
+        yield workers
+
+
+def _trained(way: str, options: argparse.Namespace, kills: int) -> dict[str, Any]:
+    """Train once, with so many kills; return seconds, pauses, and what was used of the data."""
+    with tempfile.TemporaryDirectory() as name, _job(way, Path(name), options) as workers:
+        for number in range(workers.count):
+            workers.start(number)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        due: list[tuple[float, int]] = []  # workers that are started again
+        killed, began = 0, None
+        while (steps := workers.steps()) < options.steps:
+            now = time.monotonic()
+            if now > deadline:
+                raise SystemExit(f"{way}: {steps} steps after {_PATIENCE_SECONDS:g} s")
+            if began is None and steps > options.warm_up:
+                began = now
+            back = not due and all(map(workers.has_begun, range(workers.count)))
+            if began is not None and back and killed < kills and now > began + (killed + 1) * options.every:
+                number = killed % workers.count
+                workers.kill(number)
+                due.append((now + AWAY_SECONDS, number))
+                killed += 1
+            for at, number in [one for one in due if one[0] <= now]:
+                due.remove((at, number))
+                workers.start(number)
+            time.sleep(_LOOK_SECONDS)
+        return _summary(workers.lines(), options) | {"kills": killed}
+
+
+def _summary(lines: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """Say what time the steps took, and how often samples were used in as many epochs as they make."""
+    last: dict[int, int] = {}  # attempts by step
+    for line in lines:
+        last[line["step"]] = max(last.get(line["step"], 0), line["attempt"])
+    epochs = options.steps // script.BATCHES
+    used = Counter[int]()
+    ends: dict[int, float] = {}
+    for line in lines:
+        step = line["step"]
+        if line["attempt"] == last[step]:
+            ends[step] = min(ends.get(step, line["at"]), line["at"])
+            used.update(line["samples"] if step < epochs * script.BATCHES else ())
+    samples = range(script.BATCHES * options.batch_size)
+    due = epochs * len(samples)
+    times = [ends[step] for step in sorted(ends)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    return {
+        "seconds": times[-1] - times[options.warm_up],
+        "step_s": statistics.median(gaps),
+        "longest_gap_s": max(gaps[options.warm_up :]),
+        "too_rarely": sum(max(0, epochs - used[sample]) for sample in samples) / due,
+        "too_often": sum(max(0, used[sample] - epochs) for sample in samples) / due,
+    }
+
+
+def main() -> None:
+    """Run both, without kills and with them, and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=48, help="Of all workers.")
+    parser.add_argument("--steps", type=int, default=960, help="Of which 32 are an epoch.")
+    parser.add_argument("--warm-up", type=int, default=64, help="Steps before the first that counts.")
+    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--every", type=float, default=5.0, help="Seconds from one kill to the next.")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    figures: dict[str, Any] = {"load": os.getloadavg()[0]}
+    for kills in (0, options.kills):
+        for way in WAYS:
+            its = figures[f"{way}, {kills} kills"] = _trained(way, options, kills)
+            sys.stdout.write(
+                f"{way}, {its['kills']} kills: {its['seconds']:.1f} s for {options.steps - options.warm_up} "
+                f"steps ({its['step_s'] * 1e3:.0f} ms each, longest pause {its['longest_gap_s']:.1f} s); of "
+                f"all uses of samples, {its['too_rarely']:.1%} are lacking, {its['too_often']:.1%} too many\n"
+            )
+            sys.stdout.flush()
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

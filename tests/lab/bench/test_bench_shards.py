@@ -1,0 +1,56 @@
+"""`evenpace lab bench ps --shards`: transfers over several shards behind links of limited bandwidth."""
+
+import json
+import os
+from functools import partial
+
+import pytest
+
+from lab.bench.config import ShardsConfig
+from tests.evenpace.commands import invoke
+
+bench = partial(invoke, "lab", "bench", "ps", "--shards")
+
+
+@pytest.mark.release
+def test_two_shards_take_half_the_time_of_one(needs_network, tmp_path, wait_until):
+    """Links are as fast as they are said to be, and all of them carry at once.
+
+    Nothing is faster than the links allow, however the machine is held up, and some rounds come close.
+    """
+    path = tmp_path / "shards.json"
+
+    def ratios():
+        result = bench("1,2", "--workers", 2, "--mib", 1, "--rate", 4, "--repeats", 2, "--json", path)
+        assert result.exit_code == 0, result.output
+        figures = json.loads(path.read_text())
+        measured = figures["measured"]
+        assert [(row["shards"], row["step"]) for row in measured] == [
+            (1, "push"),
+            (1, "pull"),
+            (2, "push"),
+            (2, "pull"),
+        ]
+        assert [round(row["ideal_s"], 3) for row in measured] == [0.524, 0.524, 0.262, 0.262]
+        assert all(row["ratio"] == row["median_s"] / row["ideal_s"] for row in measured)
+        assert all(row["cores"] >= 0 for row in measured)
+        return [row["fastest_s"] / row["ideal_s"] for row in measured]
+
+    assert min(ratios()) > 0.8  # the bucket holds a little
+    wait_until(lambda: max(ratios()) < 1.5, "transfers over two shards at once")
+
+
+def test_without_root_the_error_says_so(monkeypatch):
+    """There are no links without namespaces, and no figures."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    result = bench()
+
+    assert result.exit_code != 0
+    assert "network namespaces need root" in result.output
+
+
+def test_the_ideal_time_is_that_of_a_full_link():
+    """100 MB by 3 workers over 4 links of 100 MB/s take 0.75 s; MiB are a little more."""
+    assert ShardsConfig().ideal(4) == pytest.approx(0.75 * 2**20 / 1e6)
+    assert ShardsConfig(workers=1, mib=50, rate=25).ideal(1) == pytest.approx(2 * 2**20 / 1e6)

@@ -1,0 +1,986 @@
+"""The verdict of `evenpace lab chaos` on what a small training has written down, and on that with a fault.
+
+The training is real: manager, shards and the workers' script of `evenpace lab chaos`, in threads. One
+training without a fault is shared; most faults are planted in a copy of its files, some in what is running.
+"""
+
+import contextlib
+import itertools
+import json
+import re
+import shutil
+import threading
+import time
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from batchsize_manager.client import ManagerClient
+from batchsize_manager.job.history import History
+from idl.plan import permutation
+from lab.chaos import checks, verdict
+from lab.chaos import storm as storms
+from lab.chaos.chaos_cluster import ChaosCluster
+from lab.chaos.config import ChaosConfig
+from lab.chaos.fault_schedule import Fault
+from lab.chaos.injections import Order
+from lab.chaos.job_progress import Progress
+from lab.chaos.journalling_worker import train
+from lab.chaos.reference_training import SPEC
+from lab.chaos.storm import Active, Storm
+from lab.chaos.supervisor import Ending
+from lab.chaos.verdict import CALM, judge
+from lab.observer import Observer
+from ps.shard import Shard
+from ps.shard_job import ShardJob
+from rpc.processes import Process
+from tests.services import in_threads, manager_service, send_back, serving, shard_service
+from worker.data.slices import Slices
+from worker.session import Session, SessionConfig
+
+JOB = "job-0"
+WORKERS, SHARDS = ("w0", "w1"), ("ps-0", "ps-1")
+ITERATIONS = 45  # two epochs, of 21 each, and a part of the third
+EVERY = 10  # versions between two checkpoints
+SENT_BACK, BACK = 25, 20  # in this iteration the job begins another attempt, at that one
+
+
+class Run:
+    """A training of two workers and two shards, as it looks to the verdict.
+
+    Args:
+        folder: That it wrote into.
+        history: The manager's records.
+        kinds: Of faults, those that were to come.
+        settings: Others.
+    """
+
+    def __init__(self, folder, history, kinds=("kill",), **settings):
+        self.folder = folder
+        self.history = history
+        self.problems = []
+        settings = ChaosConfig(1, 0, kinds, len(WORKERS), len(SHARDS), checkpoint_every=EVERY, **settings)
+        self.cluster = ChaosCluster(settings, folder)
+        roles = {
+            **dict.fromkeys(self.cluster.workers, "worker"),
+            **dict.fromkeys(SHARDS, "shard"),
+            "manager": "manager",
+        }
+        self.supervisor = self.cluster.supervisor
+        self.supervisor.processes = {
+            name: Process(name, ("sleep", "600"), folder / f"{name}.log", role)
+            for name, role in roles.items()
+        }
+        self.supervisor.wanted = set(roles)
+        for process in self.supervisor.processes.values():
+            process.starts = 1
+        self.storm = Storm(self.cluster, iter(()), folder / "faults.jsonl")
+
+    def judged(self):
+        """The verdict."""
+        jobs = self.cluster.jobs
+        progress = {job: Progress(self.cluster, job) for job in jobs}
+        history = dict.fromkeys(jobs, self.history)
+        return judge(self.cluster, self.storm, progress, history, self.problems)
+
+    def copied(self, folder, kinds=("kill",), **settings):
+        """A copy after the same faults, to plant another in; other kinds may have been to come."""
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("state"), dirs_exist_ok=True)
+        copy = Run(folder, json.loads(json.dumps(self.history)), kinds, **settings)
+        copy.storm.over = list(self.storm.over)
+        return copy
+
+    def under_faults(self, *faults, ended=False):
+        """Have faults befall the processes, which do nothing but sleep, until all are over.
+
+        `ended` is whether the time is up once the first have begun.
+        """
+        over = self.storm.over
+        self.storm = Storm(self.cluster, iter(faults), self.folder / "faults.jsonl")
+        self.storm.over = over
+        self.supervisor.processes["w0"].start()
+        try:
+            if ended:
+                self.storm.tick()
+                self.storm.end()
+            while not self.storm.done:
+                self.supervisor.poll()
+                self.storm.tick()
+                time.sleep(0.01)
+        finally:
+            self.supervisor.stop("worker")
+        return self
+
+    @contextlib.contextmanager
+    def lines(self, *path):
+        """The lines of a ledger or a journal, to be changed."""
+        (file,) = self.folder.joinpath(*path[:-1]).glob(path[-1])
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        yield lines
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def ledger(self, shard="ps-0"):
+        """A shard's."""
+        return self.lines("ledgers", shard, "*")
+
+    def journal(self, worker="w0"):
+        """A worker's."""
+        return self.lines("journals", f"{worker}-0.jsonl")
+
+    @contextlib.contextmanager
+    def parameters(self, worker="w0"):
+        """A worker's final parameters and their version, to be changed."""
+        path = self.folder / "parameters" / f"{worker}.npz"
+        with np.load(path) as saved:
+            values = dict(saved)
+        yield values
+        np.savez(path, **values)
+
+
+def kill(number=0, target="w0", at=0.0, kind="kill"):
+    """A fault, by default one that a process cannot escape."""
+    return Fault(number, at, kind, (target,), 0.0)
+
+
+def trained(folder, iterations, at=lambda session, manager: None, *, schedule=False, **settings):
+    """Train; `at` is called by each worker before an iteration is finished, `settings` are the verdict's."""
+    for name in ("ledgers", "journals", "parameters"):
+        (folder / name).mkdir(parents=True)
+    (folder / "stop").write_text(str(iterations))
+
+    def work(name):
+        """Do one worker's part of the run."""
+        with contextlib.closing(Session(SessionConfig(manager, tuple(shards), JOB, name))) as session:
+            finish = session.finish_iteration
+
+            def finish_iteration():
+                at(session, manager)
+                finish()
+
+            session.finish_iteration = finish_iteration
+            journal, out = folder / "journals" / f"{name}-0.jsonl", folder / "parameters" / f"{name}.npz"
+            train(session, journal, folder / "stop", out, schedule=schedule)
+
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(
+            serving(manager_service(len(WORKERS), silence=600.0, reconnect_grace=600.0))
+        )
+        shards = []
+        for name in SHARDS:
+            state, ledger = folder / "state" / name, folder / "ledgers" / name
+            service = shard_service(state=state, ledger=ledger, checkpoint_every=EVERY)
+            shards.append(stack.enter_context(serving(service)))
+        in_threads(*(lambda name=name: work(name) for name in WORKERS))
+        with contextlib.closing(Observer(manager, (), JOB)) as observer:
+            assert observer.poll()
+            history = [record.plain() for record in observer.iterations]
+    return Run(folder, history, **settings)
+
+
+@pytest.fixture(scope="module")
+def faultless(tmp_path_factory):
+    """A training that goes back to a checkpoint once, under a kill of a process that has no part in it."""
+    together = threading.Barrier(len(WORKERS))  # lest the other worker is first to say where it goes back to
+
+    def at(session, manager):
+        if (session.assignment.attempt, session.assignment.iteration) == (0, SENT_BACK):
+            together.wait(240)
+            if session.config.worker == "w0":
+                send_back(session, manager, BACK)
+            together.wait(240)
+
+    return trained(tmp_path_factory.mktemp("faultless"), ITERATIONS, at).under_faults(kill())
+
+
+@pytest.fixture(scope="module")
+def resized(tmp_path_factory):
+    """A training whose batch is changed twice, and once more after it has gone back to before that."""
+    together = threading.Barrier(len(WORKERS))
+    sizes = {(0, 8): 64, (0, 17): 128, (0, SENT_BACK): None, (1, BACK + 4): 160}
+
+    def at(session, manager):
+        now = (session.assignment.attempt, session.assignment.iteration)
+        if now not in sizes:
+            return
+        together.wait(240)
+        if session.config.worker == "w0" and sizes[now] is None:
+            send_back(session, manager, BACK)
+        elif session.config.worker == "w0":
+            with ManagerClient(manager) as client:
+                client.set_total_batch_size(JOB, sizes[now])
+        together.wait(240)
+
+    run = trained(tmp_path_factory.mktemp("resized"), ITERATIONS, at, sizer="similarity")
+    return run.under_faults(kill())
+
+
+@pytest.mark.ci
+def test_batches_of_chosen_sizes_are_judged_as_the_ledgers_have_them(resized):
+    """A run with other sizes has no violation, and its changes are counted."""
+    outcome = resized.judged()
+    assert outcome.violations == []
+    found = outcome.jobs[JOB]
+    assert (found.changes, found.sizes) == (3, (64, 160))
+    assert found.compared > 2
+
+
+def test_sizes_that_an_operator_asks_for_are_judged_by_his_orders(resized, tmp_path):
+    """All that were asked for are allowed, and no other."""
+    run = resized.copied(tmp_path, kinds=("batch-size",))
+    for size in (64, 128, 160):
+        order = Order(lambda: "changed", size=size)
+        run.storm.over.append(Active(kill(kind="batch-size"), "w0", order, 0.0, 0.0, "changed"))
+    assert run.judged().violations == []
+    run.storm.over.pop()
+    said_of(run, r"batches of 160 samples, where 64, 96, 128 were asked for")
+
+
+def test_sizes_that_follow_the_workers_are_judged_by_their_number(resized, tmp_path):
+    """An order is for all workers, of whom any may be there; for one of two, a batch is half as large."""
+    run = resized.copied(tmp_path, kinds=("batch-size",), scale_batch=True)
+    for size in (128, 320):
+        order = Order(lambda: "changed", size=size)
+        run.storm.over.append(Active(kill(kind="batch-size"), "w0", order, 0.0, 0.0, "changed"))
+    assert run.judged().violations == []
+    run.storm.over.pop()
+    said_of(
+        run,
+        r"batches of 160 samples, where 48, 64, 96, 128 were asked for",
+        r"ps-0: iteration 2\d in attempt 1 has 160 samples from \d+, not from 48 to 128",
+    )
+
+
+def test_parameters_of_another_size_are_not_compared(resized, tmp_path):
+    """Those of a version that was reached with other batches than the job has now; others are."""
+    run = resized.copied(tmp_path, sizer="similarity")
+    before = run.judged().jobs[JOB]
+    with run.journal() as lines:
+        (print_,) = [line for line in lines if line[:3] == ["reached", 1, 40]]
+        lines.append(["reached", 0, 40, [value + 1 for value in print_[3]]])
+    found = run.judged().jobs[JOB]
+    assert found.compared == before.compared
+    assert not [one for one in found.violations if "parameters" in one]
+
+
+def test_of_chosen_sizes_that_are_not_allowed_each_is_seen(resized, tmp_path, monkeypatch):
+    """The bounds are those that the sizer was given."""
+    monkeypatch.setattr(verdict, "MOST", 159)
+    run = resized.copied(tmp_path, sizer="similarity")
+    (first, *_) = run.judged().violations
+    assert re.fullmatch(
+        r"ps-0: iteration 2\d in attempt 1 has 160 samples from \d+, not from 48 to 159", first
+    )
+
+
+def test_samples_that_one_shard_lacks_are_seen_whatever_the_size(resized, tmp_path):
+    """The size is no excuse for a slice without its last sample."""
+    run = resized.copied(tmp_path, sizer="similarity")
+    with run.ledger("ps-1") as lines:
+        lines[step_of(lines, 30)]["slices"][-1][1] -= 1
+    said_of(run, r"ps-1: iteration 30 in attempt 1 has 159 samples from \d+ in epoch \d, but \(.*\) at ps-0")
+
+
+def test_a_record_of_another_size_is_seen(resized, tmp_path):
+    """The manager's records have the sizes that the ledgers have."""
+    run = resized.copied(tmp_path, sizer="similarity")
+    record = run.history[30]
+    record["total"] -= 1
+    next(iter(record["workers"].values()))["batch_size"] -= 1
+    said_of(run, r"manager: iteration 30 has 159 samples of 159, not 160")
+
+
+def test_batches_of_a_schedule_are_judged_by_it(tmp_path):
+    """A run with a schedule has no violation; by one size, most of its batches would be wrong."""
+    run = trained(tmp_path, 20, schedule=True, sizer="schedule").under_faults(kill())
+    outcome = run.judged()
+    assert outcome.violations == []
+    found = outcome.jobs[JOB]
+    assert (found.changes, found.sizes) == (3, (72, 120))
+    wrong = run.copied(tmp_path / "copy").judged().violations
+    assert any("ends at" in violation for violation in wrong)
+
+
+@pytest.fixture
+def run(faultless, tmp_path):
+    """A copy of that training, to plant a fault in."""
+    return faultless.copied(tmp_path)
+
+
+def said_of(run, *patterns):
+    """Check that a verdict has these among its violations."""
+    found = run.judged().violations
+    for pattern in patterns:
+        assert any(re.match(pattern, line) for line in found), found
+
+
+@pytest.mark.ci
+def test_a_training_without_a_fault_has_no_violation(faultless):
+    """The verdict counts the rewinds: two shards went back for the same iterations."""
+    outcome = faultless.judged()
+    assert outcome.violations == []
+    found = outcome.jobs[JOB]
+    assert (found.iterations, found.rewinds, found.missing) == (ITERATIONS, 2, 0)
+    assert found.redone == SENT_BACK - BACK
+    assert found.compared == 2 * (1 + ITERATIONS // EVERY + 1)  # each has version 20 in both attempts
+    assert 0 < found.error < 1e-9
+    assert outcome.counts == {"kill": (1, 1, 0)}
+
+
+# -- planted in what is running
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("factor", [0, 2])
+def test_a_shard_that_drops_or_doubles_a_gradient_is_seen(tmp_path, monkeypatch, factor):
+    """The shard's ledger is in order; the parameters of later versions are not those of one process."""
+    add = Shard.add
+
+    def wrong(shard, part, piece):
+        add(shard, part, factor * piece if (shard.version, part.worker) == (7, "w1") else piece)
+
+    monkeypatch.setattr(Shard, "add", wrong)
+    run = trained(tmp_path, 12).under_faults(kill())
+    said_of(
+        run,
+        "w0's parameters of version 10 in attempt 0: differs by",
+        "w1's parameters of version 10 in attempt 0: differs by",
+        "w0's final parameters: differs by",
+        "w1's final parameters: differs by",
+    )
+    assert len(run.judged().violations) == 4
+
+
+def test_a_shard_that_steps_before_the_batch_is_whole_is_seen(tmp_path, monkeypatch, wait_until):
+    """The shard's ledger has one slice of two; the other worker comes too late."""
+    complete, is_due = Shard.complete.fget, ShardJob.is_due.fget
+
+    def early(shard):
+        return shard.version == 7 and any(map(shard._is_whole, shard._contributions))
+
+    def at(session, manager):
+        if (session.config.worker, session.assignment.iteration) == ("w1", 7):
+            ledgers = [*tmp_path.glob("ledgers/*/*")]
+            wait_until(lambda: all('"iteration": 7,' in file.read_text() for file in ledgers), "the step")
+
+    monkeypatch.setattr(Shard, "complete", property(lambda shard: complete(shard) or early(shard)))
+    monkeypatch.setattr(ShardJob, "is_due", property(lambda job: is_due(job) or early(job.shard)))
+    said_of(
+        trained(tmp_path, 12, at).under_faults(kill()),
+        r"ps-0: iteration 7(: w0 at \d+, where 672 was due| ends at \d+, not at 768)",
+        r"ps-1: iteration 7(: w0 at \d+, where 672 was due| ends at \d+, not at 768)",
+        "w0's final parameters: differs by",
+    )
+
+
+def test_a_worker_that_trains_on_a_slice_twice_is_seen(tmp_path, monkeypatch):
+    """The worker takes the samples of its previous slice again, instead of those that it was assigned."""
+    slice_of = Slices.slice_of
+
+    def wrong(slices, assignment):
+        if (assignment.iteration, slices.session.config.worker) == (7, "w1"):
+            assignment = replace(assignment, start=assignment.start - SPEC.total_batch_size)
+        return slice_of(slices, assignment)
+
+    monkeypatch.setattr(Slices, "slice_of", wrong)
+    said_of(
+        trained(tmp_path, 12).under_faults(kill()),
+        "w1: iteration 7: wrong samples for ",
+        "w0's final parameters: differs by",
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [(0, "manager: no record from 7 to 7"), (2, "manager: iteration 7 of 12 after iteration 7")],
+)
+def test_a_manager_that_misses_or_repeats_an_iteration_is_seen(tmp_path, monkeypatch, times, said):
+    """The manager's history lacks an iteration, or has it twice."""
+    add = History.add
+
+    def wrong(history, record):
+        for _ in range(times if record.iteration == 7 else 1):
+            add(history, record)
+
+    monkeypatch.setattr(History, "add", wrong)
+    said_of(trained(tmp_path, 12).under_faults(kill()), said)
+
+
+# -- planted in what the shards wrote
+
+
+def step_of(lines, iteration):
+    """Return the index of the ledger's line with the step of an iteration that holds."""
+    return max(place for place, line in enumerate(lines) if line.get("iteration") == iteration)
+
+
+def lost_step(lines):
+    """A step is missing."""
+    del lines[step_of(lines, 30)]
+
+
+def repeated_step(lines):
+    """A step comes again."""
+    lines.insert(step_of(lines, 30), lines[step_of(lines, 30)])
+
+
+def other_attempt(lines):
+    """A step is of an attempt that is over."""
+    lines[step_of(lines, 30)]["attempt"] = 0
+
+
+def rewind_in(lines):
+    """The line that says from where the second attempt goes on."""
+    return next(line for line in lines if "rewound" in line)
+
+
+def no_checkpoint(lines):
+    """The job goes back to where there is no checkpoint."""
+    rewind_in(lines)["rewound"] = BACK + 1
+
+
+def forward(lines):
+    """The job goes back to what is yet to come."""
+    rewind_in(lines)["rewound"] = 99
+
+
+def same_attempt(lines):
+    """The job goes back within an attempt."""
+    lines.insert(step_of(lines, 39) + 1, {"attempt": 1, "rewound": 30})
+
+
+def behind(lines):
+    """The last step is missing."""
+    del lines[step_of(lines, ITERATIONS - 1)]
+
+
+def kept_on(lines):
+    """The shard goes on in the second attempt from where it was, and not from the checkpoint."""
+    rewind_in(lines)["rewound"] = SENT_BACK
+    lines[:] = [
+        line for line in lines if not (line["attempt"] == 1 and line.get("iteration", SENT_BACK) < SENT_BACK)
+    ]
+
+
+def first_slice_lost(lines):
+    """A step is without its first slice."""
+    del lines[step_of(lines, 30)]["slices"][0]
+
+
+def last_slice_lost(lines):
+    """A step is without its last slice."""
+    del lines[step_of(lines, 30)]["slices"][-1]
+
+
+def slice_doubled(lines):
+    """A step has a slice twice."""
+    slices = lines[step_of(lines, 30)]["slices"]
+    slices.append(slices[0])
+
+
+def slice_without_samples(lines):
+    """A step has a slice of no samples."""
+    slices = lines[step_of(lines, 30)]["slices"]
+    start, count, worker = slices[-1]
+    slices.append([start + count, 0, worker])
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("plant", "shard", "said"),
+    [
+        (lost_step, "ps-0", "ps-0: step 31 in attempt 1, where step 30 in attempt 1 was due"),
+        (repeated_step, "ps-0", "ps-0: step 30 in attempt 1, where step 31 in attempt 1 was due"),
+        (other_attempt, "ps-0", "ps-0: step 30 in attempt 0, where step 30 in attempt 1 was due"),
+        (no_checkpoint, "ps-0", "ps-0: updates from 21 to 25 were taken back, to no checkpoint"),
+        (forward, "ps-0", "ps-0: rewound to version 99 in attempt 1, from version 25 in attempt 0"),
+        (same_attempt, "ps-0", "ps-0: rewound to version 30 in attempt 1, from version 40 in attempt 1"),
+        (behind, "ps-0", "ps-0: 44 steps at the end, not 45"),
+        (behind, "ps-1", "ps-1: 44 steps at the end, not 45"),
+        (kept_on, "ps-1", "iteration 20: ps-0 has the step of attempt 1, ps-1 that of attempt 0"),
+        (first_slice_lost, "ps-0", r"ps-0: iteration 30: w\d at \d+, where \d+ was due"),
+        (first_slice_lost, "ps-1", r"ps-1: epoch 1: \d+ samples not used exactly once"),
+        (last_slice_lost, "ps-0", r"ps-0: iteration 30 ends at \d+, not at \d+"),
+        (last_slice_lost, "ps-1", r"ps-1: epoch 1: \d+ samples not used exactly once"),
+        (slice_doubled, "ps-0", r"ps-0: iteration 30: w\d at \d+, where \d+ was due"),
+        (slice_doubled, "ps-1", r"ps-1: epoch 1: \d+ samples not used exactly once"),
+        (slice_without_samples, "ps-1", r"ps-1: iteration 30: w\d at \d+, where \d+ was due"),
+    ],
+)
+def test_a_fault_in_a_ledger_is_seen(run, plant, shard, said):
+    """Steps and slices that are missing, come twice or are out of place, in any shard's."""
+    with run.ledger(shard) as lines:
+        plant(lines)
+    said_of(run, said)
+
+
+# -- planted in what the workers wrote
+
+
+def computed_in(lines, iteration=30):
+    """The line that says what was computed for an iteration."""
+    return next(line for line in lines if line[0] == "computed" and line[2] == iteration)
+
+
+def computes(lines, start, count):
+    """Other samples of the epoch were computed for an iteration, and the journal says which they are."""
+    line = computed_in(lines)
+    indices = permutation(SPEC, SPEC.batch(line[2])[0])[start : start + count]
+    line[3:6] = [start, count, zlib.crc32(indices.astype(np.int64).tobytes())]
+
+
+def of_the_batch_before(lines):
+    """Samples of another batch."""
+    _, _, _, start, count, *_ = computed_in(lines)
+    computes(lines, start - SPEC.total_batch_size, count)
+
+
+def of_the_batch_after(lines):
+    """Likewise."""
+    _, _, _, start, count, *_ = computed_in(lines)
+    computes(lines, start + SPEC.total_batch_size, count)
+
+
+def of_no_samples(lines):
+    """Nothing at all."""
+    computes(lines, computed_in(lines)[3], 0)
+
+
+def of_other_samples(lines):
+    """Others than the permutation has there."""
+    computed_in(lines)[5] ^= 1
+
+
+def not_computed(lines):
+    """The worker knows nothing of it."""
+    lines.remove(computed_in(lines))
+
+
+def half_computed(lines):
+    """Journal a slice without its last samples."""
+    _, _, _, start, count, *_ = computed_in(lines)
+    computes(lines, start, count // 2)
+
+
+def half_computed_at_the_end(lines):
+    """Journal a slice without its first samples."""
+    _, _, _, start, count, *_ = computed_in(lines)
+    computes(lines, start + 1, count - 1)
+
+
+def reached_in(lines, attempt, version):
+    """Return the index of the journal's line about the parameters of a version."""
+    return next(i for i, line in enumerate(lines) if line[:3] == ["reached", attempt, version])
+
+
+def back_in_time(lines):
+    """An older version comes after a newer one."""
+    first, second = reached_in(lines, 1, 31), reached_in(lines, 1, 32)
+    lines[first], lines[second] = lines[second], lines[first]
+
+
+def ahead_of_the_shards(lines):
+    """A version comes that no shard has."""
+    lines[reached_in(lines, 1, ITERATIONS)][2] += 1
+
+
+def far_ahead_in_an_attempt_that_is_over(lines):
+    """Likewise, by more than a kill of the shard can have kept it from writing down."""
+    lines[reached_in(lines, 0, SENT_BACK)][2] += 101
+
+
+def fingerprint_off(lines):
+    """The parameters differ."""
+    lines[reached_in(lines, 1, 30)][3][0] += 1e-6
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (of_the_batch_before, r"w0: iteration 30: wrong samples for \d+ to \d+"),
+        (of_the_batch_after, r"w0: iteration 30: wrong samples for \d+ to \d+"),
+        (of_no_samples, r"w0: iteration 30: wrong samples for \d+ to \d+"),
+        (of_other_samples, r"w0: iteration 30: wrong samples for \d+ to \d+"),
+        (not_computed, r"ps-0: iteration 30 has \d+ to \d+ from w0, which computed \[\]"),
+        (half_computed, r"ps-1: iteration 30 has \d+ to \d+ from w0, which computed \[\("),
+        (half_computed_at_the_end, r"ps-1: iteration 30 has \d+ to \d+ from w0, which computed \[\("),
+        (back_in_time, r"w0: version 31 in attempt 1 after \(1, 32\)"),
+        (ahead_of_the_shards, "w0 has version 46 of attempt 1, in which ps-1 had 45 at most"),
+        (
+            far_ahead_in_an_attempt_that_is_over,
+            "w0 has version 126 of attempt 0, in which ps-0 had 25 at most",
+        ),
+        (fingerprint_off, "w0's parameters of version 30 in attempt 1: differs by"),
+    ],
+)
+def test_a_fault_in_a_journal_is_seen(run, plant, said):
+    """Samples that were not those of the slice, and parameters that no shard had, or one process has not."""
+    with run.journal() as lines:
+        plant(lines)
+    said_of(run, said)
+
+
+def test_a_worker_that_the_ledgers_know_and_nobody_else_is_seen(run):
+    """The ledgers have a worker without a journal."""
+    with run.ledger() as lines:
+        lines[step_of(lines, 30)]["slices"][0][2] = "w7"
+    said_of(run, r"ps-0: iteration 30 has \d+ to \d+ from w7, which computed \[\]")
+
+
+def last_version(values):
+    """End a worker before the others."""
+    values["version"] -= 1
+
+
+def nudge(values):
+    """Change one parameter a little."""
+    values["parameters"][100] += 1e-6
+
+
+def not_a_number(values):
+    """Replace one parameter by NaN."""
+    values["parameters"][100] = np.nan
+
+
+def too_few(values):
+    """A parameter is missing."""
+    values["parameters"] = values["parameters"][1:]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (last_version, "ended with version 44, but the job has 45"),
+        (nudge, "'s final parameters: differs by "),
+        (not_a_number, "'s final parameters: differs by nan"),
+        (too_few, "'s final parameters: differs by inf"),
+    ],
+)
+def test_final_parameters_that_are_not_those_of_one_process_are_seen(run, worker, plant, said):
+    """Final parameters of any worker are compared with those of one process."""
+    with run.parameters(worker) as values:
+        plant(values)
+    (violation,) = run.judged().violations
+    assert violation.startswith(worker)
+    assert said in violation
+
+
+def test_a_worker_that_does_not_come_to_the_end_is_seen(run):
+    """Though the other does."""
+    (run.folder / "parameters" / "w1.npz").unlink()
+    assert run.judged().violations == ["w1: did not come to the end with its parameters"]
+
+
+@pytest.fixture(params=["deterministic", "exact"])
+def twin(faultless, tmp_path, request):
+    """The same, where another run without faults has come to the same bits."""
+    run = faultless.copied(tmp_path, **{request.param: True})
+    shutil.copytree(run.folder / "parameters", run.folder / CALM / "parameters")
+    return run
+
+
+def test_a_run_with_the_bits_of_one_without_faults_has_no_violation(twin):
+    """The verdict says that the bits are the same."""
+    outcome = twin.judged()
+    assert outcome.violations == []
+    assert outcome.jobs[JOB].same_bits
+
+
+def last_bit(values):
+    """Replace one parameter by the next number."""
+    values["parameters"][100] = np.nextafter(values["parameters"][100], 1.0)
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_another_last_bit_is_seen(twin, worker):
+    """A change of one last bit is seen, far below the tolerance against one process."""
+    with twin.parameters(worker) as values:
+        last_bit(values)
+    outcome = twin.judged()
+    assert outcome.violations == [
+        f"{worker}: 1 final parameters have other bits than {other}'s without faults" for other in WORKERS
+    ]
+    assert outcome.jobs[JOB].same_bits is False
+
+
+def test_two_zeros_are_not_the_same_bits():
+    """Though they are equal."""
+    zeros = {"w0": (3, np.array([0.0]))}, {"w0": (3, np.array([-0.0]))}
+    assert list(checks.bits_equal(*zeros)) == [
+        "w0: 1 final parameters have other bits than w0's without faults"
+    ]
+
+
+def test_a_run_without_faults_that_ended_elsewhere_or_not_at_all_is_no_proof(twin):
+    """The violations name what is missing."""
+    (file,) = (twin.folder / CALM / "parameters").glob("w0.npz")
+    with np.load(file) as saved:
+        np.savez(file, version=ITERATIONS - 1, parameters=saved["parameters"])
+    (twin.folder / CALM / "parameters" / "w1.npz").unlink()
+    ended = "ended with version 45; without faults, w0 with 44"
+    assert twin.judged().violations == [f"w0: {ended}", f"w1: {ended}"]
+    shutil.rmtree(twin.folder / CALM)
+    assert twin.judged().violations == ["there are no final parameters of a run without faults"]
+
+
+def test_each_job_has_a_verdict_of_its_own(faultless, tmp_path):
+    """A violation of one job is reported for that job alone."""
+    run = faultless.copied(tmp_path, jobs=2)
+    for mine, theirs in zip(WORKERS, run.cluster.jobs["job-1"], strict=True):
+        for file in run.folder.glob(f"*/{mine}*"):
+            shutil.copy(file, file.with_name(file.name.replace(mine, theirs)))
+    for file in run.folder.glob("ledgers/*/*"):
+        text = file.read_text().replace('"w0"', '"w2"').replace('"w1"', '"w3"')
+        file.with_name(file.name.replace("job-0", "job-1")).write_text(text)
+    outcome = run.judged()
+    assert outcome.violations == []
+    assert outcome.jobs["job-0"] == outcome.jobs["job-1"]
+    with run.parameters("w3") as values:
+        nudge(values)
+    outcome = run.judged()
+    (violation,) = outcome.violations
+    assert violation.startswith("job-1: w3's final parameters: differs by ")
+    assert outcome.jobs["job-0"].violations == []
+    assert outcome.jobs["job-0"].error < 1e-9 < outcome.jobs["job-1"].error
+
+
+# -- planted in the manager's history
+
+
+def too_small(history):
+    """The workers' parts do not make up the batch."""
+    history[30]["workers"]["w0"]["batch_size"] -= 1
+
+
+def other_total(history):
+    """The batch is told to be another."""
+    history[30]["total"] += 1
+
+
+def too_small_as_told(history):
+    """The workers' parts make up what is told, and that is not the batch."""
+    too_small(history)
+    history[30]["total"] -= 1
+
+
+def swapped(history):
+    """Two records are out of order."""
+    history[30], history[31] = history[31], history[30]
+
+
+def beyond(history):
+    """An iteration that no shard has."""
+    history.append({**history[-1], "iteration": ITERATIONS, "total": 96})
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (too_small, "manager: iteration 30 has 95 samples of 96, not 96"),
+        (other_total, "manager: iteration 30 has 96 samples of 97, not 96"),
+        (too_small_as_told, "manager: iteration 30 has 95 samples of 95, not 96"),
+        (lambda history: history.insert(30, history[30]), "manager: iteration 30 of 45 after iteration 30"),
+        (swapped, "manager: iteration 30 of 45 after iteration 31"),
+        (beyond, "manager: iteration 45 of 45 after iteration 44"),
+        (lambda history: history.pop(0), "manager: no record from 0 to 0, all in attempt 0"),
+        (lambda history: history.pop(30), "manager: no record from 30 to 30, all in attempt 1"),
+        (list.clear, "manager: no record of any of 45 iterations"),
+    ],
+)
+def test_a_fault_in_the_managers_history_is_seen(run, plant, said):
+    """Batches that are not whole; iterations that are missing, come twice or are out of order."""
+    plant(run.history)
+    said_of(run, said)
+
+
+def test_iterations_that_workers_did_without_the_manager_are_counted(run):
+    """Records may be missing before another attempt, with which the manager comes back."""
+    del run.history[BACK - 3 : BACK]
+    outcome = run.judged()
+    assert outcome.violations == []
+    assert outcome.jobs[JOB].missing == 3
+
+
+# -- ends of processes
+
+
+def ended(name="w0", code=1, at=100.0, log="'w0' is not a member of job default"):
+    """The end of a process that nobody had killed."""
+    return Ending(name, code, at, log)
+
+
+def silenced(run, seconds, target="w0", until=100.0):
+    """Let a fault have lasted for so long."""
+    (over,) = run.storm.over
+    run.storm.over.append(replace(over, target=target, began=until - seconds, ended=until))
+
+
+@pytest.mark.parametrize("target", ["w0", "manager", "w0>manager"])
+def test_a_worker_may_be_taken_out_after_a_long_silence(run, target):
+    """A worker's end after a long silence is no violation, nor that it lacks final parameters."""
+    silenced(run, 31, target)
+    run.supervisor.endings.append(ended())
+    (run.folder / "parameters" / "w0.npz").unlink()
+    outcome = run.judged()
+    assert outcome.violations == []
+    assert outcome.excused == {"w0": 31.0}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("seconds", "target", "ending"),
+    [
+        (0, "w0", ended()),
+        (29, "w0", ended()),
+        (31, "w1", ended()),
+        (31, "w0", ended(at=200.0)),
+        (31, "w0", ended(code=2)),
+        (31, "w0", ended(code=-11)),
+        (31, "w0", ended(log="MemoryError")),
+        (31, "ps-0", ended("ps-0")),
+    ],
+)
+def test_a_process_that_ends_by_itself_is_seen(run, seconds, target, ending):
+    """The violation has its status and its log, unless it is a worker that was taken out for its silence."""
+    silenced(run, seconds, target)
+    run.supervisor.endings.append(ending)
+    outcome = run.judged()
+    assert outcome.violations == [f"{ending.name} ended with status {ending.code}:\n{ending.log}"]
+    assert outcome.excused == {}
+
+
+def test_what_the_run_itself_has_seen_is_told_first(run):
+    """Such as that it hangs; whatever else is found comes after."""
+    run.problems.append("hung: no step for 120 s, without a fault")
+    run.history.pop(30)
+    first, second = run.judged().violations
+    assert first == run.problems[0]
+    assert second.startswith("manager: ")
+
+
+def test_of_many_violations_the_first_are_told_and_the_others_counted(run):
+    """A fault that spoils all that follows does not bury the rest."""
+    for shard in SHARDS:
+        with run.ledger(shard) as lines:
+            for line in lines:
+                if "slices" in line:
+                    del line["slices"][0]
+    found = run.judged().violations
+    assert len(found) == 51
+    assert re.match(r"and \d+ more", found[-1])
+
+
+# -- which faults fired
+
+
+def test_a_fault_that_does_not_fire_is_told(faultless, tmp_path, monkeypatch):
+    """The clock of a process that does not run under libfaketime stays as it is."""
+    monkeypatch.setattr(storms, "_EVIDENCE_SECONDS", 0.0)
+    run = faultless.copied(tmp_path, ("kill", "clock"))
+    run.under_faults(replace(kill(1, kind="clock"), amount=3600.0))
+    outcome = run.judged()
+    assert outcome.counts == {"kill": (1, 1, 0), "clock": (1, 0, 0)}
+    assert outcome.violations == [
+        "fault 1, clock of w0, did not fire",
+        "no clock fired: of 1 that came, 0 found nothing to befall",
+    ]
+
+
+def test_a_kind_that_never_fires_is_told(faultless, tmp_path, monkeypatch):
+    """A kind may have found nothing to befall, or may not have come at all."""
+    monkeypatch.setattr(storms, "_PATIENCE_SECONDS", 0.0)
+    run = faultless.copied(tmp_path, ("kill", "cut", "stall"))
+    with run.cluster.proxy as proxy:
+        proxy.add("w0>manager", run.cluster.manager)
+        run.under_faults(kill(1, "w0>manager", kind="cut"))
+    outcome = run.judged()
+    assert outcome.counts == {"kill": (1, 1, 0), "cut": (1, 0, 1), "stall": (0, 0, 0)}
+    assert outcome.violations == [
+        "no cut fired: of 1 that came, 1 found nothing to befall",
+        "no stall fired: of 0 that came, 0 found nothing to befall",
+    ]
+
+
+def test_a_worker_is_frozen_until_the_manager_has_it_out(faultless, tmp_path, monkeypatch):
+    """A freeze lasts until the worker is out, however short it was to be; else that is reported."""
+    monkeypatch.setattr(storms, "_OUT_SECONDS", 1.0)
+    run = faultless.copied(tmp_path, ("kill", "freeze-until-out"))
+    asked = []
+
+    def member_state(cluster, name):
+        asked.append(name)
+        return "silent" if name == "w1" and asked.count(name) > 1 else "working"
+
+    monkeypatch.setattr(ChaosCluster, "member_state", member_state)
+    run.under_faults(*(kill(number, f"w{number - 1}", kind="freeze-until-out") for number in (1, 2)))
+    outcome = run.judged()
+    assert outcome.violations == ["fault 1, freeze-until-out of w0, did not fire"]
+    _, never, at_once = outcome.faults
+    assert never["seconds"] >= 1.0
+    assert "has state T in /proc; to the manager it is silent" in at_once["evidence"]
+
+
+def test_who_is_not_in_is_not_frozen_until_out_nor_impersonated(faultless, tmp_path, monkeypatch):
+    """A worker that has yet to join could be told out at once, and a second one would be let in."""
+    monkeypatch.setattr(storms, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(ChaosCluster, "member_state", lambda cluster, name: "away")
+    kinds = ("freeze-until-out", "impostor")
+    run = Run(shutil.copytree(faultless.folder, tmp_path / "run"), faultless.history, kinds)
+    run.under_faults(*(kill(number, kind=kind) for number, kind in enumerate(kinds)))
+    assert run.judged().counts == dict.fromkeys(kinds, (1, 0, 1))
+
+
+def test_one_of_each_kind_comes_though_the_time_is_up(faultless, tmp_path):
+    """A kind that has not come yet comes even if the run was held up; the others need not come again."""
+    run = Run(shutil.copytree(faultless.folder, tmp_path / "run"), faultless.history, ("kill", "freeze"))
+    faults = [kill(), kill(1, at=1000.0), *(kill(n, at=1000.0 * n, kind="freeze") for n in (2, 3))]
+    run.under_faults(*faults, ended=True)
+    outcome = run.judged()
+    assert outcome.counts == {"kill": (1, 1, 0), "freeze": (1, 1, 0)}
+    assert [fault["number"] for fault in outcome.faults] == [0, 2]
+    assert outcome.violations == []
+
+
+def test_the_only_one_of_its_kind_is_tried_until_it_fires(faultless, tmp_path, monkeypatch):
+    """When the time is up, a link may have no connection for a while, or nothing may be sent by it."""
+    monkeypatch.setattr(storms, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(storms, "_EVIDENCE_SECONDS", 0.0)
+    run = Run(shutil.copytree(faultless.folder, tmp_path / "run"), faultless.history, ("bounds",))
+    tries = []
+
+    class Late(Order):
+        moot = True  # until it has fired
+
+        def fired(self):
+            return "changed" if len(tries) == 3 else None
+
+    def inject(storm, fault, name):
+        tries.append(name)
+        return Late(lambda: None)
+
+    looks = itertools.count()
+    monkeypatch.setattr(Storm, "_possible", lambda storm, kind, name: next(looks) > 2)
+    monkeypatch.setattr(Storm, "_inject", inject)
+    run.under_faults(kill(at=-1.0, kind="bounds"), ended=True)
+    outcome = run.judged()
+    assert outcome.counts == {"bounds": (4, 1, 3)}  # at first, it had no target
+    assert outcome.violations == []
+
+
+def test_a_kind_that_found_no_target_comes_once_more(faultless, tmp_path, monkeypatch):
+    """What it was to befall may have been out of reach for as long as another fault lasted."""
+    monkeypatch.setattr(storms, "_PATIENCE_SECONDS", 0.0)
+    run = Run(shutil.copytree(faultless.folder, tmp_path / "run"), faultless.history)
+    possible = Storm._possible
+    monkeypatch.setattr(
+        Storm, "_possible", lambda storm, kind, name: storm.without_target and possible(storm, kind, name)
+    )
+    run.under_faults(kill(at=-1.0), ended=True)
+    outcome = run.judged()
+    assert outcome.counts == {"kill": (2, 1, 1)}
+    assert outcome.violations == []

@@ -1,0 +1,192 @@
+"""`evenpace lab experiment batch-sizes`: the law's fit on made points, on bad ones, and on MLPerf's."""
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from lab.experiments.batch_size_law import Law, Point, contradictions, fit, fit_without_each, nearest
+from lab.experiments.batch_sizes import judge
+from tests import SHARED_DATA
+from tests.evenpace.commands import invoke
+
+MLPERF = SHARED_DATA / "batch-size-to-target" / "mlperf.csv"
+SIZES = (64, 256, 1024, 4096, 16384)
+HEADER = "benchmark,round,batch_size,runs,mean_to_target,median_to_target,std\n"
+
+
+def made(work, critical, deviation=0.0, sizes=SIZES, factors=None):
+    """Points of a law, each times a factor."""
+    factors = np.ones(len(sizes)) if factors is None else factors
+    works = [work * (1 + size / critical) * factor for size, factor in zip(sizes, factors, strict=True)]
+    return [Point(size, 10, one, deviation * one) for size, one in zip(sizes, works, strict=True)]
+
+
+experiment = partial(invoke, "lab", "experiment", "batch-sizes", "--data", columns=200)
+
+
+# -- the law
+
+
+@pytest.mark.parametrize(("work", "critical"), [(3.5, 900.0), (1e9, 40.0), (0.7, 3e5)])
+def test_a_known_law_is_recovered(work, critical):
+    """Exact points give W0 and B_c back, whatever the units, and each size is predicted from the others."""
+    points = made(work, critical, deviation=0.1)
+    law = fit(points)
+
+    assert (law.work, law.critical) == pytest.approx((work, critical))
+    assert [other.at(point.size) for other, point in zip(fit_without_each(points), points, strict=True)] == (
+        pytest.approx([point.work for point in points])
+    )
+
+
+def test_bounds_have_the_truth_in_them():
+    """With errors of 5%, for which the bounds are, B_c is within them in at least 19 of 20 tries.
+
+    Each bound is two standard errors off in both parameters: more than 95% of tries are within.
+    """
+    random = np.random.default_rng(5)
+    within = 0
+    for _ in range(200):
+        least, most = fit(made(2.0, 3000.0, factors=np.exp(0.05 * random.standard_normal(5)))).interval
+        within += least <= 3000.0 <= most
+
+    assert within >= 190
+
+
+def test_a_size_that_is_left_out_is_not_seen():
+    """Another result for a size changes the law that all sizes give, and not the one without it."""
+    points = made(2.0, 3000.0)
+    for place, point in enumerate(points):
+        changed = [*points[:place], replace(point, work=3 * point.work), *points[place + 1 :]]
+        assert fit_without_each(changed)[place] == fit_without_each(points)[place]
+        assert fit(changed).critical != pytest.approx(3000.0, rel=0.01)
+
+
+def test_few_uncertain_runs_count_little():
+    """A size with a wrong mean moves B_c the less, the more its runs differ."""
+    points = made(2.0, 3000.0)
+    off = []
+    for deviation in (0.0, 1.0):
+        wrong = replace(points[2], work=2 * points[2].work, deviation=deviation * points[2].work)
+        off.append(abs(fit([*points[:2], wrong, *points[3:]]).critical / 3000 - 1))
+
+    assert off[1] < off[0] / 5
+
+
+@pytest.mark.parametrize(
+    ("works", "critical"),
+    [((1.0, 2.1, 4.4), 0.0), ((4.0, 3.9, 3.7), math.inf)],
+    ids=["faster than the batch", "falling"],
+)
+def test_parameters_are_not_negative(works, critical):
+    """Where the best line has a negative parameter, that is 0, and the other the best without it."""
+    points = [Point(size, 10, work, 0.0) for size, work in zip((10, 20, 40), works, strict=True)]
+    law = fit(points)
+    ratios = np.array(works) / (10, 20, 40) if critical == 0 else np.array(works)
+
+    assert law.critical == critical
+    assert law.work + law.slope == pytest.approx((1 / ratios).sum() / (1 / ratios**2).sum())
+
+
+def test_the_law_is_the_efficiency_of_pollux():
+    """The work with M0 samples over that with M is (φ + M0) / (φ + M), with B_c for φ."""
+    law = Law(2.0, 2.0 / 700, 0.0, 0.0)
+
+    assert law.at(100) / law.at(900) == pytest.approx((700 + 100) / (700 + 900))
+
+
+def test_the_nearest_size_is_so_by_ratio():
+    """Of 100 the nearest is 60, and not 150; the ends have one neighbour."""
+    points = [Point(size, 1, float(size), 0.0) for size in (50, 100, 180)]
+
+    assert nearest(points) == [100.0, 180.0, 100.0]
+
+
+def test_what_no_law_allows_is_named():
+    """Work that falls, or grows faster than the batch, by more than chance, and runs that differ widely."""
+    sure, unsure = (
+        [Point(*one) for one in zip((10, 20, 40), (5,) * 3, (3.0, 7.0, 6.0), deviations, strict=True)]
+        for deviations in ((0.1, 0.1, 0.1), (1.0, 4.0, 1.0))
+    )
+
+    assert contradictions(sure) == ["10 to 20: work ×2.33, batch ×2.00", "20 to 40: work ×0.86"]
+    assert contradictions(unsure) == ["runs with 20 differ by 57%"]
+
+
+# -- figures
+
+
+def test_two_sizes_cannot_be_judged():
+    """A law through two points is exact, and says nothing of itself."""
+    figures = judge(made(2.0, 3000.0, sizes=(64, 256)))
+
+    assert (figures["holds"], figures["error"], figures["critical"]) == (None, None, None)
+    assert figures["remarks"] == ["2 of the 3 sizes that it takes"]
+
+
+def test_sizes_too_close_leave_the_critical_one_open():
+    """Where sizes are within a few percent, points are predicted, and B_c is not known."""
+    figures = judge(made(2.0, 1000.0, sizes=(1000, 1050, 1100)))
+
+    assert figures["holds"]
+    assert not figures["known"]
+    assert figures["remarks"] == ["B_c is at least 0"]
+
+
+# -- the command
+
+
+@pytest.fixture
+def trainings(tmp_path):
+    """A file with a law in two rounds, the same points under another name, and a benchmark of two sizes."""
+    rows = [
+        f"{name},{round_},{point.size},10,{point.work},{point.work},{point.deviation}"
+        for name, round_, critical, sizes in (
+            ("a", "2.0", 900, SIZES),
+            ("a", "1.0", 9000, SIZES),
+            ("b", "2.0", 900, SIZES),
+            ("c", "1.0", 900, SIZES[:2]),
+        )
+        for point in reversed(made(3.0, critical, sizes=sizes))
+    ]
+    path = tmp_path / "trainings.csv"
+    path.write_text(HEADER + "\n".join(rows) + "\n")
+    return path
+
+
+def test_rounds_are_benchmarks_of_their_own(trainings, tmp_path):
+    """Each round has its law, equal points are told, and too few sizes are; the plot is drawn."""
+    result = experiment(trainings, "--json", tmp_path / "out.json", "--plot", tmp_path / "out.png")
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+
+    assert [(row["benchmark"], row["round"], row["same_as"]) for row in rows] == [
+        ("a", "2.0", None),
+        ("a", "1.0", None),
+        ("b", "2.0", "a"),
+        ("c", "1.0", None),
+    ]
+    assert [row["critical"] for row in rows[:3]] == pytest.approx([900, 9000, 900])
+    assert [row["holds"] for row in rows] == [True, True, True, None]
+    assert "at most 10% in 2 of 2 benchmarks" in result.output
+    assert "2 of the 3 sizes" in result.output
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_law_foresees_mlperfs_trainings(tmp_path):
+    """Sizes left out are within 10% in the median on 12 of 14, with the nearest size's work on 7."""
+    if not MLPERF.exists():
+        pytest.skip("needs ../shared/data/batch-size-to-target")
+    result = experiment(MLPERF, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    own = [row for row in rows if row["same_as"] is None]
+
+    assert (len(rows), len(own)) == (16, 14)
+    assert {row["benchmark"] for row in own if not row["holds"]} == {"cosmoflow", "qwen35_397b_grpo"}
+    assert sum(row["error"]["nearest"] <= 0.1 for row in own) == 7
+    assert {row["benchmark"] for row in own if not row["known"]} == {"deepseekv3_671b", "dlrm"}

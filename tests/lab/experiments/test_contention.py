@@ -1,0 +1,155 @@
+"""Contention: stress-ng beside a worker, where and when the schedule says."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from lab.experiments.contention import Contention, ContentionError, ProcessPlace, stress_command
+from lab.experiments.contention_schedule import Schedule, Task
+from tests.services import cpu_seconds
+from worker.resources.cpu_limits import limit_cpu
+
+needs_stress_ng = pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")
+
+SPIN = "print(flush=True)\nwhile True: pass"
+
+
+@pytest.fixture
+def worker():
+    """A process that spins on one CPU, in the place of a worker."""
+    popen = subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE)
+    popen.stdout.readline()
+    os.sched_setaffinity(popen.pid, {min(os.sched_getaffinity(0))})
+    yield popen
+    popen.kill()
+    popen.wait()
+    popen.stdout.close()
+
+
+def schedule(*tasks):
+    """A schedule in iterations."""
+    return Schedule(tasks, "iterations", "made up")
+
+
+def stressors(name="stress-ng"):
+    """The processes of stress-ng that this one has started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name().startswith(name) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def a_cpu(worker):
+    """The CPU that the worker stays on."""
+    return min(os.sched_getaffinity(worker.pid))
+
+
+@pytest.mark.ci
+@needs_stress_ng
+def test_a_full_task_halves_a_limited_worker_and_its_end_restores_it(worker, wait_until):
+    """Within the worker's own quota an equal competitor gets one half, and nothing once it has ended.
+
+    Over all the time that both are there, the kernel counts the same CPU time for both. Where one
+    was held up, what it lacks tells less and less.
+    """
+    place = ProcessPlace(worker.pid, 0.4, 2**20, a_cpu(worker))
+    try:
+        limit = limit_cpu(worker.pid, 0.4, "contended", "cgroup")
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    with limit:
+        contention = Contention(schedule(Task(0, 1, 2)), [place])
+        try:
+            contention.update(1)
+            (stressor,) = wait_until(lambda: stressors("stress-ng-cpu"), "the stressor")
+            pids = (worker.pid, stressor.pid)
+            began, before = time.monotonic(), [cpu_seconds(pid) for pid in pids]
+
+            def halved():
+                used = [cpu_seconds(pid) - then for pid, then in zip(pids, before, strict=True)]
+                assert sum(used) < 0.42 * (time.monotonic() - began) + 0.05  # both are within one quota
+                return min(used) > 0.4 and 0.45 < used[0] / sum(used) < 0.55
+
+            wait_until(halved, "one half for each")
+            contention.update(2)
+            wait_until(lambda: not stressors(), "the stressor's end")
+            gone = cpu_seconds(worker.pid)
+            wait_until(lambda: cpu_seconds(worker.pid) > gone + 0.1, "the worker's going on")
+        finally:
+            contention.close()
+
+    assert contention.started == 1
+
+
+@needs_stress_ng
+def test_exactly_the_tasks_that_are_due_run(worker, wait_until):
+    """Tasks start and stop with their times, without limits, too; `close` ends what is left."""
+    place = ProcessPlace(worker.pid, 1.0, 2**24, a_cpu(worker))
+    tasks = (Task(0, 0, 2, cpu=0.1), Task(0, 1, 3, cpu=0.1, memory=0.5))
+    contention = Contention(schedule(*tasks), [place])
+
+    def parents():
+        return [p for p in stressors() if p in psutil.Process().children()]
+
+    for now, running in [(0, 1), (1, 2), (2, 1), (3, 0), (1, 2)]:
+        contention.update(now)
+        wait_until(lambda running=running: len(parents()) == running, f"{running} tasks")
+    contention.close()
+    wait_until(lambda: not stressors(), "the end of all stressors")
+
+
+@needs_stress_ng
+def test_a_competitor_stays_on_its_workers_cpu(worker, wait_until):
+    """A worker that is kept on one CPU is disturbed there, and nobody elsewhere."""
+    contention = Contention(schedule(Task(0, 0, 1)), [ProcessPlace(worker.pid, 1.0, 2**20, a_cpu(worker))])
+    try:
+        contention.update(0)
+        (child,) = wait_until(lambda: stressors("stress-ng-cpu"), "the stressor")
+        wait_until(lambda: child.cpu_affinity() == [a_cpu(worker)], "the stressor on its CPU")
+    finally:
+        contention.close()
+
+
+@needs_stress_ng
+def test_a_competitor_that_ends_by_itself_is_told(worker, wait_until):
+    """A contention that is not in force must not pass for one: the error has what stress-ng said."""
+    contention = Contention(schedule(Task(0, 0, 9)), [ProcessPlace(worker.pid, 1.0, 2**20, 9999)])
+
+    def told():
+        try:
+            contention.update(1)
+        except ContentionError as error:
+            return str(error)
+
+    try:
+        contention.update(0)
+        assert re.search("ended with status .*9999", wait_until(told, "the error"))
+    finally:
+        contention.close()
+
+
+def test_without_stress_ng_nothing_starts(monkeypatch):
+    """The error says what to install."""
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(ContentionError, match="apt-get install stress-ng"):
+        Contention(schedule(), [ProcessPlace(os.getpid(), 1.0, 2**20)])
+
+
+def test_the_command_scales_the_demand_to_the_worker():
+    """Half of what a worker of 0.4 cores may use is a fifth of a CPU; memory is held, not worked on."""
+    command = " ".join(stress_command(Task(0, 0, 1, cpu=0.5, memory=0.25), 0.4, 2**30))
+
+    assert "--cpu 1 --cpu-load 20 " in command
+    assert f"--vm-bytes {2**28} " in command
+    assert "--vm-hang 0" in command
+    assert "--cpu-load 100 " in " ".join(stress_command(Task(0, 0, 1), 0.4, 2**30))

@@ -1,0 +1,39 @@
+"""The comparison of sizers by real trainings, short ones."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from idl.errors import UnavailableError
+from lab.experiments.config import SizersConfig
+from lab.experiments.sizers import run
+
+
+@pytest.mark.ci
+def test_each_sizer_trains_to_the_loss_with_its_sizes(tmp_path):
+    """Batches of one size, and of sizes within the bounds; JSON has all epochs, and the picture is there."""
+    config = SizersConfig(runs=("fixed:none", "goodput:adascale"), loss=0.3, batch_size=16, most=64)
+    console = Console(file=(tmp_path / "out").open("w"), width=120)
+    figures = run(config, console, tmp_path / "figures.json", tmp_path / "sizers.png")
+    assert json.loads((tmp_path / "figures.json").read_text())["sizers"] == figures["sizers"]
+    assert (tmp_path / "sizers.png").read_bytes().startswith(b"\x89PNG")
+    fixed, grown = figures["runs"]
+    assert {epoch["size"] for epoch in fixed["epochs"]} == {16}
+    assert all(16 <= epoch["size"] <= 64 for epoch in grown["epochs"])
+    for one in (fixed, grown):
+        losses = [epoch["loss"] for epoch in one["epochs"]]
+        assert losses[-1] < 0.3 <= min(losses[:-1])
+        seconds = [epoch["seconds"] for epoch in one["epochs"]]
+        assert seconds == sorted(seconds)
+    first, second = figures["sizers"]
+    assert first["times_as_fast"] == 1.0
+    assert second["times_as_fast"] == pytest.approx(first["seconds"] / second["seconds"])
+
+
+@pytest.mark.ci
+def test_a_loss_that_is_not_reached_is_an_error():
+    """It says how far the training came."""
+    config = SizersConfig(runs=("fixed:none",), loss=1e-3, epochs=1)
+    with pytest.raises(UnavailableError, match=r"came to [0-9.]+ in 1 epochs: give more"):
+        run(config, Console(quiet=True), None, None)

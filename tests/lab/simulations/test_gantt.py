@@ -1,0 +1,63 @@
+"""The chart of jobs on devices: a device has one job at a time, and jobs stay where they can."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.simulations.gantt import bars, batches
+from lab.simulator.record import Life, Span
+from lab.simulator.workloads import Arrival
+from scheduler.cluster import Cluster
+from tests.lab.simulations.simulated import CLUSTER, outcome
+
+FOUR = Cluster.of([("gpu", 1, 4)])
+
+
+def life(name, ended, *placements):
+    """A job with numbers of devices of one node from times on."""
+    placed = [(time, (("gpu-0", count),) if count else ()) for time, count in placements]
+    return Life(name, "tiny", placements[0][0], started=placements[0][0], ended=ended, placements=placed)
+
+
+def lanes(*lives):
+    """The devices of each bar, by the job's name and the start."""
+    return {(bar.life.name, bar.span.start): bar.lanes for bar in bars(lives, FOUR)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 600), st.integers(1, 4)), min_size=1, max_size=8))
+def test_a_device_has_one_job_at_a_time(submissions):
+    """Bars that overlap in time have no device in common, and each has as many of a node as its job."""
+    arrivals = [Arrival(str(i), time, "tiny", number, 8) for i, (time, number) in enumerate(submissions)]
+    made = bars(outcome("tiresias", arrivals).lives, CLUSTER)
+
+    for one, other in itertools.combinations(made, 2):
+        if one.span.start < other.span.end and other.span.start < one.span.end:
+            assert not set(one.lanes) & set(other.lanes)
+    for bar in made:
+        names = [f"gpu-{lane // 2}" for lane in bar.lanes]
+        assert {name: names.count(name) for name in names} == dict(bar.span.placement)
+
+
+def test_a_job_keeps_its_devices_when_it_grows():
+    """The second job has the third device, and keeps it although the first two are free."""
+    placed = lanes(life("a", 60, (0, 2)), life("b", 120, (0, 1), (60, 2)))
+
+    assert placed == {("a", 0): (0, 1), ("b", 0): (2,), ("b", 60): (0, 2)}
+
+
+def test_a_job_returns_to_its_devices():
+    """After a time without devices it has those of before, as far as they are free."""
+    placed = lanes(life("a", 60, (0, 2)), life("b", 180, (0, 2), (60, 0), (120, 2)))
+
+    assert placed["b", 120] == placed["b", 0] == (2, 3)
+
+
+def test_batches_of_a_time_begin_with_the_one_before():
+    """A change at the start counts as the first, and one at the end not at all."""
+    one = life("a", 100, (0, 1))
+    one.batches = [(0, 4), (20, 8), (50, 16)]
+
+    assert batches(one, Span(10, 50, ())) == [4, 8]
+    assert batches(one, Span(20, 60, ())) == [8, 16]

@@ -1,0 +1,46 @@
+"""Numbers of devices and jobs over time, against counts of each second and lives worked out by hand."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.simulations.usage import averages, in_use, queue
+from lab.simulator.record import Life
+
+LIVES = [
+    Life("a", "tiny", 0, started=20, ended=80, placements=[(20, (("gpu-0", 2), ("gpu-1", 1))), (50, ())]),
+    Life("b", "tiny", 40, started=40, ended=60, placements=[(40, (("gpu-1", 1),))]),
+]
+EDGES = np.array([0.0, 20.0, 40.0, 60.0, 80.0, 100.0])
+
+
+@pytest.mark.parametrize(
+    ("amounts", "expected"),
+    [
+        # Three devices are in use from 20 s to 50 s, and one from 40 s to 60 s.
+        (in_use(LIVES), [0, 3, (30 + 20) / 20, 0, 0]),
+        # The first job waits before its start, for 20 s, and without devices, from 50 s to its end.
+        (queue(LIVES), [1, 0, 0.5, 1, 0]),
+        ([], [0] * 5),
+    ],
+)
+def test_devices_and_the_queue_are_those_of_all_jobs(amounts, expected):
+    """As averages between the edges."""
+    assert averages(amounts, EDGES).tolist() == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(-3, 3)), max_size=8),
+    st.lists(st.integers(0, 70), min_size=2, max_size=6, unique=True),
+)
+def test_averages_are_those_of_each_second(times, edges):
+    """Between any two edges it is the mean of the sums in the seconds between them."""
+    amounts = [(begin, begin + length, amount) for begin, length, amount in times]
+    seconds = [sum(amount for begin, end, amount in amounts if begin <= now < end) for now in range(70)]
+    edges = sorted(edges)
+    expected = [np.mean(seconds[begin:end]) for begin, end in itertools.pairwise(edges)]
+
+    assert averages(amounts, np.array(edges, dtype=float)).tolist() == pytest.approx(expected)

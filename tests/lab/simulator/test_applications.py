@@ -1,0 +1,101 @@
+"""A model's measurements: interpolation between them, limits, and how a batch is divided."""
+
+import numpy as np
+import pytest
+
+from lab.simulator.applications import Application, Epochs, StepTimes
+from lab.simulator.rules import JobLimits
+from scheduler.goodput import Limits
+from tests.lab.simulator.tiny import step_time, tiny_application, tiny_step_times
+
+
+@pytest.mark.parametrize(("shape", "local"), [((1, 1, 2), 2), ((1, 2, 2), 5), ((2, 2, 1), 8)])
+def test_step_times_of_other_placements_are_interpolated_over_nodes_and_replicas(shape, local):
+    """A wide placement that was not measured has what its nodes, replicas and local batch let expect."""
+    found = tiny_application().step_time("gpu", shape, local)
+    assert found == pytest.approx(step_time(len(shape), sum(shape), local))
+
+
+def test_like_placements_count_with_their_mean():
+    """A placement that was not measured takes the mean of those with as many nodes and replicas."""
+    times = tiny_step_times()
+    locals_, seconds = times.placements[1, 1]
+    alike = {**times.placements, (1, 1, 4): (locals_, seconds), (1, 2, 3): (locals_, seconds + 0.5)}
+    wide = np.array([(4, replicas, local) for replicas in (4, 8) for local in locals_])
+    measured = StepTimes(alike, (wide, np.array([step_time(*row) for row in wide])))
+
+    assert measured.at((2, 2, 2), 8) == pytest.approx((4.2 + 0.25, 1.0 + 0.25))
+
+
+def test_noise_and_iterations_are_interpolated_over_the_batch():
+    """A batch between two that were trained with has values between theirs."""
+    ones = np.ones(2)
+    trainings = {
+        4: Epochs(ones, np.array([10.0, 20.0]), 1 * ones, 10 * ones),
+        16: Epochs(ones, np.array([4.0, 8.0]), 4 * ones, 40 * ones),
+    }
+    application = Application("made", {"gpu": tiny_step_times()}, trainings)
+
+    noise = application.noise(8, 0)
+
+    assert (noise.sqr, noise.var) == pytest.approx((2.0, 4 * 20.0))  # of one sample, not of four
+    assert application.iterations_left(8, 0) == pytest.approx(10 * 2 / 3 + 4 / 3)
+
+
+def test_a_limit_of_memory_replaces_the_measured_one():
+    """Local batches go as far as was measured, or as far as they are allowed to."""
+    assert tiny_application().batches["gpu"] == Limits(4, 16, 2, 8)
+    assert tiny_application(JobLimits(most_local={"gpu": 3})).batches["gpu"] == Limits(4, 16, 2, 3)
+
+
+def by_placement():
+    """The model with the memory of placements: two on one node take 4 samples at once, others more."""
+    times = tiny_step_times()
+    two = np.array([2.0, 4.0]), times.placements[2,][1]
+    three = np.array([2.0, 6.0]), times.placements[1, 2][1]
+    measured = StepTimes({**times.placements, (2,): two, (1, 2): three}, times.scalability)
+    ones = np.ones(1)
+    trainings = {size: Epochs(ones, ones, ones, ones) for size in (4, 32)}
+    return Application("made", {"gpu": measured}, trainings, JobLimits(memory_by_placement=True))
+
+
+@pytest.mark.parametrize(("shape", "most"), [((1,), 8), ((2,), 4), ((2, 1), 6), ((2, 2), 8), ((9, 9), 8)])
+def test_memory_may_count_by_placement(shape, most):
+    """A placement has what was measured on it, or else on wider ones, or else on any."""
+    assert by_placement().batches_at("gpu", shape) == Limits(4, 32, 2, most)
+
+
+def test_memory_counts_for_all_placements_together_by_default():
+    """The largest local batch of any placement is that of all."""
+    assert tiny_application().batches_at("gpu", (2,)) == Limits(4, 16, 2, 8)
+
+
+@pytest.mark.parametrize(("replicas", "local", "found"), [(2, 9, 8), (3, 9, 6), (5, 9, 6), (5, 5, 5)])
+def test_a_local_batch_is_lessened_to_what_was_measured_with_as_many_replicas(replicas, local, found):
+    """Where nothing was, the largest whole batch alone is a limit: five replicas of six make 30 of 32."""
+    assert by_placement().fitting("gpu", replicas, local, 0) == found
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        # Between the step times of the next local batches, nodes in whichever order.
+        (lambda its: its.step_time("gpu", (1,), 4), (2.0, 0.5)),
+        (lambda its: its.step_time("gpu", (2, 1), 8), step_time(2, 3, 8)),
+        # Of the trainings with several batch sizes, the least progress at the end of an epoch counts.
+        (lambda its: [its.epoch_end(epoch) for epoch in (0, 1)], [10.0, 20.0]),
+        # With noise of 3 to 1 at the initial batch, one of four times the size counts (3 + 1) / (3 / 4 + 1).
+        (lambda its: [its.gain(batch, 0) for batch in (4, 16)], [1.0, 16 / 7]),
+        # A job in its last epoch counts as almost done.
+        (lambda its: its.iterations_left(4, 1), 1.0),
+        # Two parts of 2 samples on one device: 1 s the second, and without synchronisation 0.5 s the first.
+        (lambda its: its.packed_iteration("gpu", 4, 1, node=2), 1.0 + 0.5),
+        # Three devices on nodes of two are two and one.
+        (lambda its: its.packed_iteration("gpu", 12, 3, node=2), step_time(2, 3, 4)[0]),
+        # Eight samples take 4 s.
+        (lambda its: its.single_speeds, {"gpu": 2.0}),
+    ],
+)
+def test_what_follows_from_the_tiny_model(of, expected):
+    """Worked out by hand."""
+    assert of(tiny_application()) == pytest.approx(expected)

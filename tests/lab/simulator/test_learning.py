@@ -1,0 +1,148 @@
+"""What a job learns of its own speed, and how it uses it."""
+
+from idl.noise import Noise
+from lab.simulator.applications import StepTime
+from lab.simulator.learning import Learner
+from lab.simulator.rules import JobLimits, Rules
+from lab.simulator.training import SimulatedJob
+from lab.simulator.workloads import Arrival
+from scheduler.goodput import Goodput
+from scheduler.throughput import fit
+from tests.lab.simulator.tiny import SQR, VAR, tiny_application, tiny_step_times
+
+ONE = (("gpu-0", 1),)
+TWO = (("gpu-0", 1), ("gpu-1", 1))
+NOISE = Noise(1.0, 12.0)
+
+
+def learning_job(limits=None):
+    """A job of the tiny model whose batch is not its user's."""
+    application = tiny_application(limits)
+    return application, SimulatedJob(Arrival("tiny-0", 0, "tiny", 1, 16), application, Rules())
+
+
+def test_goodput_is_that_of_all_that_was_seen():
+    """The model is fitted to the first step time of each configuration, and has the last noise."""
+    limits = tiny_application().batches["gpu"]
+    learner = Learner({"gpu": limits}, None)
+    learner.observe("gpu", 1, 1, 4, StepTime(2.0, 0.5), Noise(1.0, 1.0))
+    learner.observe("gpu", 2, 3, 4, StepTime(3.0, 1.0), Noise(1.0, 2.0))
+    learner.observe("gpu", 1, 1, 4, StepTime(9.0, 0.5), NOISE)
+
+    assert learner.goodput("gpu") == Goodput(
+        fit({(1, 1, 4): (2.0, 0.5), (2, 3, 4): (3.0, 1.0)}), NOISE, limits
+    )
+    assert learner.most_replicas("gpu") == 3
+
+
+def test_nothing_is_fitted_again_before_something_new_is_seen():
+    """As long as step times and noise stay, the goodput is the same object."""
+    learner = Learner(tiny_application().batches, None)
+    assert learner.goodput("gpu") is None
+    learner.observe("gpu", 1, 1, 4, StepTime(2.0, 0.5), NOISE)
+    before = learner.goodput("gpu")
+    learner.observe("gpu", 1, 1, 4, StepTime(2.0, 0.5), NOISE)
+
+    assert learner.goodput("gpu") is before
+
+
+def test_new_noise_keeps_the_fitted_step_times():
+    """A goodput with other noise has the very model of step times that there was."""
+    learner = Learner(tiny_application().batches, None)
+    learner.observe("gpu", 1, 1, 4, StepTime(2.0, 0.5), NOISE)
+    before = learner.goodput("gpu")
+    learner.observe("gpu", 1, 1, 4, StepTime(2.0, 0.5), Noise(1.0, 100.0))
+
+    assert learner.goodput("gpu").throughput is before.throughput
+    assert learner.goodput("gpu").noise == Noise(1.0, 100.0)
+
+
+def test_a_job_starts_with_the_initial_batch_and_then_follows_its_goodput():
+    """Before it has trained it knows nothing; afterwards it has the batch that its goodput says."""
+    application, job = learning_job()
+    job.place(TWO, 0, "gpu")
+    job.advance(0, 35)
+    seen = {(2, 2, 2): application.step_time("gpu", (1, 1), 2)}
+    expected = Goodput(fit(seen), Noise(SQR, 4 * VAR), application.batches["gpu"])
+    best = expected.best(2, 2)
+    total = 2 * best.local * (best.accumulations + 1)
+
+    assert total > 4
+    assert job.life.batches == [(0, 4), (35, total)]
+    assert job.seen(35, {"gpu": 2}).goodputs == {"gpu": expected}
+
+
+def test_a_job_that_knows_nothing_feeds_all_its_devices():
+    """Its first batch is large enough for the fewest samples on each device."""
+    _, job = learning_job()
+    job.place((("gpu-0", 2), ("gpu-1", 1)), 0, "gpu")
+
+    assert job.life.batches == [(0, 6)]
+
+
+def test_a_job_may_have_twice_the_devices_that_it_has_trained_on():
+    """It starts on one; a pause teaches nothing; 16 samples feed 8 at most."""
+    _, job = learning_job()
+    seen = [job.seen(0, {"gpu": 2}).most_devices]
+    for now, placement in ((0, ONE), (60, TWO), (120, (("gpu-0", 2), ("gpu-1", 2), ("gpu-2", 2)))):
+        job.place(placement, now, "gpu")
+        job.advance(now, 30)
+        seen.append(job.seen(now + 30, {"gpu": 2}).most_devices)
+        job.advance(now + 30, 1)
+        seen.append(job.seen(now + 31, {"gpu": 2}).most_devices)
+
+    assert seen == [1, 1, 2, 2, 4, 4, 8]
+
+
+def test_a_profiled_job_knows_its_goodput_before_it_trains():
+    """By the model of all that was measured and the first epoch's noise; training teaches no step times."""
+    application = tiny_application()
+    rules = Rules(profiled=True)
+    job = SimulatedJob(Arrival("tiny-0", 0, "tiny", 1, 16), application, rules)
+    known = Goodput(application.throughput("gpu"), Noise(SQR, 4 * VAR), application.batches["gpu"])
+    before = job.seen(0, {"gpu": 2})
+    job.place(TWO, 0, "gpu")
+    job.advance(0, 35)
+    after = job.seen(35, {"gpu": 2})
+
+    assert before.goodputs == after.goodputs == {"gpu": known}
+    assert before.most_devices == after.most_devices == 8
+    best = known.best(2, 2)
+    assert job.life.batches == [(0, 2 * best.local * (best.accumulations + 1))]
+
+
+def test_all_that_was_measured_is_fitted():
+    """Like placements count as their mean, beside those of which only the numbers are known."""
+    application = tiny_application()
+    times = application.step_time("gpu", (1, 1), 2), application.step_time("gpu", (2, 2, 2), 8)
+    measured = tiny_step_times().measurements()
+
+    assert application.throughput("gpu") == fit(measured)
+    assert measured[2, 2, 2] == tuple(times[0])
+    assert measured[3, 6, 8] == tuple(times[1])
+
+
+def test_a_model_may_have_a_fixed_batch_and_a_limit_of_devices():
+    """Its jobs train with that batch whatever the goodput, and on no more devices."""
+    _, job = learning_job(JobLimits(batch=16, most_devices=1))
+    job.place(ONE, 0, "gpu")
+    job.advance(0, 60)
+
+    assert job.life.batches == [(0, 16)]
+    assert job.seen(60, {"gpu": 2}).most_devices == 1
+    assert job.seen(60, {"gpu": 2}).goodputs["gpu"].total == 16
+
+
+def test_step_times_are_learned_by_kind_and_noise_for_all():
+    """A kind has a goodput once there was training on it, with the last noise of any."""
+    limits = tiny_application().batches["gpu"]
+    learner = Learner({"slow": limits, "fast": limits}, None)
+    learner.observe("fast", 1, 1, 4, StepTime(2.0, 0.5), Noise(1.0, 1.0))
+    alone = learner.goodputs
+    learner.observe("slow", 1, 2, 4, StepTime(3.0, 0.5), NOISE)
+
+    assert list(alone) == ["fast"]
+    assert list(learner.goodputs) == ["slow", "fast"]
+    assert learner.goodput("fast").throughput is alone["fast"].throughput
+    assert learner.goodput("fast").noise == NOISE
+    assert (learner.most_replicas("slow"), learner.most_replicas("fast")) == (2, 1)

@@ -1,0 +1,154 @@
+"""Simulations of several jobs: order of events, and workloads that cannot be simulated."""
+
+import pytest
+
+from lab.simulator.capacity import Capacity
+from lab.simulator.record import summary
+from lab.simulator.rules import RULES, Rules
+from lab.simulator.simulation import simulate
+from lab.simulator.workloads import Arrival
+from scheduler.allocation import Allocation
+from scheduler.cluster import Cluster
+from scheduler.policies import POLICIES
+from scheduler.policies.base import Policy
+from tests.lab.simulator.tiny import tiny_application
+
+CLUSTER = Cluster.of([("gpu", 2, 1)])
+
+
+def run(*arrivals, policy="tiresias", cluster=CLUSTER, rules=None, capacity=None):
+    """The lives of the arrivals' jobs."""
+    applications = {"tiny": tiny_application()}
+    policy = policy if isinstance(policy, Policy) else POLICIES[policy]()
+    return simulate(arrivals, applications, policy, cluster, rules or Rules(), capacity)
+
+
+def arrival(name="a", submitted=0, devices=1, batch=4, application="tiny"):
+    """A job's submission."""
+    return Arrival(name, submitted, application, devices, batch)
+
+
+def test_a_job_starts_in_the_round_after_its_submission():
+    """Submitted at 60 s it is in the round of then, at 61 s in that of 120 s."""
+    assert [life.started for life in run(arrival("a", 60), arrival("b", 61))] == [60, 120]
+
+
+def test_devices_that_fall_free_wait_for_the_next_round():
+    """The first job ends at 130 s, 30 s + 40 s after the round of 60 s; the second starts at 180 s."""
+    first, second = run(arrival("a", devices=2, batch=16), arrival("b", devices=2, batch=16))
+
+    assert first.ended == 60 + 30 + 18 + 18
+    assert (second.started, second.ended) == (180, 180 + 30 + 18 + 18)
+
+
+def test_lives_are_in_the_order_of_submission():
+    """Arrivals may come in any order; the one submitted first has devices first."""
+    lives = run(arrival("late", 50, devices=2), arrival("early", 10, devices=2))
+
+    assert [life.name for life in lives] == ["early", "late"]
+    assert lives[0].started < lives[1].started
+
+
+def test_rules_set_the_clock():
+    """Rounds come with the interval, and pauses have the length that they are given."""
+    (life,) = run(arrival(), rules=Rules(interval=7, restart_cost=3))
+
+    assert (life.started, life.ended) == (7, 7 + 3 + 40)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_simulations_repeat(policy):
+    """The same arrivals under a new policy of the same kind have the same lives."""
+    arrivals = [arrival(f"job-{i}", 13 * i, devices=1 + i % 2, batch=8) for i in range(12)]
+
+    assert run(*arrivals, policy=policy) == run(*arrivals, policy=policy)
+
+
+def test_figures_are_over_all_jobs():
+    """Mean of completion, end of all, restarts and device time are of all lives."""
+    figures = summary(run(arrival("a"), arrival("b", 70, devices=2)), [1.0, 1.0], devices=2)
+    ends = [60 + 30 + 40, 180 + 30]  # the second, with 2 samples on each of two nodes, is worked out below
+    second = round(10 / (1 / 1.5)) * 2
+
+    assert figures["mean_completion_s"] == (ends[0] + ends[1] + second - 70) / 2
+    assert figures["makespan_s"] == ends[1] + second
+    assert figures["device_hours"] == (70 + 2 * (30 + second)) / 3600
+    assert (figures["jobs"], figures["restarts"]) == (2, 0)
+
+
+@pytest.mark.parametrize("policy", [name for name, its in POLICIES.items() if its.mixes])
+def test_jobs_end_on_clusters_of_several_kinds(policy):
+    """More jobs than devices, on two kinds, all end, and in the same way again."""
+    applications = {"tiny": tiny_application(kinds=("slow", "fast"))}
+    cluster = Cluster.of([("slow", 2, 1), ("fast", 1, 2)])
+    arrivals = [arrival(f"job-{i}", 13 * i, devices=1 + i % 2, batch=8) for i in range(12)]
+    first, second = (
+        simulate(arrivals, applications, POLICIES[policy](), cluster, RULES["mixed"]) for _ in range(2)
+    )
+
+    assert first == second
+    assert {node.split("-")[0] for life in first for _, its in life.placements for node, _ in its} == {
+        "slow",
+        "fast",
+    }
+
+
+def nodes(*names):
+    """A set of names, as capacities have them."""
+    return frozenset(names)
+
+
+BOTH = nodes("gpu-0", "gpu-1")
+LOST = ((0.0, BOTH), (100.0, nodes("gpu-1")))
+MOVED = [(60, (("gpu-0", 1),)), (100, ()), (120, (("gpu-1", 1),))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules", "batch", "placements", "losses", "ended"),
+    [
+        # It trains for 10 s on the first node, and for the rest of its 40 s on the second, after a pause.
+        (LOST, Rules(), 4, MOVED, 1, 120 + 30 + 30),
+        # Of these 10 s, the 3 s since the last checkpoint, at 7 s, are lost.
+        (LOST, Rules(checkpoint=7), 4, MOVED, 1, 120 + 30 + 3 + 30),
+        # With notice, the node is not given out in the round of 60 s already, 40 s before its loss.
+        (LOST, Rules(notice=60), 4, [(60, (("gpu-1", 1),))], 0, 60 + 30 + 40),
+        # The node that is lost at 200 s is left for the other one at 180 s; 16 samples take 33 s an epoch.
+        (
+            ((0.0, nodes("gpu-0")), (120.0, BOTH), (200.0, nodes("gpu-1"))),
+            Rules(notice=20, restart_cost=60),
+            16,
+            [(60, (("gpu-0", 1),)), (180, (("gpu-1", 1),))],
+            0,
+            None,
+        ),
+        # The node comes at 200 s, and is given out in the round after.
+        (((0.0, nodes()), (200.0, nodes("gpu-0"))), Rules(), 4, [(240, (("gpu-0", 1),))], 0, 240 + 30 + 40),
+    ],
+    ids=["loss", "checkpoint", "notice", "notice later", "no node"],
+)
+def test_a_job_follows_the_nodes_that_are_there(changes, rules, batch, placements, losses, ended):
+    """It goes on elsewhere when its node is lost, leaves one of which it has notice, and waits for one."""
+    (life,) = run(arrival(batch=batch), rules=rules, capacity=Capacity(changes))
+
+    assert (life.placements, life.losses, life.restarts) == (placements, losses, len(placements) // 2)
+    assert ended in (None, life.ended)
+
+
+class Crossed(Policy):
+    """Gives each of two jobs one device of each of two nodes."""
+
+    def allocate(self, at):
+        """Return the same placement for all jobs."""
+        return Allocation({job.name: (("gpu-0", 1), ("gpu-1", 1)) for job in at.jobs})
+
+
+def test_jobs_that_span_and_share_a_node_lose_their_share():
+    """Alone, one ends after its pause and its training; beside another, the training takes twice as long."""
+    cluster = Cluster.of([("gpu", 2, 2)])
+    rules = Rules(interval=1000, interference=0.5)
+    (alone,) = run(arrival(), policy=Crossed(), cluster=cluster, rules=rules)
+    two = run(arrival("a"), arrival("b"), policy=Crossed(), cluster=cluster, rules=rules)
+
+    trained = alone.ended - 1000 - 30
+    for life in two:
+        assert life.ended - 1000 - 30 == pytest.approx(2 * trained, abs=2)  # each of two epochs is rounded

@@ -1,0 +1,158 @@
+"""The workloads' networks: they are what their sources describe, and how a batch is split does not matter."""
+
+import copy
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lab.models.cifarnet import CifarNet
+from lab.models.linear import SparseLinear, SparseRows, hinge_loss, logistic_loss
+from lab.models.resnet import ResNet32
+from lab.models.transformer import ByteTransformer
+
+
+def parameters(model):
+    """Return the number of a model's parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def sparse_rows(dense):
+    """A dense array (samples, features) as `SparseRows`."""
+    lengths = (dense != 0).sum(1)
+    _, columns = np.nonzero(dense)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return SparseRows(*map(torch.from_numpy, (columns, dense[dense != 0], offsets)))
+
+
+def test_resnet32_has_the_published_size():
+    """0.46 M parameters (He et al., table 6) in 32 layers with weights, and none in the shortcuts."""
+    model = ResNet32()
+    convolutions = 3 * 16 * 9 + 10 * 16 * 16 * 9 + (16 + 9 * 32) * 32 * 9 + (32 + 9 * 64) * 64 * 9
+    normalisation = 2 * (11 * 16 + 10 * 32 + 10 * 64)
+    assert parameters(model) == convolutions + normalisation + 64 * 10 + 10 == 464_154
+    assert sum(isinstance(layer, nn.Conv2d | nn.Linear) for layer in model.modules()) == 32
+    assert parameters(ResNet32(norm="group")) == parameters(model)
+
+
+def test_resnet32_halves_images_twice():
+    """The last convolution takes 64 channels of 8 by 8 pixels, as in the paper's table."""
+    model = ResNet32()
+    shapes = []
+    model.features[-3].register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape)))
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert shapes == [(2, 64, 8, 8)]
+
+
+def test_cifarnet_has_the_size_of_its_source():
+    """The number of parameters is that of the five layers, counted by hand."""
+    layers = [(3 * 25 + 1) * 64, (64 * 25 + 1) * 64, (64 * 8 * 8 + 1) * 384, (384 + 1) * 192, (192 + 1) * 10]
+    assert parameters(CifarNet()) == sum(layers) == 1_756_426
+    assert CifarNet()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_cifarnet_normalises_as_tensorflow_does():
+    """A channel is divided by (1 + 0.001/9 times the squares of the 9 channels around it) ^ 0.75."""
+    layer = next(layer for layer in CifarNet() if isinstance(layer, nn.LocalResponseNorm))
+    values = 30 * torch.randn(2, 12, 3, 3, dtype=torch.float64)
+    expected = torch.stack(
+        [
+            values[:, i] / (1 + 0.001 / 9 * (values[:, max(0, i - 4) : i + 5] ** 2).sum(1)) ** 0.75
+            for i in range(12)
+        ],
+        dim=1,
+    )
+    torch.testing.assert_close(layer(values), expected)
+
+
+def test_the_transformer_has_the_size_of_its_layers():
+    """The parameters are those of the embedding, which the output shares, the positions and the layers."""
+    width = 32
+    attention = 4 * width * (width + 1)
+    feed_forward = 4 * width * (width + 1) + width * (4 * width + 1)
+    expected = 256 * width + 16 * width + 3 * (attention + feed_forward + 4 * width) + 2 * width
+    assert parameters(ByteTransformer(context=16, width=width, layers=3)) == expected
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_transformer_does_not_look_ahead(training):
+    """A byte changes what is predicted after it, and nothing before."""
+    model = ByteTransformer(context=12, width=16).train(training)
+    text = torch.arange(10).unsqueeze(0)
+    other = text.clone()
+    other[0, 6] = 99
+    with torch.no_grad():
+        before, after = model(text), model(other)
+    assert before.shape == (1, 10, 256)
+    torch.testing.assert_close(before[:, :6], after[:, :6])
+    assert ((before - after).abs().amax(2)[:, 6:] > 1e-6).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 8), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_the_sparse_model_equals_a_dense_one(samples, features, seed):
+    """Margins and gradients are those of `X w + b`, for samples without a feature, too."""
+    generator = np.random.default_rng(seed)
+    dense = generator.normal(size=(samples, features)) * (generator.random((samples, features)) < 0.4)
+    weights = torch.from_numpy(generator.normal(size=(samples,)))
+    model = SparseLinear(features).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(generator.normal(size=(features, 1))))
+        model.bias.fill_(0.5)
+    margins = model(sparse_rows(dense))
+    (margins * weights).sum().backward()
+    matrix = torch.from_numpy(dense)
+    torch.testing.assert_close(margins, (matrix @ model.weight).squeeze(1) + 0.5)
+    torch.testing.assert_close(model.weight.grad.squeeze(1), matrix.T @ weights)
+    torch.testing.assert_close(model.bias.grad, weights.sum(0, keepdim=True))
+
+
+def test_the_losses_are_scikit_learns():
+    """The mean hinge loss and the mean logistic loss."""
+    generator = np.random.default_rng(0)
+    margins, labels = 5 * generator.normal(size=100), generator.choice([-1.0, 1.0], 100)
+    arguments = torch.from_numpy(margins), torch.from_numpy(labels)
+    probabilities = 1 / (1 + np.exp(-margins))
+    assert float(hinge_loss(*arguments)) == pytest.approx(sklearn.metrics.hinge_loss(labels, margins))
+    assert float(logistic_loss(*arguments)) == pytest.approx(sklearn.metrics.log_loss(labels, probabilities))
+
+
+IMAGES = torch.randn(6, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+SPLITTABLE = {
+    "cifarnet": (CifarNet, IMAGES),
+    "resnet32 with group norm": (lambda: ResNet32(norm="group"), IMAGES),
+    "transformer": (lambda: ByteTransformer(context=8, width=16), torch.arange(48).view(6, 8)),
+}
+
+
+def gradient(model, inputs, cuts):
+    """The mean gradient over a batch that is cut into parts, each weighted by its size."""
+    model = copy.deepcopy(model)
+    for part in torch.tensor_split(inputs, cuts):
+        outputs = model(part).flatten(0, -2)
+        targets = torch.full((len(outputs),), 3)
+        (nn.functional.cross_entropy(outputs, targets) * len(part)).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()]) / len(inputs)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("make", "inputs"), SPLITTABLE.values(), ids=SPLITTABLE)
+def test_an_uneven_split_gives_the_whole_batchs_gradient(make, inputs):
+    """Parts of 1, 3 and 2 samples, weighted by their sizes, add up to the gradient of all six."""
+    torch.manual_seed(1)
+    model = make().double()
+    whole = gradient(model, inputs, [])
+    assert whole.abs().max() > 1e-3
+    torch.testing.assert_close(gradient(model, inputs, [1, 4]), whole, rtol=1e-9, atol=1e-12)
+
+
+def test_batch_normalisation_makes_the_split_matter():
+    """With batch norm, the same parts add up to another gradient, as the documentation warns."""
+    torch.manual_seed(1)
+    model = ResNet32(norm="batch").double()
+    whole = gradient(model, IMAGES, [])
+    assert (gradient(model, IMAGES, [1, 4]) - whole).abs().max() > 1e-3

@@ -1,0 +1,139 @@
+"""Files that are not in the form that a part of the lab reads: the error names file, line and value."""
+
+import re
+from functools import partial
+
+import pytest
+
+from idl.errors import InvalidRequestError
+from lab.bench import spot_market
+from lab.bench.step_times import read_step_times
+from lab.experiments.batch_sizes import read_points
+from lab.experiments.contention_schedule import read_schedule
+from lab.simulations.capacity_files import read_capacity
+from lab.simulations.workload_files import read_workload
+from lab.traces import read_trace, read_usage
+
+TRACE = "worker,iteration,speed,cpu,memory\n"
+USAGE = "vm,step,cpu_percent,mem_percent\n"
+SCHEDULE = "worker,start,end,cpu,memory\n"
+STEPS = "model,gpu,batch_size,step_time_s\n"
+SPOT = "time_s,event,node\n"
+POINTS = "benchmark,round,batch_size,runs,mean_to_target,median_to_target,std\n"
+ARRIVALS = "name,time,application,num_replicas,batch_size\n"
+schedule_of = partial(read_schedule, unit="seconds")
+capacity_of = partial(read_capacity, nodes=("gpu-0", "gpu-1"))
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "said"),
+    [
+        (
+            read_trace,
+            "",
+            ", line 1: no column 'worker'; the columns are worker,iteration,speed,cpu,memory[,expected]",
+        ),
+        (read_trace, "worker,iteration,speed,cpu\n", ", line 1: no column 'memory'"),
+        (read_trace, TRACE.replace("\n", ",expeted\n"), ", line 1: column 'expeted' is unknown or twice"),
+        (read_trace, TRACE.replace("\n", ",cpu\n"), ", line 1: column 'cpu' is unknown or twice"),
+        (read_trace, TRACE, "there are no rows"),
+        (read_trace, TRACE + "w,0,1,0,0\nw,1,1,0\n", ", line 3: 'w,1,1,0' has 4 values; there are 5 columns"),
+        (read_trace, TRACE + ",0,1,0,0\n", ", line 2: worker '': must not be empty"),
+        (read_trace, TRACE + "w,-1,1,0,0\n", ", line 2: iteration '-1': must be a whole number from 0"),
+        (read_trace, TRACE + "w,1.5,1,0,0\n", ", line 2: iteration '1.5': must be a whole number from 0"),
+        (read_trace, TRACE + "w,9" + "9" * 20 + ",1,0,0\n", "must be a whole number from 0"),
+        (
+            read_trace,
+            TRACE + "w,4,1,0,0\nw,4,1,0,0\n",
+            ", line 3: iteration '4': 'w' has a row for it already",
+        ),
+        (read_trace, TRACE + "w,0,0,0,0\n", ", line 2: speed '0': must be a number above 0, or empty"),
+        (read_trace, TRACE + "w,0,nan,0,0\n", ", line 2: speed 'nan': must be a number above 0, or empty"),
+        (read_trace, TRACE + "w,0,inf,0,0\n", ", line 2: speed 'inf': must be a number above 0, or empty"),
+        (read_trace, TRACE + "w,0,fast,0,0\n", ", line 2: speed 'fast': must be a number above 0, or empty"),
+        (read_trace, TRACE + "w,0,1,1.2,0\n", ", line 2: cpu '1.2': must be a number from 0 to 1"),
+        (read_trace, TRACE + "w,0,1,0,\n", ", line 2: memory '': must be a number from 0 to 1"),
+        (
+            read_trace,
+            TRACE.replace("\n", ",expected\n") + "w,0,1,0,0,-2\n",
+            ", line 2: expected '-2': must be a number",
+        ),
+        (
+            read_trace,
+            TRACE + '"w\n1",0,1,0,0\n"w\n1",1,1,2,0\n',
+            ", line 5: cpu '2': must be a number from 0 to 1",
+        ),
+        (read_usage, USAGE, "there are no rows"),
+        (
+            read_usage,
+            USAGE + "a,0,50,50\na,2,50,50\n",
+            ", line 3: step '2': the next step of machine 'a' must be 1",
+        ),
+        (read_usage, USAGE + ",0,50,50\n", ", line 2: vm '': must not be empty"),
+        (read_usage, USAGE + "a,0,-1,50\n", ", line 2: cpu_percent '-1': must be a number, at least 0"),
+        (read_usage, USAGE + "a,0,50,much\n", ", line 2: mem_percent 'much': must be a number, at least 0"),
+        (read_usage, USAGE + "a,0,inf,50\n", ", line 2: cpu_percent 'inf': must be a number, at least 0"),
+        (schedule_of, SCHEDULE + "x,0,1,1,0", ", line 2: invalid literal"),
+        (schedule_of, SCHEDULE + "-1,0,1,1,0", ", line 2: worker -1: must be at least 0"),
+        (schedule_of, SCHEDULE + "0,2,1,1,0", ", line 2: start 2.0, end 1.0"),
+        (schedule_of, SCHEDULE + "0,0,inf,1,0", ", line 2: start 0.0, end inf"),
+        (schedule_of, SCHEDULE + "0,0,1,1.5,0", ", line 2: cpu 1.5: must be from 0 to 1"),
+        (schedule_of, SCHEDULE + "0,0,1,1,1", ", line 2: memory 1.0: must be at least 0 and below 1"),
+        (schedule_of, SCHEDULE + "0,0,1", ", line 2"),
+        (schedule_of, "a,b\n1,2\n", "needed are worker, start, end, cpu, memory"),
+        (
+            read_step_times,
+            "model,gpu,batch_size\nm,a,1\n",
+            "step_time_s or examples_per_s, but has model, gpu, batch_size",
+        ),
+        (read_step_times, "", "has none"),
+        (read_step_times, STEPS + "m,a,0,1\n", "line 2: batch_size '0'"),
+        (
+            read_step_times,
+            STEPS + "m,a,1,1\nm,a,2,nan\n",
+            "line 3: batch_size '2' must be a whole number from 1, step_time_s 'nan' ",
+        ),
+        (read_step_times, STEPS + "m,a,1,1\n", "more than one batch size"),
+        (spot_market.read_trace, "time,event,node\n0,join,a\n", "its columns are"),
+        (
+            spot_market.read_trace,
+            SPOT + "0,join,a\nsoon,loss,a\n",
+            "line 3: time_s 'soon': must be a number from 0",
+        ),
+        (spot_market.read_trace, SPOT + "0,join,a\n-1,loss,a\n", "time_s '-1': must be"),
+        (spot_market.read_trace, SPOT + "0,birth,a\n", "event 'birth': must be join or loss"),
+        (spot_market.read_trace, SPOT + "0,join,a\n", "must have events after its begin"),
+        (read_points, POINTS, "there are no rows"),
+        (read_points, "benchmark,batch_size\n", "no column 'runs'"),
+        (read_points, POINTS + "a,1,0,5,3,3,0\n", ", line 2: batch_size '0': must be a whole number from 1"),
+        (read_points, POINTS + "a,1,8,0,3,3,0\n", ", line 2: runs '0': must be a whole number from 1"),
+        (read_points, POINTS + "a,1,8,5,0,3,0\n", ", line 2: mean_to_target '0': must be a number above 0"),
+        (read_points, POINTS + "a,1,8,5,3,3,-1\n", ", line 2: std '-1': must be a number, at least 0"),
+        (read_points, POINTS + ",1,8,5,3,3,0\n", ", line 2: benchmark '': must not be empty"),
+        (
+            read_points,
+            POINTS + 2 * "a,1,8,5,3,3,0\n",
+            ", line 3: batch_size '8': the benchmark has this size",
+        ),
+        (read_workload, ARRIVALS, ": there is no row"),
+        (read_workload, "name,time\na,1\n", "no column 'application'"),
+        (read_workload, ARRIVALS + "a,soon,made,1,4\n", ", line 2: time 'soon': must be a whole number"),
+        (
+            read_workload,
+            ARRIVALS.replace("\n", ",priority\n") + "a,1,made,1,4,0\n",
+            ", line 2: priority '0': must be a number above 0",
+        ),
+        (capacity_of, SPOT + "0,joins,a\n", ", line 2: event 'joins': must be join or loss"),
+        (capacity_of, SPOT + "0,loss,a\n", ": node 'a' is lost at 0 s, where it is gone already"),
+        (capacity_of, "time_s,nodes\n0,0\n", ": no node is ever there"),
+        (capacity_of, "time_s,nodes\n0,many\n", ", line 2: nodes 'many': must be a whole number"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path, read, text, said):
+    """The error begins with the file, and says what is allowed."""
+    path = tmp_path / "file.csv"
+    path.write_text(text)
+    error = InvalidRequestError if read is spot_market.read_trace else ValueError
+    with pytest.raises(error, match=re.escape(said)) as caught:
+        read(path)
+    assert str(path) in str(caught.value)

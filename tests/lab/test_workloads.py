@@ -1,0 +1,289 @@
+"""The workloads: real training by two workers, whose batches are uneven, and what the scripts say."""
+
+import gzip
+import json
+import runpy
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import dump_svmlight_file, make_classification
+from sklearn.linear_model import LogisticRegression
+
+from evenpace.local.cluster import LocalCluster
+from idl.plan import JobSpec, permutation
+from lab.data import DataError
+from lab.workloads import common, generated, images, linear, text
+from lab.workloads.generated import sparse
+from tests import ROOT
+
+pytestmark = pytest.mark.usefixtures("generated_once")
+
+SCRIPT = ROOT / "lab" / "experiments" / "train_workload.py"
+CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
+NAMES = ["svm", "logistic-regression", "cifarnet", "resnet32", "transformer"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A manager and a shard for jobs of two workers."""
+    patient = ("--silence", "240")  # nobody does the part of one that is held up
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), workers=2, manager_options=patient) as cluster:
+        yield cluster
+
+
+class Job:
+    """A workload, trained by two workers, of which one takes at most `limit` samples of a batch.
+
+    Attributes:
+        metrics: The first worker's lines.
+        states: Each worker's trained model.
+    """
+
+    def __init__(self, cluster, wait_until, folder, name, *arguments, limit=8):
+        for i in range(2):
+            files = ["--metrics", str(folder / f"{i}.jsonl"), "--save", str(folder / f"{i}.pt")]
+            test = [] if i == 0 else ["--test-samples", "0"]
+            options = {"--job": folder.name} | ({"--max-batch-size": str(limit)} if i else {})
+            cluster.start_worker(
+                f"{folder.name}-{i}", SCRIPT, [name, *arguments, *files, *test], options=options
+            )
+        wait_until(lambda: not cluster.check(), "the end of training", 480)
+        assert not (folder / "1.jsonl").exists()
+        self.metrics = [json.loads(line) for line in (folder / "0.jsonl").read_text().splitlines()]
+        self.states = [torch.load(folder / f"{i}.pt") for i in range(2)]
+
+    def learned(self, iterations):
+        """Check that the evaluations are at `iterations`, and that the loss goes down."""
+        assert [line["iteration"] for line in self.metrics] == iterations
+        seconds = [line["seconds"] for line in self.metrics]
+        assert seconds == sorted(seconds)
+        assert all(0 <= line["accuracy"] <= 1 for line in self.metrics)
+        assert self.metrics[-1]["loss"] < self.metrics[0]["loss"]
+
+    def equal(self, but=()):
+        """Check that both workers have the same model; `but` names what each has for itself."""
+        first, second = self.states
+        assert first.keys() == second.keys()
+        for name in first:
+            if not name.endswith(but or "\0"):
+                assert torch.equal(first[name], second[name]), name
+
+
+def train_alone(workload, options):
+    """Train in one process on whole batches, in the job's order; return the model's state."""
+    spec = JobSpec(len(workload.train_set), options.batch_size, options.seed)
+    iteration = 0
+    while iteration < options.iterations:
+        epoch, start, total = spec.batch(iteration)
+        indices = permutation(spec, epoch)[start : start + total]
+        inputs, targets = workload.collate([workload.train_set[int(i)] for i in indices])
+        workload.optimizer.zero_grad()
+        workload.loss(workload.model(inputs), targets).backward()
+        workload.optimizer.step()
+        iteration += 1
+    return workload.model.state_dict()
+
+
+def distance(first, second):
+    """The largest difference between two states."""
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+@pytest.fixture
+def svmlight(tmp_path):
+    """300 training and 100 test samples with two labels, in files; and the training samples as arrays."""
+    dense, labels = make_classification(400, 20, n_informative=6, random_state=0)
+    dense[np.random.default_rng(0).random(dense.shape) < 0.6] = 0
+    paths = tmp_path / "train.svm", tmp_path / "test.svm"
+    for path, part in zip(paths, (slice(300), slice(300, 400)), strict=True):
+        dump_svmlight_file(dense[part], labels[part], str(path))
+    return paths, dense[:300], labels[:300]
+
+
+@pytest.mark.ci
+def test_logistic_regression_finds_scikit_learns_optimum(tmp_path, cluster, wait_until, svmlight):
+    """Two workers with parts of 292 and 8 samples descend to what scikit-learn's solver finds."""
+    paths, dense, labels = svmlight
+    penalty = 0.05
+    arguments = ["--data", f"svmlight:{paths[0]}", "--test-data", f"svmlight:{paths[1]}"]
+    arguments += ["--batch-size", "300", "--iterations", "120", "--evaluate-every", "50"]
+    arguments += ["--lr", "1", "--weight-decay", str(penalty)]
+    job = Job(cluster, wait_until, tmp_path, "logistic-regression", *arguments)
+    job.learned([0, 50, 100, 120])
+    job.equal()
+    solved = LogisticRegression(C=1 / (penalty * 300), tol=1e-9, max_iter=1000).fit(dense, labels)
+    state = job.states[0]
+    np.testing.assert_allclose(state["weight"].squeeze(1), solved.coef_[0], atol=1e-4)
+    np.testing.assert_allclose(state["bias"], solved.intercept_, atol=1e-4)
+
+
+@pytest.mark.ci
+def test_an_svm_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wait_until, svmlight):
+    """Small batches, the last of an epoch smaller still, give one process's parameters."""
+    paths, _, _ = svmlight
+    arguments = ["--data", f"svmlight:{paths[0]}", "--batch-size", "64", "--iterations", "30"]
+    arguments += ["--samples", "200", "--evaluate-every", "12"]
+    job = Job(cluster, wait_until, tmp_path, "svm", *arguments)
+    job.learned([0, 12, 24, 30])
+    job.equal()
+    options = linear.parser("").parse_args(arguments)
+    assert distance(job.states[0], train_alone(linear.make_svm(options), options)) < 1e-5
+
+
+@pytest.mark.release
+def test_cifarnet_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wait_until):
+    """Parts of 12 and 4 images, or 4 and 4, give one process's parameters, to rounding."""
+    arguments = ["--samples", "56", "--test-samples", "50", "--batch-size", "16", "--iterations", "8"]
+    arguments += ["--evaluate-every", "4"]
+    job = Job(cluster, wait_until, tmp_path, "cifarnet", *arguments, limit=4)
+    job.learned([0, 4, 8])
+    job.equal()
+    options = images.cifarnet_parser().parse_args(arguments)
+    workload = images.make_cifarnet(options)
+    before = {name: values.clone() for name, values in workload.model.state_dict().items()}
+    alone = train_alone(workload, options)
+    assert distance(before, alone) > 1e-2
+    assert distance(job.states[0], alone) < 1e-4
+
+
+RESNET32 = ["--samples", "64", "--test-samples", "50", "--batch-size", "32", "--epochs", "4"]
+RESNET32 += ["--lr", "0.005", "--evaluate-every", "4"]
+
+
+@pytest.mark.release
+def test_resnet32_trains_with_batch_norm_on_cifar10(tmp_path, cluster, wait_until):
+    """The loss on real images goes down, and only batch norm's running means differ between workers."""
+    if not CIFAR10.is_dir():
+        pytest.skip("needs the cifar10 files in ../shared/data/cifar10")
+    images = tmp_path / "cifar10"
+    images.mkdir()
+    for name in ("data_batch_1.bin", "test_batch.bin"):
+        with gzip.open(CIFAR10 / f"{name}.gz") as whole:
+            (images / name).write_bytes(whole.read(64 * 3073))
+    job = Job(cluster, wait_until, tmp_path, "resnet32", "--data", f"cifar10:{images}", *RESNET32)
+    job.learned([0, 4, 8])
+    job.equal(but=("running_mean", "running_var"))
+    assert job.metrics[-1]["data"] == f"cifar10:{images}: 64 images"
+
+
+@pytest.mark.release
+def test_resnet32_trains_with_group_norm(tmp_path, cluster, wait_until):
+    """The loss on generated images goes down, and both workers end with one model."""
+    job = Job(cluster, wait_until, tmp_path, "resnet32", "--norm", "group", *RESNET32)
+    job.learned([0, 4, 8])
+    job.equal()
+
+
+@pytest.mark.release
+def test_the_transformer_learns_a_text(tmp_path, cluster, wait_until):
+    """Perplexity falls from that of guessing among 256 bytes; both workers end with one model."""
+    arguments = ["--samples", "200", "--test-samples", "10", "--batch-size", "40", "--epochs", "2"]
+    job = Job(cluster, wait_until, tmp_path, "transformer", *arguments, "--evaluate-every", "5")
+    job.learned([0, 5, 10])
+    job.equal()
+    assert job.metrics[0]["perplexity"] == pytest.approx(256, rel=0.1)
+    assert job.metrics[-1]["perplexity"] == pytest.approx(np.exp(job.metrics[-1]["loss"]), rel=1e-5)
+    assert job.metrics[-1]["perplexity"] < 128
+
+
+def run_script(monkeypatch, *arguments):
+    """Run the script in this process; its exit status."""
+    monkeypatch.setattr("sys.argv", [str(SCRIPT), *arguments])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    return end.value.code
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_workload_has_help(monkeypatch, capsys, name):
+    """`--help` shows the options that all workloads share, and how to start it."""
+    assert run_script(monkeypatch, name, "--help") == 0
+    shown = capsys.readouterr().out
+    for option in ("--data", "--epochs", "--iterations", "--batch-size", "--lr", "--seed", "--samples"):
+        assert option in shown
+    assert "evenpace worker" in shown
+
+
+WRONG_OPTIONS = [
+    ("knn", [], "invalid choice: 'knn'"),
+    ("svm", ["--data", "a9a"], "'a9a': expected generated or svmlight:FILE"),
+    ("svm", ["--data", "svmlight:/nowhere"], "/nowhere: cannot be read: No such file"),
+    ("svm", ["--test-data", "svmlight:a9a.t"], "generated data has test samples of its own"),
+    ("svm", ["--samples", "30000"], "--samples 30000: the data has 20000"),
+    ("svm", ["--lr", "-1"], "'-1': must be a finite number from 0"),
+    ("svm", ["--metrics", "/nowhere/metrics.jsonl"], "no such folder: /nowhere"),
+    ("logistic-regression", ["--iterations", "0"], "'0': must be a whole number from 1"),
+    ("logistic-regression", ["--epochs", "1", "--iterations", "1"], "not allowed with"),
+    ("cifarnet", ["--data", "digits"], "'digits': expected generated or cifar10:DIR"),
+    ("cifarnet", ["--data", "cifar10:/nowhere"], "/nowhere: no such folder"),
+    ("resnet32", ["--norm", "layer"], "invalid choice: 'layer'"),
+    ("resnet32", ["--test-samples", "many"], "'many': must be a whole number from 0"),
+    ("transformer", ["--data", "shakespeare"], "expected python-docs or text:PATH"),
+    ("transformer", ["--context", "100000"], "are too few for pieces of 100000"),
+    ("transformer", ["--width", "50"], "width 50: must be a multiple of the 4 heads"),
+]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("name", "arguments", "message"), WRONG_OPTIONS)
+def test_wrong_options_are_named(monkeypatch, capsys, name, arguments, message):
+    """A wrong option ends the script with status 2 and a line that says what is allowed."""
+    assert run_script(monkeypatch, name, *arguments) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_file_is_split_into_training_and_test(svmlight):
+    """Without test data, a fifth of the samples is kept, the same each time, and none is in both."""
+    (path, _), dense, _ = svmlight
+    options = linear.parser("").parse_args(["--data", f"svmlight:{path}"])
+    workload, again = linear.make_svm(options), linear.make_svm(options)
+    assert (len(workload.train_set), len(workload.test_set)) == (240, 60)
+    parts = [[row[1].sum() for row in part] for part in (workload.train_set, workload.test_set)]
+    assert parts == [[row[1].sum() for row in part] for part in (again.train_set, again.test_set)]
+    np.testing.assert_allclose(sorted(parts[0] + parts[1]), sorted(dense.sum(1)), rtol=1e-4, atol=1e-4)
+
+
+def test_one_sample_is_not_enough(tmp_path):
+    """A file without anything left to test on is refused."""
+    with pytest.raises(DataError, match="one sample"):
+        linear.split(generated.sparse()[0].rows(np.array([3])), "svmlight:tiny")
+
+
+def test_a_text_is_cut_into_pieces():
+    """Each piece's targets are the bytes that follow its inputs; pieces follow each other."""
+    pieces = text.TextDataset(np.arange(23, dtype=np.uint8), context=5)
+    assert len(pieces) == 4
+    assert [[part.tolist() for part in piece] for piece in pieces] == [
+        [list(range(start, start + 5)), list(range(start + 1, start + 6))] for start in (0, 5, 10, 15)
+    ]
+    assert len(text.TextDataset(np.arange(21, dtype=np.uint8), context=5)) == 4
+    assert len(text.TextDataset(np.arange(20, dtype=np.uint8), context=5)) == 3
+
+
+def test_an_evaluation_counts_every_sample_once():
+    """Loss and accuracy over several batches are those of all samples at once."""
+    options = linear.parser("").parse_args(["--test-samples", "600"])
+    workload = linear.make_logistic_regression(options)
+    with torch.no_grad():
+        workload.model.weight.copy_(torch.randn(workload.model.weight.shape))
+        inputs, targets = workload.collate([workload.test_set[i] for i in range(600)])
+        margins = workload.model(inputs)
+    found = common.evaluate(workload)
+    assert found["loss"] == pytest.approx(float(workload.loss(margins, targets)), rel=1e-5)
+    assert found["accuracy"] == float(((margins > 0) == (targets > 0)).double().mean())
+
+
+@pytest.mark.ci
+def test_generated_data_is_the_same_each_time():
+    """All workers see the same samples; features occur, and labels are balanced."""
+    for first, second in zip(generated.sparse(), sparse(), strict=True):
+        np.testing.assert_array_equal(first.columns, second.columns)
+        np.testing.assert_array_equal(first.labels, second.labels)
+        assert 0.4 < (first.labels > 0).mean() < 0.6
+        assert np.diff(first.offsets).min() > 0
+    first, second = generated.images(), generated.images()
+    np.testing.assert_array_equal(first.train_images, second.train_images)
+    assert first.train_images.shape[1:] == (3, 32, 32)
+    assert first.train_images.std() == pytest.approx(1, abs=0.05)
+    assert first.classes == 10
