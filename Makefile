@@ -55,7 +55,6 @@ test-all: $(VENV)/ready
 	$(BIN)/evenpace lab chaos --with all-reduce --minutes 30 --workers 4 --json runs/chaos-all-reduce.json
 	$(BIN)/evenpace lab chaos --with all-reduce --minutes 2 --workers 4 --exact --sizer schedule \
 		--json runs/chaos-all-reduce-exact.json
-	$(BIN)/evenpace lab planted --json runs/planted.json
 	$(MAKE) demo bench figures
 	$(MAKE) test-containers
 

@@ -103,6 +103,7 @@ def installed(imported: Sequence[str] = IMPORTED, command: str | None = None) ->
         with _forking(ours, command):
             yield
     finally:
+        popen.kill()  # it may still be importing
         popen.wait()
 
 

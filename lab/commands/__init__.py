@@ -13,7 +13,6 @@ from evenpace.cli.sections import LazyGroup
         "simulate": "lab.commands.simulate:simulate",
         "trace": "lab.commands.trace:trace",
         "chaos": "lab.commands.chaos:chaos",
-        "planted": "lab.commands.planted:planted",
     },
 )
 def lab() -> None:

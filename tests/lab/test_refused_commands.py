@@ -37,8 +37,6 @@ FILES = {
         ("lab trace usage missing.csv --out out.csv", 1, "missing.csv"),
         ("lab trace contention --noise 2 --out out.csv", 2, "'--noise': 2.0 is not in the range 0<=x<=1"),
         ("lab trace live --manager nowhere --out out.csv", 1, "address 'nowhere'"),
-        ("lab planted --only xyz", 1, "only 'xyz': no finding's symptom contains it"),
-        ("lab planted --checkout .", 1, "give a working tree of git"),
         (
             "lab simulate --workload x --traces . --policy random",
             2,

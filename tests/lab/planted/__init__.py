@@ -1,1 +1,0 @@
-"""Tests of `evenpace lab planted`, which tests the tests."""

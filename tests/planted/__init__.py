@@ -1,0 +1,1 @@
+"""Findings that were mended, each planted again: tests must find it."""
