@@ -12,17 +12,14 @@ from predictors import PREDICTORS
 class Balancing:
     """The way in which a job's batches are split.
 
-    Attributes:
-        policy: A name in `batchsize_manager.policies.POLICIES`.
-        predictor: A name in `predictors.PREDICTORS`, for policies that split by predicted speeds.
-        tolerance: How much slower than the best a split may be before it is changed, at least 0, below 1.
-
     Raises:
         ValueError: A name is unknown, or the tolerance out of its range.
     """
 
-    policy: Annotated[str, Setting(choices=POLICIES)]
+    policy: Annotated[str, Setting(choices=POLICIES)]  # a name in `batchsize_manager.policies.POLICIES`
+    # A name in `predictors.PREDICTORS`, for policies that split by predicted speeds.
     predictor: Annotated[str, Setting(choices=PREDICTORS)]
+    # How much slower than the best a split may be before it is changed, at least 0, below 1.
     tolerance: Tolerance
 
     def __post_init__(self) -> None:

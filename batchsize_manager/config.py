@@ -17,16 +17,11 @@ TOLERANCE = 0.02
 class ManagerConfig:
     """The policy of a manager, the number of jobs that it takes, and the state that it keeps of them.
 
-    Attributes:
-        policy: A name in `batchsize_manager.policies.POLICIES`.
-        options: The policy's options.
-        job: The configuration of its jobs.
-        retention: Limits of what is kept of jobs.
-
     Raises:
         ValueError: A value is not allowed.
     """
 
+    # A name in `batchsize_manager.policies.POLICIES`.
     policy: Annotated[
         str,
         Setting(
@@ -37,8 +32,9 @@ class ManagerConfig:
             choices=POLICIES,
         ),
     ] = "proportional"
+    # The policy's options.
     options: PolicyOptions = field(default_factory=lambda: PolicyOptions(tolerance=TOLERANCE))
-    job: JobConfig = field(default_factory=JobConfig)
+    job: JobConfig = field(default_factory=JobConfig)  # the configuration of its jobs
     models: Annotated[
         Path | None,
         Setting("Keep the fitted models of predictors in this folder, a file for each job.", folder=True),
@@ -54,7 +50,7 @@ class ManagerConfig:
             folder=True,
         ),
     ] = None
-    retention: Retention = field(default_factory=Retention)
+    retention: Retention = field(default_factory=Retention)  # limits of what is kept of jobs
 
     def __post_init__(self) -> None:
         check_settings(self)

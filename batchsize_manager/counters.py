@@ -40,9 +40,8 @@ class LearningTally:
         splits: Seconds that policies took to split a batch.
         observations: Seconds that policies took to observe an iteration.
         fits: Seconds that successful fits took, without the wait for earlier ones.
-        failed_fits: Fits that failed.
     """
 
     def __init__(self) -> None:
         self.splits, self.observations, self.fits = Histogram(), Histogram(), Histogram()
-        self.failed_fits = 0
+        self.failed_fits = 0  # fits that failed

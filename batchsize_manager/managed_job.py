@@ -30,19 +30,12 @@ _wire = idl.batchsize_manager
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A call that is answered with an assignment once there is one.
-
-    Attributes:
-        call: The call.
-        until: The time by which it is answered "not yet" if there is no assignment; seconds.
-        reported_iteration: The iteration that the call reports; -1 for none.
-        known: The last iteration for which the caller has an assignment, if it names one; else -1.
-    """
+    """A call that is answered with an assignment once there is one."""
 
     call: Call
-    until: float = math.inf
-    reported_iteration: int = -1
-    known: int = -1
+    until: float = math.inf  # the time by which it is answered "not yet" if there is no assignment; seconds
+    reported_iteration: int = -1  # the iteration that the call reports; -1 for none
+    known: int = -1  # the last iteration for which the caller has an assignment, if it names one; else -1
 
     @property
     def incarnation(self) -> str:
@@ -52,17 +45,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A heartbeat that is answered once its worker has to recover.
-
-    Attributes:
-        call: The call.
-        until: The time by which it is answered in any case, in seconds.
-        known: The attempt with which the worker knows that it has to recover; None for none.
-    """
+    """A heartbeat that is answered once its worker has to recover."""
 
     call: Call
-    until: float
-    known: int | None
+    until: float  # the time by which it is answered in any case, in seconds
+    known: int | None  # the attempt with which the worker knows that it has to recover; None for none
 
 
 @dataclass(slots=True)

@@ -18,23 +18,14 @@ from idl.cuts import Cuts
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A device's share of a batch.
+    """A device's share of a batch."""
 
-    Attributes:
-        device: Its kind.
-        samples: Samples.
-        seconds: Time that it takes for them.
-        micro_batches: Micro-batches; None for a job without.
-        at_once: Micro-batches at once; None where the profile does not say.
-        waves: Waves of as many; None likewise.
-    """
-
-    device: str
+    device: str  # its kind
     samples: int
-    seconds: float
-    micro_batches: int | None = None
-    at_once: int | None = None
-    waves: int | None = None
+    seconds: float  # time that it takes for them
+    micro_batches: int | None = None  # micro-batches; None for a job without
+    at_once: int | None = None  # micro-batches at once; None where the profile does not say
+    waves: int | None = None  # waves of as many; None likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +33,12 @@ class Forecast:
     """A split with its times.
 
     Attributes:
-        shares: Each device's share, in the order of the devices.
-        seconds: Seconds of an iteration, with communication.
         left_out: Number of devices without a share, since the batch has fewer micro-batches, or samples, than
             there are devices: the manager gives each worker one at least.
     """
 
-    shares: tuple[Share, ...]
-    seconds: float
+    shares: tuple[Share, ...]  # each device's share, in the order of the devices
+    seconds: float  # seconds of an iteration, with communication
     left_out: int = 0
 
     @property
@@ -60,16 +49,11 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Forecasts of the ways to use some devices; None where a batch does not fit.
+    """Forecasts of the ways to use some devices; None where a batch does not fit."""
 
-    Attributes:
-        balanced: The best split over all devices.
-        even: An even split over all devices.
-        alone: The best split over the devices of one kind, by kind; empty if there is only one.
-    """
-
-    balanced: Forecast | None
-    even: Forecast | None
+    balanced: Forecast | None  # the best split over all devices
+    even: Forecast | None  # an even split over all devices
+    # The best split over the devices of one kind, by kind; empty if there is only one.
     alone: dict[str, Forecast | None]
 
     @property

@@ -14,7 +14,6 @@ class Task:
     """What is to be split.
 
     Attributes:
-        micro_batch: Samples of a micro-batch; None for a job without.
         at_once: Micro-batches that run at once take the time of one batch of as many samples, whose limit is
             the profile's. Of no effect where profiles are of jobs in micro-batches: their times are those of
             all micro-batches together.
@@ -24,6 +23,7 @@ class Task:
     """
 
     total: Annotated[int, Setting("Samples of the whole batch.", least=1)]
+    # Samples of a micro-batch; None for a job without.
     micro_batch: Annotated[int | None, Setting("Samples of a micro-batch.", least=1)] = None
     at_once: Annotated[
         int,

@@ -46,11 +46,7 @@ def be_a_group_of_one() -> None:
 
 
 def pin(cpu: int) -> None:
-    """Keep this process on one CPU.
-
-    Raises:
-        InvalidRequestError: This process may not use that CPU.
-    """
+    """Keep this process on one CPU (InvalidRequestError: this process may not use that CPU)."""
     try:
         os.sched_setaffinity(0, {cpu})
     except OSError as error:

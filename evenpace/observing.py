@@ -27,11 +27,7 @@ Beside = Callable[[Server], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Observing:
-    """Options of metrics and traces.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """Options of metrics and traces (InvalidRequestError: a value is not allowed)."""
 
     metrics: Annotated[
         Address | None,

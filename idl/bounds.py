@@ -14,9 +14,6 @@ class Bounds:
     """The batch sizes that a worker can take, and the micro-batches that it can compute at once.
 
     Attributes:
-        minimum: Least samples; at least 1, so that the worker's speed is always measured.
-        maximum: Most samples; at least `minimum`.
-        granularity: Samples of which batch sizes are multiples, unless no such sizes sum to the whole batch.
         at_once: Most micro-batches that it can compute at once, in a job with micro-batches, 1 to 1024. Only
             these have to fit into its memory, not its whole share of the batch.
 
@@ -24,13 +21,16 @@ class Bounds:
         ValueError: A number is out of its range.
     """
 
+    # Least samples; at least 1, so that the worker's speed is always measured.
     minimum: Annotated[int, Setting("Fewest samples that it takes.", name="min-batch-size", least=1)] = 1
+    # Most samples; at least `minimum`.
     maximum: Annotated[
         int,
         Setting(
             "Most samples that it can take, such as fit into its memory.", name="max-batch-size", least=1
         ),
     ] = 2**40
+    # Samples of which batch sizes are multiples, unless no such sizes sum to the whole batch.
     granularity: Annotated[int, Setting("Number of which batch sizes are multiples.", least=1)] = 1
     at_once: Annotated[
         int,

@@ -13,14 +13,10 @@ class Cuts:
     by whichever worker has it. All have `size` samples. Where that does not divide the batch, the last two
     share evenly what the others leave, so that none has a single sample, which batch normalisation refuses;
     with a size of 2, one of three samples takes the odd one.
-
-    Attributes:
-        total: Samples of the batch, at least 1.
-        size: Samples of a micro-batch; with 1, any position is a cut.
     """
 
-    total: int
-    size: int
+    total: int  # samples of the batch, at least 1
+    size: int  # samples of a micro-batch; with 1, any position is a cut
 
     def __len__(self) -> int:
         """Return the number of micro-batches."""

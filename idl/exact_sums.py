@@ -26,13 +26,10 @@ class FixedPoint:
 
     The unit follows from the batch's size: no sum over the batch can overflow where all values are below
     `limit`, and the mean's resolution is the same for any size, to a factor of 2.
-
-    Attributes:
-        total: Samples of the whole batch.
-        statistics: Whether the values are statistics, such as batch normalisation's, and not gradients.
     """
 
-    total: int
+    total: int  # samples of the whole batch
+    # Whether the values are statistics, such as batch normalisation's, and not gradients.
     statistics: bool = False
 
     @property

@@ -22,21 +22,15 @@ EXCHANGES = (PARAMETER_SERVER, FIXED_GROUP, FORMED_GROUP)
 class Seat:
     """A member's place in the process group of an attempt; the IDL's `Group`.
 
-    Attributes:
-        rank: This member's rank, from 0 to `size` - 1.
-        size: Number of members.
-        store: Address of the store at which they meet, as rank 0 has named it.
-        source: The rank that sends its state to all; None where all have the same.
-        lacks: True for a member that has to take that state, and has none to go on with until it has come.
-
     Raises:
         ValueError: A rank is out of range.
     """
 
-    rank: int
-    size: int
-    store: str
-    source: int | None = None
+    rank: int  # this member's rank, from 0 to `size` - 1
+    size: int  # number of members
+    store: str  # address of the store at which they meet, as rank 0 has named it
+    source: int | None = None  # the rank that sends its state to all; None where all have the same
+    # True for a member that has to take that state, and has none to go on with until it has come.
     lacks: bool = False
 
     def __post_init__(self) -> None:

@@ -23,19 +23,15 @@ class GradientNorms:
     They are sums over the gradients' elements. So shards that hold a part each give their own, and the sum of
     these (`+`) is the whole's.
 
-    Attributes:
-        contributions: n, the number of contributions with samples.
-        samples: B, their samples.
-        weighted: Σ b_i |g_i|². Not finite where a gradient is not.
-        squared: |g|², of the weighted sum. Likewise.
-
     Raises:
         ValueError: A number is negative, or there are more contributions than samples.
     """
 
-    contributions: int
-    samples: int
+    contributions: int  # n, the number of contributions with samples
+    samples: int  # b, their samples
+    # Σ b_i |g_i|². Not finite where a gradient is not.
     weighted: float
+    # |g|², of the weighted sum. Likewise.
     squared: float
 
     def __post_init__(self) -> None:

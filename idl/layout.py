@@ -18,8 +18,6 @@ class Group:
     """A run of consecutive elements that the optimiser treats alike.
 
     Attributes:
-        elements: Number of elements.
-        options: The optimiser's options, by the names in `idl/parameter_server.thrift`.
         statistics: Whether the elements are statistics, such as batch normalisation's, and no parameters: in
             place of a gradient a worker sends their new values, whose weighted mean is kept, and no option
             applies.
@@ -27,8 +25,8 @@ class Group:
             it is that of the run.
     """
 
-    elements: int
-    options: Mapping[str, float]
+    elements: int  # number of elements
+    options: Mapping[str, float]  # the optimiser's options, by the names in `idl/parameter_server.thrift`
     statistics: bool = False
     number: int | None = None
 
@@ -53,17 +51,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a job's flattened parameters that a shard holds.
+    """The part of a job's flattened parameters that a shard holds."""
 
-    Attributes:
-        shard: The shard's number, from 0.
-        shards: Number of the job's shards.
-        first: The flattened parameters' element that is the part's first.
-    """
-
-    shard: int
-    shards: int
-    first: int
+    shard: int  # the shard's number, from 0
+    shards: int  # number of the job's shards
+    first: int  # the flattened parameters' element that is the part's first
 
     def __str__(self) -> str:
         return f"part {self.shard} of {self.shards}, from element {self.first} on"
@@ -74,10 +66,6 @@ class Layout:
     """The layout of parameters in flat arrays: a whole model's at a worker, a part of them at a shard.
 
     Attributes:
-        dtype: A name in `ITEM_BYTES`.
-        optimizer: An optimiser's name in `idl/parameter_server.thrift`.
-        groups: The parameter groups, in the order of their elements.
-        tensors: The model's tensors, in an order that all workers have; empty if they are not compared.
         order: A text that differs where the tensors' elements lie in another order in the flat arrays; empty
             where the tensors follow each other.
 
@@ -85,9 +73,10 @@ class Layout:
         InvalidRequestError: A value is not allowed.
     """
 
-    dtype: str
-    optimizer: str
-    groups: tuple[Group, ...]
+    dtype: str  # a name in `ITEM_BYTES`
+    optimizer: str  # an optimiser's name in `idl/parameter_server.thrift`
+    groups: tuple[Group, ...]  # the parameter groups, in the order of their elements
+    # The model's tensors, in an order that all workers have; empty if they are not compared.
     tensors: tuple[Tensor, ...] = ()
     order: str = ""
 

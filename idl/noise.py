@@ -19,20 +19,14 @@ class Noise:
     """The gradient noise: the true gradient's squared norm, one sample's variance, and their errors.
 
     Estimates are unbiased, and so may be zero or negative where there is little to see.
-
-    Attributes:
-        sqr: |G|², the squared norm of the true gradient.
-        var: tr(Σ), the trace of the covariance of one sample's gradient.
-        sqr_error: Standard error of `sqr`; 0 for a value that is exact, inf where nothing is known of it.
-        var_error: Standard error of `var`, likewise.
-        covariance: Covariance of the errors of the two.
     """
 
-    sqr: float
-    var: float
+    sqr: float  # |G|², the squared norm of the true gradient
+    var: float  # tr(Σ), the trace of the covariance of one sample's gradient
+    # Standard error of `sqr`; 0 for a value that is exact, inf where nothing is known of it.
     sqr_error: float = 0.0
-    var_error: float = 0.0
-    covariance: float = 0.0
+    var_error: float = 0.0  # standard error of `var`, likewise
+    covariance: float = 0.0  # covariance of the errors of the two
 
     @property
     def scale(self) -> float:

@@ -19,15 +19,10 @@ _PAIRS = tuple(combinations_with_replacement(range(4), 2))
 
 @dataclass(frozen=True, slots=True)
 class DecayedMeans:
-    """Weighted means of the iterations' own estimates of var and sqr, in which older iterations count less.
+    """Weighted means of the iterations' own estimates of var and sqr; older iterations count less."""
 
-    Attributes:
-        sums: Decayed sums of (n - 1, (n - 1) S, B, B G).
-        products: Decayed sums of the products of each two of these.
-    """
-
-    sums: tuple[float, ...] = (0.0,) * 4
-    products: tuple[float, ...] = (0.0,) * len(_PAIRS)
+    sums: tuple[float, ...] = (0.0,) * 4  # decayed sums of (n - 1, (n - 1) S, B, B G)
+    products: tuple[float, ...] = (0.0,) * len(_PAIRS)  # decayed sums of the products of each two of these
 
     def observe(self, new: Sequence[float], keep: float) -> "DecayedMeans":
         """Return the means with one more iteration.
@@ -112,13 +107,6 @@ class NoiseEstimate:
     Attributes:
         horizon: Iterations after which one counts 1/e in M. The default is for errors of some percent where φ
             is near B, with about 400 effective observations, and follows training within 200 iterations.
-        share: The horizon is at most this share of the iterations so far, from 10 iterations on.
-        long: M.
-        short: m.
-        common: Sums of (n - 1)² and B², each weight decayed once as in M and once as in m.
-        observed: Iterations that the estimate is from.
-        last: The last of them, by its number; -1 where numbers were not given.
-        skipped: Iterations that were left out because a norm, or what follows from it, was not finite.
 
     Raises:
         ValueError: The horizon is too short for iterations to say anything, or not finite; or the share is
@@ -126,13 +114,14 @@ class NoiseEstimate:
     """
 
     horizon: float = 200.0
-    share: float = 1 / 3
-    long: DecayedMeans = DecayedMeans()
-    short: DecayedMeans = DecayedMeans()
+    share: float = 1 / 3  # the horizon is at most this share of the iterations so far, from 10 iterations on
+    long: DecayedMeans = DecayedMeans()  # m
+    short: DecayedMeans = DecayedMeans()  # m
+    # Sums of (n - 1)² and B², each weight decayed once as in M and once as in m.
     common: tuple[float, ...] = (0.0, 0.0)
-    observed: int = 0
-    last: int = -1
-    skipped: int = 0
+    observed: int = 0  # iterations that the estimate is from
+    last: int = -1  # the last of them, by its number; -1 where numbers were not given
+    skipped: int = 0  # iterations that were left out because a norm, or what follows from it, was not finite
 
     def __post_init__(self) -> None:
         if not _LEAST_OBSERVATIONS <= self.horizon < math.inf:

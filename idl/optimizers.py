@@ -5,15 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OptionNames:
-    """The names of an optimiser's options.
+    """The names of an optimiser's options."""
 
-    Attributes:
-        numbers: Names of the options that are numbers.
-        switches: Names of the options that are on or off, 1 or 0 on the wire.
-    """
-
-    numbers: frozenset[str]
-    switches: frozenset[str]
+    numbers: frozenset[str]  # names of the options that are numbers
+    switches: frozenset[str]  # names of the options that are on or off, 1 or 0 on the wire
 
 
 _SGD = frozenset({"lr", "momentum", "weight_decay"})

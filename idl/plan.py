@@ -19,42 +19,29 @@ class Scaling:
     """An iteration's batch, compared with batches of the size that the script gives, for learning rates.
 
     Attributes:
-        size: Samples of a whole batch; those of an epoch's last, smaller batch do not count.
         gain: The progress that is to be had in the iteration, in such iterations of the script's first size:
             (tr(Σ)/M₀ + |G|²) / (tr(Σ)/M + |G|²), with sizes M and M₀ and the gradient noise (AdaScale SGD,
             Johnson et al., equation 7). Between 1 and M/M₀, and 1 for the script's size.
-        progress: The sum of the gains of all iterations before.
     """
 
-    size: int
+    size: int  # samples of a whole batch; those of an epoch's last, smaller batch do not count
     gain: float
-    progress: float
+    progress: float  # the sum of the gains of all iterations before
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One worker's part of one iteration: positions `start` to `start + count - 1` of its epoch.
+    """One worker's part of one iteration: positions `start` to `start + count - 1` of its epoch."""
 
-    Attributes:
-        iteration: The iteration's number, counted from 0 over the whole job.
-        epoch: The epoch's number, counted from 0.
-        start: First position in the epoch's permutation.
-        count: Samples; 0 is possible in an epoch's last, smaller batch.
-        total: Samples of the whole batch, over all workers.
-        attempt: Number of times that the job has been rewound before.
-        batch_start: First position of the whole batch; None if the sender left it out.
-        at_once: Micro-batches that the worker is to compute at once, at least 1.
-        scaling: The comparison with the script's first batch size; None if all batches have had it.
-    """
-
-    iteration: int
-    epoch: int
-    start: int
-    count: int
-    total: int
-    attempt: int = 0
-    batch_start: int | None = None
-    at_once: int = 1
+    iteration: int  # the iteration's number, counted from 0 over the whole job
+    epoch: int  # the epoch's number, counted from 0
+    start: int  # first position in the epoch's permutation
+    count: int  # samples; 0 is possible in an epoch's last, smaller batch
+    total: int  # samples of the whole batch, over all workers
+    attempt: int = 0  # number of times that the job has been rewound before
+    batch_start: int | None = None  # first position of the whole batch; None if the sender left it out
+    at_once: int = 1  # micro-batches that the worker is to compute at once, at least 1
+    # The comparison with the script's first batch size; None if all batches have had it.
     scaling: Scaling | None = None
 
     @property
@@ -127,11 +114,6 @@ class JobSpec:
     """The data that a job trains on, and its order; the same for every worker of the job.
 
     Attributes:
-        dataset_size: Samples of the data set.
-        total_batch_size: Samples of a whole batch, over all workers.
-        seed: The permutations' seed.
-        shuffle: True if each epoch has a permutation of its own; if not, samples are taken in order.
-        drop_last: True if an epoch's last, smaller batch is left out.
         micro_batch: Samples that are computed together, on whichever worker: slices are of whole
             micro-batches. None for a job without, whose workers compute each slice as a whole.
         milestones: Other sizes of a whole batch that the script asks for: (epoch, samples) from that epoch
@@ -143,11 +125,12 @@ class JobSpec:
         ValueError: A number is out of its range.
     """
 
-    dataset_size: int
-    total_batch_size: int
-    seed: int = 0
+    dataset_size: int  # samples of the data set
+    total_batch_size: int  # samples of a whole batch, over all workers
+    seed: int = 0  # the permutations' seed
+    # True if each epoch has a permutation of its own; if not, samples are taken in order.
     shuffle: bool = True
-    drop_last: bool = False
+    drop_last: bool = False  # true if an epoch's last, smaller batch is left out
     micro_batch: int | None = None
     milestones: tuple[tuple[int, int], ...] = ()
     samples: tuple[tuple[float, ...], ...] = field(default=(), compare=False)
@@ -277,17 +260,14 @@ class Resume:
     """The point from which a saved job continues.
 
     Attributes:
-        iteration: The first iteration that has not been trained.
         position: Epoch and first position of that iteration's batch; None if all batches have had the size of
             `JobSpec`, so that they follow from the iteration.
-        total_batch_size: Samples of a whole batch from there on; None for that of `JobSpec`.
-        progress: `Scaling.progress` at that iteration; None if it is the iteration.
     """
 
-    iteration: int = 0
+    iteration: int = 0  # the first iteration that has not been trained
     position: tuple[int, int] | None = None
-    total_batch_size: int | None = None
-    progress: float | None = None
+    total_batch_size: int | None = None  # samples of a whole batch from there on; None for that of `JobSpec`
+    progress: float | None = None  # `Scaling.progress` at that iteration; None if it is the iteration
 
 
 def permutation(spec: JobSpec, epoch: int) -> NDArray[np.int64]:

@@ -28,24 +28,12 @@ class Report:
     """A worker's report at the end of an iteration; `ReportRequest` of the IDL has the same fields.
 
     Attributes:
-        batch_processing_time: Seconds, waiting for others left out.
-        waiting_time: Seconds for which the parameter server kept the worker waiting.
-        cpu_usage: Share of the worker's CPUs that others take, 0 to 1.
-        memory_usage: Occupied share of the worker's memory, 0 to 1.
-        maximum: Samples that have proved to be all that the worker can take.
-        attempt: The attempt of the assignment that is finished; None: the present one.
-        start: The first position of that assignment; None: the one that the worker was given last.
-        at_once: Micro-batches that were computed at once, where fewer than assigned.
-        shards: A text that is the same for workers that use the same shards; None: not known.
         norms: The norms of the gradients of a step, this iteration's or that of the iteration before: of all
             contributions to it, or of the worker's own.
-        not_finite: The iteration for which the worker's own gradient had a NaN or an infinity; None: none is
-            known.
         communication_time: Seconds of the batch processing time in which gradients and parameters were
             transferred; None: not known.
         backward_time: Seconds of the batch processing time from the begin of the backward pass until its last
             gradient was ready to be summed over the workers, or pushed; None: not known, as the three below.
-        first_bucket_time: Seconds of those until the first bucket of gradients was ready.
         other_buckets_time: Seconds in which any bucket but the last was ready, and not summed yet over the
             workers or, with a parameter server, written to all shards; others that were ready later count in.
         last_bucket_time: Seconds from the moment when the last bucket was ready, and all others were summed
@@ -54,19 +42,27 @@ class Report:
     """
 
     iteration: Annotated[int, Range()]
-    batch_processing_time: Annotated[float, Range(most=_YEAR)]
+    batch_processing_time: Annotated[float, Range(most=_YEAR)]  # seconds, waiting for others left out
+    # Seconds for which the parameter server kept the worker waiting.
     waiting_time: Annotated[float, Range(most=_YEAR)] = 0.0
-    cpu_usage: Annotated[float, Range(most=1)] = 0.0
-    memory_usage: Annotated[float, Range(most=1)] = 0.0
+    cpu_usage: Annotated[float, Range(most=1)] = 0.0  # share of the worker's CPUs that others take, 0 to 1
+    memory_usage: Annotated[float, Range(most=1)] = 0.0  # occupied share of the worker's memory, 0 to 1
+    # Samples that have proved to be all that the worker can take.
     maximum: Annotated[int | None, Range(1)] = None
+    # The attempt of the assignment that is finished; None: the present one.
     attempt: Annotated[int | None, Range()] = None
+    # The first position of that assignment; None: the one that the worker was given last.
     start: Annotated[int | None, Range()] = None
+    # Micro-batches that were computed at once, where fewer than assigned.
     at_once: Annotated[int | None, Range(1)] = None
+    # A text that is the same for workers that use the same shards; None: not known.
     shards: Annotated[str | None, Range()] = None
     norms: Annotated[StepNorms | None, Range()] = None
+    # The iteration for which the worker's own gradient had a NaN or an infinity; None: none is known.
     not_finite: Annotated[int | None, Range()] = None
     communication_time: Annotated[float | None, Range(most=_YEAR)] = None
     backward_time: Annotated[float | None, Range(most=_YEAR)] = None
+    # Seconds of those until the first bucket of gradients was ready.
     first_bucket_time: Annotated[float | None, Range(most=_YEAR)] = None
     other_buckets_time: Annotated[float | None, Range(most=_YEAR)] = None
     last_bucket_time: Annotated[float | None, Range(most=_YEAR)] = None
@@ -74,17 +70,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Shown:
-    """The column for a measured value in tables of workers: on the page, in terminals and in reports.
+    """The column for a measured value in tables of workers: on the page, in terminals and in reports."""
 
-    Attributes:
-        title: Heading of the column, in lower case.
-        over: Whether the worker's value is the median over the last iterations, or that of the last one.
-        form: How the number is written.
-    """
-
-    title: str
+    title: str  # heading of the column, in lower case
+    # Whether the worker's value is the median over the last iterations, or that of the last one.
     over: Literal["median", "last"] = "median"
-    form: Literal["number", "percent", "seconds"] = "number"
+    form: Literal["number", "percent", "seconds"] = "number"  # how the number is written
 
 
 @dataclass(frozen=True)
@@ -92,20 +83,16 @@ class Measured:
     """The description of a measured quantity, a field of `WorkerRecord`.
 
     Attributes:
-        metric: The quantity's name among the metrics, after "worker_".
-        unit: The quantity's unit.
-        meaning: The metric's help text.
-        many: The name of the list of all workers' values; the field's name with an "s", if empty.
         spared: Whether the values are left out where all workers have the default: on the wire, and in memory
             and on disk in the last columns.
-        shown: The column in tables; None where there is none, or where what is shown is computed from it.
     """
 
-    metric: str
-    unit: str
-    meaning: str
-    many: str = ""
+    metric: str  # the quantity's name among the metrics, after "worker_"
+    unit: str  # the quantity's unit
+    meaning: str  # the metric's help text
+    many: str = ""  # the name of the list of all workers' values; the field's name with an "s", if empty
     spared: bool = False
+    # The column in tables; None where there is none, or where what is shown is computed from it.
     shown: Shown | None = None
 
 
@@ -117,19 +104,11 @@ class WorkerRecord(NamedTuple):
     value of the worker's last report.
 
     Attributes:
-        batch_size: Samples, of all its parts together.
-        batch_processing_time: Seconds, waiting left out.
-        waiting_time: Seconds at the manager's and the parameter server's barriers together.
-        cpu_usage: Share of its CPUs that others took, 0 to 1.
-        memory_usage: Share of its memory that was in use, 0 to 1.
-        predicted_speed: Samples per second, before the iteration; NaN where nothing was predicted.
-        at_once: Micro-batches that it computed at once.
         communication_time: Seconds of the batch processing time in which gradients and parameters were
             transferred; NaN where that is not known.
         backward_time: Seconds of the batch processing time from the begin of the backward pass until its last
             gradient was ready to be summed over the workers, or pushed; NaN where that is not known, as the
             three below.
-        first_bucket_time: Seconds of those until the first bucket of gradients was ready.
         other_buckets_time: Seconds in which any bucket but the last was ready, and not summed yet over the
             workers or, with a parameter server, written to all shards; others that were ready later count in.
         last_bucket_time: Seconds from the moment when the last bucket was ready, and all others were summed
@@ -137,15 +116,19 @@ class WorkerRecord(NamedTuple):
             also those in which the worker waited for parameters to be transferred, before that pass.
     """
 
+    # Samples, of all its parts together.
     batch_size: Annotated[
         int, Measured("batch_samples", "samples", "size of the worker's part of the last complete batch")
     ]
+    # Seconds, waiting left out.
     batch_processing_time: Annotated[
         float, Measured("batch_processing_seconds", "seconds", "batch processing time of the worker's part")
     ]
+    # Seconds at the manager's and the parameter server's barriers together.
     waiting_time: Annotated[
         float, Measured("waiting_seconds", "seconds", "waiting time of the worker for the others")
     ] = 0.0
+    # Share of its CPUs that others took, 0 to 1.
     cpu_usage: Annotated[
         float,
         Measured(
@@ -155,6 +138,7 @@ class WorkerRecord(NamedTuple):
             shown=Shown("CPU taken", form="percent"),
         ),
     ] = 0.0
+    # Share of its memory that was in use, 0 to 1.
     memory_usage: Annotated[
         float,
         Measured(
@@ -164,10 +148,12 @@ class WorkerRecord(NamedTuple):
             shown=Shown("memory", "last", "percent"),
         ),
     ] = 0.0
+    # Samples per second, before the iteration; NaN where nothing was predicted.
     predicted_speed: Annotated[
         float,
         Measured("predicted_samples_per_second", "samples per second", "predicted speed of the worker"),
     ] = math.nan
+    # Micro-batches that it computed at once.
     at_once: Annotated[
         int,
         Measured(
@@ -190,6 +176,7 @@ class WorkerRecord(NamedTuple):
     backward_time: Annotated[
         float, Measured("backward_seconds", "seconds", "time of the worker's backward pass", spared=True)
     ] = math.nan
+    # Seconds of those until the first bucket of gradients was ready.
     first_bucket_time: Annotated[
         float,
         Measured(
@@ -227,21 +214,13 @@ class WorkerRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """A field of `WorkerRecord` as a column of `IterationRecord.values`, 8 bytes for each worker.
+    """A field of `WorkerRecord` as a column of `IterationRecord.values`, 8 bytes for each worker."""
 
-    Attributes:
-        name: The field's name.
-        dtype: NumPy's type of its numbers, little-endian.
-        form: The type's letter in formats of the module `struct`.
-        default: The field's default, as such a number; zeros where it has none.
-        measured: The field's description.
-    """
-
-    name: str
-    dtype: str
-    form: str
-    default: bytes
-    measured: Measured
+    name: str  # the field's name
+    dtype: str  # NumPy's type of its numbers, little-endian
+    form: str  # the type's letter in formats of the module `struct`
+    default: bytes  # the field's default, as such a number; zeros where it has none
+    measured: Measured  # the field's description
 
     @property
     def many(self) -> str:
@@ -281,27 +260,21 @@ class IterationRecord:
     the garbage collector's search through them would hold up barrier rounds.
 
     Attributes:
-        iteration: The iteration's number.
-        epoch: The epoch that its batch is a part of.
-        start: The first position of the batch in the epoch.
-        total: Samples of the batch.
-        attempt: Number of times that the job had been rewound before.
         duration: Seconds from the iteration's plan, or from the completion of the iteration before it if that
             came later, until it was complete.
-        workers: Names of the workers whose reports completed it.
         values: The workers' numbers as bytes, one of `COLUMNS` after the other, (workers,) each; of the last
             ones, those that may be spared are left out.
         norms: The norms of the gradients of a step, this iteration's or that of the iteration before; None
             where they are not known.
     """
 
-    iteration: int
-    epoch: int
-    start: int
-    total: int
-    attempt: int
+    iteration: int  # the iteration's number
+    epoch: int  # the epoch that its batch is a part of
+    start: int  # the first position of the batch in the epoch
+    total: int  # samples of the batch
+    attempt: int  # number of times that the job had been rewound before
     duration: float
-    workers: tuple[str, ...]
+    workers: tuple[str, ...]  # names of the workers whose reports completed it
     values: bytes
     norms: StepNorms | None = None
 

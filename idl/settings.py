@@ -22,32 +22,22 @@ class Setting:
     """A description of a configuration's field, in the field's `Annotated`.
 
     Attributes:
-        help: The help text of its option; None where there is no option.
-        name: The option's name, if it is not the field's.
-        metavar: The placeholder for a value in the option's help; None: that of its type.
-        least: The smallest number that is allowed.
-        above: Numbers must be above it.
-        most: The largest number that is allowed.
-        below: Numbers must be below it; `math.inf` refuses infinity.
-        choices: The texts that are allowed; all, if there are none.
-        unit: The option's unit, as a multiple of the field's: 2**20 for MiB where the field has bytes.
-        folder: Whether a path that exists must be a folder's, or must not; None: either is allowed.
-        exists: Whether a path must exist.
         read: Function from the option's text to the field's value; None: by the field's type. With it, a
             field of several values is read from one text, such as `1,2,4`; without, the option is repeated.
     """
 
-    help: str | None = None
-    name: str | None = None
-    metavar: str | None = None
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
-    choices: Collection[str] = ()
-    unit: int = 1
+    help: str | None = None  # the help text of its option; None where there is no option
+    name: str | None = None  # the option's name, if it is not the field's
+    metavar: str | None = None  # the placeholder for a value in the option's help; None: that of its type
+    least: float | None = None  # the smallest number that is allowed
+    above: float | None = None  # numbers must be above it
+    most: float | None = None  # the largest number that is allowed
+    below: float | None = None  # numbers must be below it; `math.inf` refuses infinity
+    choices: Collection[str] = ()  # the texts that are allowed; all, if there are none
+    unit: int = 1  # the option's unit, as a multiple of the field's: 2**20 for MiB where the field has bytes
+    # Whether a path that exists must be a folder's, or must not; None: either is allowed.
     folder: bool | None = None
-    exists: bool = False
+    exists: bool = False  # whether a path must exist
     read: Callable[[str], Any] | None = None
 
     def check(self, name: str, value: Any) -> None:

@@ -22,7 +22,6 @@ class Synchronisation:
             execution; Chen et al., 2016), an iteration is one step with the gradients that come first.
         staleness: In ssp, the iterations that a worker may be ahead of the slowest worker's current one; with
             0, all begin each iteration together. None in the other modes.
-        replicas_to_aggregate: In backup, the number of gradients of a step. None in the other modes.
         exact: Whether the gradient of an iteration is summed in fixed point, micro-batch by micro-batch
             (`exact_sums`), so that it is the same to the last bit, whichever worker computes them.
 
@@ -46,6 +45,7 @@ class Synchronisation:
             least=0,
         ),
     ] = None
+    # In backup, the number of gradients of a step. None in the other modes.
     replicas_to_aggregate: Annotated[
         int | None,
         Setting("With backup: gradients that make a step; the other workers are the backup.", least=1),

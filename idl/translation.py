@@ -125,11 +125,7 @@ def wire_seat(value: Seat) -> Any:
 
 
 def read_seat(struct: Any) -> Seat:
-    """Read a `Group`.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """Read a `Group` (InvalidRequestError: a value is not allowed)."""
     try:
         return Seat(struct.rank, struct.size, struct.store, struct.source, bool(struct.lacks))
     except (TypeError, ValueError) as error:
@@ -176,11 +172,7 @@ def wire_spec(value: JobSpec) -> Any:
 
 
 def read_spec(struct: Any) -> JobSpec:
-    """Read a `JobSpec`.
-
-    Raises:
-        InvalidRequestError: A field is missing or out of its range.
-    """
+    """Read a `JobSpec` (InvalidRequestError: a field is missing or out of its range)."""
     schedule = getattr(struct, "schedule", None) or {}
     if len(schedule) > _MAX_MILESTONES:
         raise InvalidRequestError(
@@ -204,11 +196,7 @@ def wire_bounds(value: Bounds) -> Any:
 
 
 def read_bounds(struct: Any) -> Bounds:
-    """Read a worker's `Bounds`.
-
-    Raises:
-        InvalidRequestError: A field is missing or out of its range.
-    """
+    """Read a worker's `Bounds` (InvalidRequestError: a field is missing or out of its range)."""
     bounds = _read(struct, Bounds, at_once=1)
     check.integer("granularity", bounds.granularity, 1, _MAX_GRANULARITY)
     return bounds
@@ -263,11 +251,7 @@ def wire_report(identity: Any, report: Report, known: int | None) -> Any:
 
 
 def read_report(request: Any) -> Report:
-    """Read the report in a `ReportRequest`.
-
-    Raises:
-        InvalidRequestError: A field is missing or out of its range.
-    """
+    """Read the report in a `ReportRequest` (InvalidRequestError: a field is missing or out of its range)."""
     return Report(*[read(getattr(request, name)) for name, read in _REPORTED])
 
 
@@ -282,11 +266,7 @@ def wire_norms(norms: StepNorms | None) -> Any:
 
 
 def read_norms(struct: Any) -> StepNorms | None:
-    """Read a `GradientNorms`; None for None.
-
-    Raises:
-        InvalidRequestError: A field is missing or out of its range.
-    """
+    """Read a `GradientNorms`; None for None (InvalidRequestError: a field is missing or out of its range)."""
     if struct is None:
         return None
     samples = check.integer("norms.samples", struct.samples, 1)
@@ -407,11 +387,7 @@ def wire_groups(groups: Sequence[Group], bounds: tuple[int, int]) -> list[Any]:
 
 
 def read_groups(structs: Any) -> tuple[Group, ...]:
-    """Read `ParameterGroup`s.
-
-    Raises:
-        InvalidRequestError: A field is missing or out of its range.
-    """
+    """Read `ParameterGroup`s (InvalidRequestError: a field is missing or out of its range)."""
     groups = []
     for struct in _list("groups", structs, 1, _MAX_GROUPS):
         elements = check.integer("elements", struct.elements, 0, 2**40)

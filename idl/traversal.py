@@ -5,18 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Traversal:
-    """A worker's report of its progress to the DataPartitionManager.
+    """A worker's report of its progress to the DataPartitionManager."""
 
-    Attributes:
-        generation: The generation of members that the counts belong to.
-        samples: Samples that the worker has now.
-        drawn: Samples that it has used in this generation.
-        iterations: Iterations in which it has used them.
-        moved: Whether it has completed the moves that it was asked for.
-    """
-
-    generation: int
-    samples: int
-    drawn: int
-    iterations: int
-    moved: bool = False
+    generation: int  # the generation of members that the counts belong to
+    samples: int  # samples that the worker has now
+    drawn: int  # samples that it has used in this generation
+    iterations: int  # iterations in which it has used them
+    moved: bool = False  # whether it has completed the moves that it was asked for

@@ -26,32 +26,20 @@ class Row:
         return ValueError(f"{self.path}, line {self.line}: {column} {self.values[column]!r}: {what}")
 
     def text(self, column: str) -> str:
-        """Return a text.
-
-        Raises:
-            ValueError: It is empty.
-        """
+        """Return a text (ValueError: it is empty)."""
         if not self.values[column]:
             raise self.error(column, "must not be empty")
         return self.values[column]
 
     def integer(self, column: str, least: int = 0) -> int:
-        """Return a whole number from `least`, itself from 0.
-
-        Raises:
-            ValueError: The value is no such number.
-        """
+        """Return a whole number from `least`, itself from 0 (ValueError: the value is no such number)."""
         text = self.values[column]
         if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) >= least):  # fits 64 bits
             raise self.error(column, f"must be a whole number from {least}")
         return int(text)
 
     def number(self, column: str, most: float = math.inf) -> float:
-        """Return a finite number from 0 to `most`.
-
-        Raises:
-            ValueError: The value is no such number.
-        """
+        """Return a finite number from 0 to `most` (ValueError: the value is no such number)."""
         value = self._float(column)
         if not 0 <= value <= most or math.isinf(value):
             limit = f"a number from 0 to {most:g}" if math.isfinite(most) else "a number, at least 0"

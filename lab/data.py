@@ -34,22 +34,14 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Labelled images, split for training and test.
+    """Labelled images, split for training and test."""
 
-    Attributes:
-        name: "digits", "mnist" or "cifar10".
-        train_images: float32, (samples, channels, height, width); each channel has zero mean and
-            unit variance.
-        train_labels: int64, (samples,); classes count from 0.
-        test_images: as train_images, normalised by the training images' statistics.
-        test_labels: as train_labels.
-    """
-
-    name: str
+    name: str  # "digits", "mnist" or "cifar10"
+    # Float32, (samples, channels, height, width); each channel has zero mean and unit variance.
     train_images: NDArray[np.float32]
-    train_labels: Labels
-    test_images: NDArray[np.float32]
-    test_labels: Labels
+    train_labels: Labels  # int64, (samples,); classes count from 0
+    test_images: NDArray[np.float32]  # as train_images, normalised by the training images' statistics
+    test_labels: Labels  # as train_labels
 
     @property
     def classes(self) -> int:
@@ -59,21 +51,13 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class SparseSet:
-    """Samples with two labels and few non-zero features each, as compressed sparse rows (CSR).
+    """Samples with two labels and few non-zero features each, as compressed sparse rows (CSR)."""
 
-    Attributes:
-        columns: int64, (non-zeros,): their features, counted from 0.
-        values: float32, (non-zeros,): their values.
-        offsets: int64, (samples + 1,): where each sample begins and the last one ends.
-        labels: float32, (samples,), -1 or 1.
-        features: Number of features.
-    """
-
-    columns: NDArray[np.int64]
-    values: NDArray[np.float32]
-    offsets: NDArray[np.int64]
-    labels: NDArray[np.float32]
-    features: int
+    columns: NDArray[np.int64]  # int64, (non-zeros,): their features, counted from 0
+    values: NDArray[np.float32]  # float32, (non-zeros,): their values
+    offsets: NDArray[np.int64]  # int64, (samples + 1,): where each sample begins and the last one ends
+    labels: NDArray[np.float32]  # float32, (samples,), -1 or 1
+    features: int  # number of features
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -21,20 +21,17 @@ _ANY_PORT = Address("127.0.0.1", 0)
 class DemoConfig:
     """The configuration of the demo: the training, its workers and its outputs.
 
-    Attributes:
-        epochs: Passes over the data; None for about 84 iterations.
-        batch_size: Samples of a batch, over all workers; None for what suits the data.
-        policy: The balanced run's policy; so are its predictor and tolerance.
-        http: Where the live page is, on loopback; None for no page.
-
     Raises:
         InvalidRequestError: A value is not allowed.
     """
 
     shares: Shares = (0.8, 0.4, 0.2, 0.1)
     data: ImageData = "digits"
+    # Passes over the data; None for about 84 iterations.
     epochs: Annotated[int | None, Setting("Passes over the data.  [default: by data set]", least=1)] = None
+    # Samples of a batch, over all workers; None for what suits the data.
     batch_size: Annotated[int | None, Setting("Over all workers.  [default: by data set]", least=1)] = None
+    # The balanced run's policy; so are its predictor and tolerance.
     policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = ManagerConfig.policy
     predictor: Annotated[str, Setting("Of the policy proportional.", choices=PREDICTORS)] = (
         PolicyOptions.predictor
@@ -44,6 +41,7 @@ class DemoConfig:
     seed: Seed = 1
     limit_kind: Limit = "auto"
     out: Annotated[Path, Setting("Folder for report and logs.")] = Path("runs/demo")
+    # Where the live page is, on loopback; None for no page.
     http: Annotated[Address | None, Setting("Where the live page is; port 0 takes a free one.")] = _ANY_PORT
 
     def __post_init__(self) -> None:

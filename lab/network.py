@@ -43,9 +43,6 @@ class WorkerNetwork:
     Args:
         places: Number of places, at most 100.
 
-    Attributes:
-        host: Address of this machine on the bridge, on which services can be reached from every place.
-
     Raises:
         ValueError: The number is out of its range.
     """
@@ -55,15 +52,12 @@ class WorkerNetwork:
             raise ValueError(f"places {places}: must be from 1 to {_MOST}")
         self._places = places
         self._tag = _tag(os.getpid(), start_time(os.getpid()) or 0)
+        # Address of this machine on the bridge, on which services can be reached from every place.
         self.host = ""
         self._addresses: list[str] = []
 
     def __enter__(self) -> Self:
-        """Make the network.
-
-        Raises:
-            NetworkError: The network cannot be made on this machine.
-        """
+        """Make the network (NetworkError: the network cannot be made on this machine)."""
         require_tools()
         with _one_at_a_time():
             _remove_orphans()
@@ -224,11 +218,7 @@ def _remove(tags: set[str]) -> None:
 
 
 def _free_subnet() -> ipaddress.IPv4Network:
-    """Return a subnet to which no route of this machine leads.
-
-    Raises:
-        NetworkError: There is no such subnet.
-    """
+    """Return a subnet to which no route of this machine leads (NetworkError: there is no such subnet)."""
     routes = json.loads(_run("ip", "-json", "-4", "route", "show", "table", "all") or "[]")
     taken = [ipaddress.IPv4Network(route["dst"]) for route in routes if route["dst"] != "default"]
     for wide in _RANGES:

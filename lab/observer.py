@@ -29,8 +29,6 @@ class Observer:
 
     Attributes:
         iterations: The records of all complete iterations so far, of each the one that counts.
-        members: The members' names, in the order of their slices.
-        events: The job's events, in words, as far as it was seen.
     """
 
     def __init__(
@@ -51,8 +49,8 @@ class Observer:
         self._incarnation = uuid.uuid4().hex
         self._known_events = -1  # the number of the last one
         self.iterations: list[IterationRecord] = []
-        self.members: list[str] = []
-        self.events: list[str] = []
+        self.members: list[str] = []  # the members' names, in the order of their slices
+        self.events: list[str] = []  # the job's events, in words, as far as it was seen
 
     def poll(self) -> bool:
         """Fetch new records; return False if there is no such job, or no longer.

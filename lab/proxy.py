@@ -48,27 +48,18 @@ class _Connection:
 class ProxyLink:
     """Link from one worker to one service: its connections, and how they fail at present.
 
-    Attributes:
-        name: Name of the link, such as "w0>ps-1".
-        target: Address of the service.
-        address: Address to which the worker connects.
-        bytes: Bytes passed so far.
-        held: Bytes that had to wait longer than the link's bandwidth requires, so far.
-        lost: Bytes swallowed so far.
-        refused: Connections refused so far.
-
     Args:
         rate: Bytes per second of each connection, either way; infinite by default.
     """
 
     def __init__(self, name: str, target: Address, rate: float = math.inf) -> None:
-        self.name = name
-        self.target = target
-        self.address = target
-        self.bytes = 0
-        self.held = 0
-        self.lost = 0
-        self.refused = 0
+        self.name = name  # name of the link, such as "w0>ps-1"
+        self.target = target  # address of the service
+        self.address = target  # address to which the worker connects
+        self.bytes = 0  # bytes passed so far
+        self.held = 0  # bytes that had to wait longer than the link's bandwidth requires, so far
+        self.lost = 0  # bytes swallowed so far
+        self.refused = 0  # connections refused so far
         self.refusing = False
         self.swallowing = False  # new connections, too, are never answered
         self.rate = rate
@@ -203,17 +194,13 @@ class Proxy:
         rate: Bytes per second of each connection, either way; infinite by default.
         queue: Bytes that the kernel holds of what a worker sends on a connection and its link has not passed
             on, about; None for the kernel's choice, which may be megabytes.
-
-    Attributes:
-        links: Links by name.
-        host: Address of this machine on which links listen that are made from now on.
     """
 
     def __init__(self, rate: float = math.inf, queue: int | None = None) -> None:
-        self.host = "127.0.0.1"
+        self.host = "127.0.0.1"  # address of this machine on which links listen that are made from now on
         self._rate = rate
         self._queue = queue
-        self.links: dict[str, ProxyLink] = {}
+        self.links: dict[str, ProxyLink] = {}  # links by name
         self._loop = uvloop.new_event_loop()
         self._servers: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="evenpace-proxy", daemon=True)

@@ -60,7 +60,6 @@ class RayNode:
         silence: Seconds of silence after which a head gives up a node; None for Ray's own, some 13 s.
 
     Attributes:
-        name: As given.
         address: The cluster's address.
         environment: Variables with which processes can reach the cluster.
     """
@@ -120,11 +119,7 @@ class RayNode:
 
     @property
     def id(self) -> str:
-        """Return Ray's id of the node.
-
-        Raises:
-            UnavailableError: It does not run.
-        """
+        """Return Ray's id of the node (UnavailableError: it does not run)."""
         words = itertools.chain.from_iterable(map(_command_line, self.processes))
         ids = (word.removeprefix(_ID) for word in words if word.startswith(_ID))
         if (found := next(ids, None)) is None:

@@ -41,21 +41,13 @@ _CONTENTION_MEMORY = 0.4  # share in use, in traces of contention for the CPU
 
 @dataclass(frozen=True)
 class Series:
-    """One worker's rows, in the order of iterations; each array is (rows,).
+    """One worker's rows, in the order of iterations; each array is (rows,)."""
 
-    Attributes:
-        iterations: Iteration numbers, increasing.
-        speeds: Samples per second; NaN where there were no samples.
-        cpu_usage: CPU usage as each iteration begins, from 0 to 1.
-        memory_usage: Memory usage, likewise.
-        expected: Samples per second that a perfect predictor would name; NaN where it is not known.
-    """
-
-    iterations: NDArray[np.int64]
-    speeds: Array
-    cpu_usage: Array
-    memory_usage: Array
-    expected: Array
+    iterations: NDArray[np.int64]  # iteration numbers, increasing
+    speeds: Array  # samples per second; NaN where there were no samples
+    cpu_usage: Array  # CPU usage as each iteration begins, from 0 to 1
+    memory_usage: Array  # memory usage, likewise
+    expected: Array  # samples per second that a perfect predictor would name; NaN where it is not known
 
 
 Trace = Mapping[str, Series]

@@ -29,13 +29,13 @@ class Architecture:
     """A kind of network: the shapes of its weights, its inputs, and its formula.
 
     Attributes:
-        shapes: The shape of each array of weights, for one worker. Names that end in `bias` start at 0.
         channels: The channel of each input, in the order of `predictors.time_series.inputs`; an architecture
             with fewer inputs takes the first of these.
         forward: Takes `ops`, weights (workers, ...) and standardised inputs (samples, workers, inputs), and
             gives (samples, workers) standardised speeds.
     """
 
+    # The shape of each array of weights, for one worker. Names that end in `bias` start at 0.
     shapes: Mapping[str, tuple[int, ...]]
     channels: tuple[int, ...]
     forward: Forward

@@ -17,12 +17,9 @@ _REPLAY = 200  # iterations; what a shock before them still does is less than 2%
 
 @dataclass(frozen=True)
 class ArimaFit:
-    """A fit of each worker's ARIMA parameters.
+    """A fit of each worker's ARIMA parameters."""
 
-    Attributes:
-        speeds: The speeds of each iteration, (workers,); NaN before a worker's first measurement.
-    """
-
+    # The speeds of each iteration, (workers,); NaN before a worker's first measurement.
     speeds: Sequence[Array]
 
     def run(self) -> Weights:

@@ -22,13 +22,9 @@ Weights = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """A kind of device, which has models as workers have: those that were learned on such devices.
+    """A kind of device, which has models as workers have: those that were learned on such devices."""
 
-    Attributes:
-        name: The name that workers give their device; empty for workers that name none.
-    """
-
-    name: str
+    name: str  # the name that workers give their device; empty for workers that name none
 
     def __str__(self) -> str:
         """Return the kind's name."""
@@ -61,20 +57,18 @@ def reindexed(array: Array, rows: Sequence[int | None], unknown: float) -> Array
 class PredictorOptions:
     """The schedule and the data of the fits of predictors that learn.
 
-    Attributes:
-        first_fit: Until then the moving average predicts (LB-BSP, section 4: 500).
-        fit_window: The most iterations that a fit is made on; the latest are taken.
-        seed: Seed of a network's first weights and of the order of its samples.
-
     Raises:
         ValueError: A number is out of its range.
     """
 
+    # Until then the moving average predicts (LB-BSP, section 4: 500).
     first_fit: Annotated[
         int, Setting("Iterations before a predictor that learns is fitted first.", least=20)
     ] = 500
     refit_every: Annotated[int, Setting("Iterations between fits.", least=1)] = 100
+    # The most iterations that a fit is made on; the latest are taken.
     fit_window: Annotated[int, Setting(least=20)] = 1000
+    # Seed of a network's first weights and of the order of its samples.
     seed: Annotated[int, Setting(least=0)] = 0
 
     def __post_init__(self) -> None:
@@ -95,12 +89,9 @@ class Predictor(ABC):
     """A predictor of each worker's sample-processing speed in the next iteration.
 
     Rows stand for workers; speeds are in samples per second.
-
-    Attributes:
-        workers: The workers' names, in the order of the rows.
     """
 
-    workers: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()  # the workers' names, in the order of the rows
 
     def set_workers(self, workers: Sequence[str]) -> None:
         """Set the job's workers, in the order of the rows; workers that stay keep their state."""

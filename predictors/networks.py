@@ -26,19 +26,13 @@ def missing() -> str:
 
 @dataclass(frozen=True)
 class NetworkFit:
-    """A fit of one network for each worker to its samples.
+    """A fit of one network for each worker to its samples."""
 
-    Attributes:
-        network: A name in `ARCHITECTURES`.
-        rows: The iterations to learn from, (4, workers) each; see `predictors.time_series.TimeSeries.rows`.
-        start: Weights to start from, (workers, ...); None: random ones.
-        seed: Seed of random weights and of the samples' order.
-    """
-
-    network: str
+    network: str  # a name in `ARCHITECTURES`
+    # The iterations to learn from, (4, workers) each; see `predictors.time_series.TimeSeries.rows`.
     rows: Sequence[Array]
-    start: Weights | None
-    seed: int
+    start: Weights | None  # weights to start from, (workers, ...); None: random ones
+    seed: int  # seed of random weights and of the samples' order
 
     def run(self) -> Weights:
         """Fit; the weights of workers with too few samples are NaN.

@@ -35,27 +35,17 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True)
 class ShardCheckpoint:
-    """The state of a job's shard at one version.
+    """The state of a job's shard at one version."""
 
-    Attributes:
-        job: The job's name.
-        attempt: The attempt that the job is in.
-        synchronisation: How its workers wait for each other.
-        model: The model's tensors, if a worker has declared them.
-        snapshot: Parameters and optimiser's state.
-        part: Which part of all parameters they are, if a worker has said it.
-        places: By version, of this checkpoint and of others that there may be, `Parameters.place`.
-        untrained: As `ShardJob` has it.
-    """
-
-    job: str
-    attempt: int
-    synchronisation: Synchronisation
-    model: ModelTensors | None
-    snapshot: ShardSnapshot
-    part: Part | None = None
+    job: str  # the job's name
+    attempt: int  # the attempt that the job is in
+    synchronisation: Synchronisation  # how its workers wait for each other
+    model: ModelTensors | None  # the model's tensors, if a worker has declared them
+    snapshot: ShardSnapshot  # parameters and optimiser's state
+    part: Part | None = None  # which part of all parameters they are, if a worker has said it
+    # By version, of this checkpoint and of others that there may be, `Parameters.place`.
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    untrained: torch.Tensor | None = None
+    untrained: torch.Tensor | None = None  # as `ShardJob` has it
 
 
 def write(path: Path, checkpoint: ShardCheckpoint) -> None:

@@ -151,9 +151,7 @@ class JobStore:
         tried: The last version of which a checkpoint was written, or could not be; -1 before.
         written: Checkpoints that this process has written.
         failed: Checkpoints that it could not write.
-        writing: Seconds that it took to write them.
         written_bytes: Bytes of the checkpoints that it has written.
-        written_at: Seconds on the monotonic clock when the last was written; None before.
     """
 
     def __init__(self, folder: Path, job: str, ledger: Path | None, *, found: bool = True) -> None:
@@ -163,7 +161,8 @@ class JobStore:
         self._ledger = ledger
         self._writing_version: int | None = None  # the version that is being written
         self.written = self.failed = self.written_bytes = 0
-        self.writing = 0.0
+        self.writing = 0.0  # seconds that it took to write them
+        # Seconds on the monotonic clock when the last was written; None before.
         self.written_at: float | None = None
         self.versions = self._found() if found else ()  # changed by the job's thread alone
         self.tried = max(self.versions, default=-1)

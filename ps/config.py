@@ -18,7 +18,6 @@ class ParameterServerConfig:
             the optimiser's state once, not twice.
         memory_bytes: Counts parameters, sums of gradients and the optimiser's state, with what steps ahead
             hold, and state that waits for its parameters. Gradients that are held one by one come on top.
-        checkpoint_every: An iteration makes a version of the parameters.
 
     Raises:
         ValueError: A number is out of its range, or there is a ledger without a folder for checkpoints.
@@ -60,6 +59,7 @@ class ParameterServerConfig:
             least=1,
         ),
     ] = 100
+    # An iteration makes a version of the parameters.
     checkpoint_every: Annotated[int, Setting("Iterations from one checkpoint to the next.", least=1)] = 100
     keep: Annotated[
         float,

@@ -19,15 +19,13 @@ class ShardTally:
         pulls: Answers with parameters, or with a slot of the optimiser's state.
         pushed: Bytes of gradients, duplicates included.
         pulled: Bytes of the answers that `pulls` counts.
-        aggregation: Seconds spent on summing gradients.
-        steps: Seconds of each of the optimiser's steps.
     """
 
     def __init__(self) -> None:
         self.pushes = self.duplicates = self.pulls = 0
         self.pushed = self.pulled = 0
-        self.aggregation = 0.0
-        self.steps = Histogram()
+        self.aggregation = 0.0  # seconds spent on summing gradients
+        self.steps = Histogram()  # seconds of each of the optimiser's steps
 
 
 class TimedSink(GradientSink):
@@ -39,9 +37,6 @@ class TimedSink(GradientSink):
         dtype: Of the elements that arrive.
         tally: The counters that the time is added to.
         added: Called after that.
-
-    Attributes:
-        began: When its first bytes had arrived, on the monotonic clock in nanoseconds.
     """
 
     def __init__(
@@ -54,6 +49,7 @@ class TimedSink(GradientSink):
     ) -> None:
         super().__init__(shard, contribution, dtype)
         self._added = added
+        # When its first bytes had arrived, on the monotonic clock in nanoseconds.
         self.began = time.monotonic_ns()
         self._tally = tally
 

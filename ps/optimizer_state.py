@@ -17,14 +17,10 @@ from ps.optimizers import make_optimizer
 
 @dataclass(frozen=True)
 class State:
-    """An optimiser's state.
+    """An optimiser's state."""
 
-    Attributes:
-        steps: Steps that it has taken.
-        slots: Flat tensors by name, (elements,) each; a slot that is left out is zero.
-    """
-
-    steps: int = 0
+    steps: int = 0  # steps that it has taken
+    # Flat tensors by name, (elements,) each; a slot that is left out is zero.
     slots: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -33,18 +29,14 @@ class ShardSnapshot:
     """Parameters and optimiser's state, from which a shard continues as if it had not been interrupted.
 
     Attributes:
-        layout: The shard's layout, with the options that hold now.
-        version: Steps of the job so far.
-        steps: Steps that the optimiser has taken.
-        parameters: (elements,).
         state: The optimiser's entries for each group that it steps, by its own names: tensors of the group's
             elements, and numbers.
     """
 
-    layout: Layout
-    version: int
-    steps: int
-    parameters: torch.Tensor
+    layout: Layout  # the shard's layout, with the options that hold now
+    version: int  # steps of the job so far
+    steps: int  # steps that the optimiser has taken
+    parameters: torch.Tensor  # (elements,)
     state: Sequence[Mapping[str, torch.Tensor | float]]
 
     def copied(self) -> "ShardSnapshot":

@@ -27,32 +27,24 @@ class Contribution:
     """One worker's gradient for one slice, as far as it has arrived for a step.
 
     Attributes:
-        start: First position of the slice in its epoch.
-        count: Samples, at least 1; the weight of the gradient.
-        worker: The worker that sends it.
-        first: The first element that is used; for those before it, the samples were counted already.
-        done: The element up to which it has arrived.
-        open: Whether a connection is sending it at present; if not, further elements are dropped.
         early: The incarnation that alone may go on with it if it breaks off, since it has sent elements which
             may have changed; empty if anyone may.
         groups: The groups with the options that the worker wants the step to be taken with; None if it says
             nothing of them.
-        held: The gradient itself, where it is not added to a sum at once.
-        squares: Squared norm of the elements that have arrived, statistics left out.
-        is_finite: Whether none of these is known to be a NaN or an infinity.
     """
 
-    start: int
-    count: int
-    worker: str = ""
-    first: int = 0
-    done: int = 0
-    open: bool = True
+    start: int  # first position of the slice in its epoch
+    count: int  # samples, at least 1; the weight of the gradient
+    worker: str = ""  # the worker that sends it
+    first: int = 0  # the first element that is used; for those before it, the samples were counted already
+    done: int = 0  # the element up to which it has arrived
+    open: bool = True  # whether a connection is sending it at present; if not, further elements are dropped
     early: str = ""
     groups: tuple[Group, ...] | None = None
+    # The gradient itself, where it is not added to a sum at once.
     held: torch.Tensor | None = field(default=None, repr=False)
-    squares: float = 0.0
-    is_finite: bool = True
+    squares: float = 0.0  # squared norm of the elements that have arrived, statistics left out
+    is_finite: bool = True  # whether none of these is known to be a NaN or an infinity
 
     @property
     def end(self) -> int:
@@ -67,28 +59,23 @@ class Parameters(ABC):
         layout: Layout of the shard's part of the parameters.
 
     Attributes:
-        version: Steps of the job so far.
-        initialised: Whether the parameters have been set.
-        steps: Steps that the optimiser has taken.
-        used: The contributions that the last step was taken with.
         place: Epoch and position at which the batch of the last step has ended, so that the next one begins
             there; None if it is not known.
-        pushed_dtype: Of the elements that workers push, unless they say otherwise, and that are added up.
-        norms: Norms of the last step's gradients; None where they could not be had.
-        steps_ahead: Whether `step_ahead` takes steps, once the optimiser has its state.
-        ahead: The next step, as far as it has been taken; None before the parameters are set.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        # Of the elements that workers push, unless they say otherwise, and that are added up.
         self.pushed_dtype = DTYPES[layout.dtype]
-        self.version = 0
-        self.initialised = False
-        self.steps = 0
-        self.used: Sequence[Contribution] = ()
+        self.version = 0  # steps of the job so far
+        self.initialised = False  # whether the parameters have been set
+        self.steps = 0  # steps that the optimiser has taken
+        self.used: Sequence[Contribution] = ()  # the contributions that the last step was taken with
         self.place: tuple[int, int] | None = None
+        # Norms of the last step's gradients; None where they could not be had.
         self.norms: StepNorms | None = None
-        self.steps_ahead = False
+        self.steps_ahead = False  # whether `step_ahead` takes steps, once the optimiser has its state
+        # The next step, as far as it has been taken; None before the parameters are set.
         self.ahead: StepAhead | None = None
         self._groups = layout.groups  # with the options that hold now
         self._dtype = DTYPES[layout.dtype]

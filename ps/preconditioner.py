@@ -19,12 +19,10 @@ class Preconditioner:
 
     Args:
         layout: Layout of the shard's part of the parameters.
-
-    Attributes:
-        diagonal: (elements,), 0 for statistics; None before the first `STEPS` steps.
     """
 
     def __init__(self, layout: Layout) -> None:
+        # (elements,), 0 for statistics; None before the first `STEPS` steps.
         self.diagonal: torch.Tensor | None = None
         self._layout = layout
         # That the diagonal is of; weakly, so that the state of one that is replaced does not take up memory.

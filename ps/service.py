@@ -53,17 +53,13 @@ class ShardObserver(Protocol):
 
 
 class ParameterServerService:
-    """Serves `idl/parameter_server.thrift`; see `rpc.service.Service`.
-
-    Attributes:
-        observer: Receives the callbacks, if it is set.
-    """
+    """Serves `idl/parameter_server.thrift`; see `rpc.service.Service`."""
 
     definition = _wire.ParameterServer
     bulk_methods = frozenset({"initialise", "push"})
 
     def __init__(self, config: ParameterServerConfig) -> None:
-        self.observer: ShardObserver | None = None
+        self.observer: ShardObserver | None = None  # receives the callbacks, if it is set
         self._jobs = Jobs(config)
         self._process = uuid.uuid4().hex
         self._handlers = {
@@ -522,11 +518,7 @@ class ParameterServerService:
 
 
 def _request_of(call: Call) -> Any:
-    """Return a call's request.
-
-    Raises:
-        InvalidRequestError: The request is missing.
-    """
+    """Return a call's request (InvalidRequestError: the request is missing)."""
     if call.request is None:
         raise InvalidRequestError(f"{call.method}: argument 1, request, is missing")
     return call.request

@@ -413,9 +413,6 @@ class GradientSink:
         shard: The shard.
         contribution: The gradient's place in the batch.
         dtype: Of the elements that arrive; they are added up in the shard's own, which None stands for.
-
-    Attributes:
-        shard: The shard.
     """
 
     def __init__(

@@ -64,64 +64,50 @@ class ShardJob:
     """One job at a shard process.
 
     Attributes:
-        name: The job's name, JOB/RUN.
-        shard: Its parameters.
-        part: Which part of all parameters they are, as the first worker that named one did.
-        synchronisation: How its workers wait for each other.
-        model: The model's tensors, as the first worker that declared them did.
-        checkpoint_every: Versions from one checkpoint to the next.
-        store: Its checkpoints and ledger; None without them.
-        attempt: How often the job has been rewound.
-        instance: A random id, drawn each time that a process begins to hold the job.
-        is_pulled_ahead: Whether somebody has asked for the next version's parameters as they are stepped.
-        goes_ahead: Whether a look at what of the next step can be taken ahead is due.
-        ahead_seconds: Seconds that what was taken of the next step has taken.
-        fenced: Whether the attempt has begun, but no worker has said yet from which version it goes on.
-        rewound_to: The version that the attempt began with; None in the first, and while it is fenced.
-        peers: The job's connections.
-        readers: The connections that parameters were sent to since the last step.
-        shared: Whether other shards have parts of the gradients that are pushed.
-        settled: The latest version for which a worker has said that every shard has all of the gradient.
-        places: By version of a checkpoint, `Parameters.place`, as far as known.
-        pushed_to_all: The workers that have pushed their gradients for the next version to every shard.
-        waiting: Pulls, each with its version and the time, in seconds, after which its caller asks again.
-        streams: Pulls whose answers have begun, each with the bytes that were sent.
         fences: Fences, each with the time, in seconds, at which it is answered although a checkpoint is still
             being written.
-        copying: The last checkpoint's copy; done once its tensors have been copied.
-        left_at: Seconds on the monotonic clock since which there is no connection, or None.
-        tally: Counters of the shard.
-        untrained: What the model has beside what is trained, (bytes,); None where no worker has set it.
-        sweeping: Logs errors of the periodic look at the calls that wait.
     """
 
-    name: str
-    shard: Parameters
-    synchronisation: Synchronisation
-    model: ModelTensors | None
-    checkpoint_every: int
-    part: Part | None = None
-    store: JobStore | None = None
-    attempt: int = 0
+    name: str  # the job's name, JOB/RUN
+    shard: Parameters  # its parameters
+    synchronisation: Synchronisation  # how its workers wait for each other
+    model: ModelTensors | None  # the model's tensors, as the first worker that declared them did
+    checkpoint_every: int  # versions from one checkpoint to the next
+    part: Part | None = None  # which part of all parameters they are, as the first worker that named one did
+    store: JobStore | None = None  # its checkpoints and ledger; None without them
+    attempt: int = 0  # how often the job has been rewound
+    # A random id, drawn each time that a process begins to hold the job.
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
+    # Whether somebody has asked for the next version's parameters as they are stepped.
     is_pulled_ahead: bool = False
-    goes_ahead: bool = False
-    ahead_seconds: float = 0.0
+    goes_ahead: bool = False  # whether a look at what of the next step can be taken ahead is due
+    ahead_seconds: float = 0.0  # seconds that what was taken of the next step has taken
+    # Whether the attempt has begun, but no worker has said yet from which version it goes on.
     fenced: bool = False
+    # The version that the attempt began with; None in the first, and while it is fenced.
     rewound_to: int | None = None
-    peers: set[Connection] = field(default_factory=set)
+    peers: set[Connection] = field(default_factory=set)  # the job's connections
+    # The connections that parameters were sent to since the last step.
     readers: set[Connection] = field(default_factory=set)
-    shared: bool = False
+    shared: bool = False  # whether other shards have parts of the gradients that are pushed
+    # The latest version for which a worker has said that every shard has all of the gradient.
     settled: int = -1
+    # By version of a checkpoint, `Parameters.place`, as far as known.
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # The workers that have pushed their gradients for the next version to every shard.
     pushed_to_all: set[str] = field(default_factory=set)
+    # Pulls, each with its version and the time, in seconds, after which its caller asks again.
     waiting: list[tuple[Call, int, float]] = field(default_factory=list)
+    # Pulls whose answers have begun, each with the bytes that were sent.
     streams: dict[Call, int] = field(default_factory=dict)
     fences: list[tuple[Call, float]] = field(default_factory=list)
+    # The last checkpoint's copy; done once its tensors have been copied.
     copying: "Future[None] | None" = None
-    left_at: float | None = None
-    tally: ShardTally = field(default_factory=ShardTally)
+    left_at: float | None = None  # seconds on the monotonic clock since which there is no connection, or None
+    tally: ShardTally = field(default_factory=ShardTally)  # counters of the shard
+    # What the model has beside what is trained, (bytes,); None where no worker has set it.
     untrained: torch.Tensor | None = None
+    # Logs errors of the periodic look at the calls that wait.
     sweeping: Periodic = field(default_factory=lambda: Periodic("looking at a job's waiting calls"))
     _pushed_in: int = 0  # the attempt that pushed the next gradient completely, while a later one is fenced
     _awaited: "tuple[tuple[str, int], Future[Any]] | None" = None

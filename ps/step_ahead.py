@@ -22,15 +22,11 @@ class StepAhead:
     Args:
         layout: Layout of the shard's part of the parameters.
         optimizer: The optimiser, with one parameter in each group.
-
-    Attributes:
-        end: The element up to which the step is taken.
-        parameters: (elements,), of which those up to `end` are the next version's.
     """
 
     def __init__(self, layout: Layout, optimizer: torch.optim.Optimizer) -> None:
-        self.end = 0
-        self.parameters = torch.empty(0)
+        self.end = 0  # the element up to which the step is taken
+        self.parameters = torch.empty(0)  # (elements,), of which those up to `end` are the next version's
         self._layout = layout
         self._optimizer = optimizer
         self._make: Callable[..., torch.optim.Optimizer] = type(optimizer)

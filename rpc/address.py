@@ -15,11 +15,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Parse `HOST:PORT`.
-
-        Raises:
-            InvalidRequestError: The text has no host or no port from 0 to 65535.
-        """
+        """Parse `HOST:PORT` (InvalidRequestError: the text has no host or no port from 0 to 65535)."""
         host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:

@@ -34,25 +34,15 @@ _CLOCKS_APART = datetime.timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class DescribedCertificate:
-    """The contents of a certificate.
+    """The contents of a certificate."""
 
-    Attributes:
-        subject: Its owner's name.
-        issuer: The authority's name.
-        hosts: Names and addresses that it may serve as.
-        begins: Start of its validity.
-        expires: End of its validity.
-        authority: Whether it is an authority's own certificate.
-        serial: Its number at the authority, in hexadecimal digits.
-    """
-
-    subject: str
-    issuer: str
-    hosts: tuple[str, ...]
-    begins: datetime.datetime
-    expires: datetime.datetime
-    authority: bool
-    serial: str
+    subject: str  # its owner's name
+    issuer: str  # the authority's name
+    hosts: tuple[str, ...]  # names and addresses that it may serve as
+    begins: datetime.datetime  # start of its validity
+    expires: datetime.datetime  # end of its validity
+    authority: bool  # whether it is an authority's own certificate
+    serial: str  # its number at the authority, in hexadecimal digits
 
 
 def create_authority(folder: Path, days: int, *, force: bool = False) -> Path:

@@ -47,13 +47,9 @@ _MAX_ANSWER = 64 * 2**20  # bytes; the longest answer without a bulk field
 
 
 class GrowingBulk(Protocol):
-    """A bulk field that is sent while its bytes are being made.
+    """A bulk field that is sent while its bytes are being made."""
 
-    Attributes:
-        nbytes: Its length.
-    """
-
-    nbytes: int
+    nbytes: int  # its length
 
     def after(self, sent: int) -> memoryview:
         """Wait for bytes after the first `sent`, and return some of them.
@@ -89,11 +85,6 @@ class Client:
             Where a file of places has other addresses meanwhile, it is broken off within two seconds.
         log_fields: Returns the structured fields of log lines.
 
-    Attributes:
-        connections: Number of connections made so far.
-        held: Seconds for which the service held calls back that it then answered with `NotYet`.
-        awaits: What the present call waits for, as the service said last; empty if it has not.
-
     Raises:
         InvalidRequestError: A file of the credentials cannot be used, or the token would go in the clear.
     """
@@ -122,9 +113,9 @@ class Client:
         self._credentials.check_target(self._places)
         self._contexts = self._credentials.contexts(server=False) if self._credentials.tls else None
         self._silence = silence
-        self.connections = 0
-        self.held = 0.0
-        self.awaits = ""
+        self.connections = 0  # number of connections made so far
+        self.held = 0.0  # seconds for which the service held calls back that it then answered with `NotYet`
+        self.awaits = ""  # what the present call waits for, as the service said last; empty if it has not
         self._sent_at = 0.0
         self._socket: socket.socket | None = None
         self._abandoned: EvenpaceError | None = None

@@ -185,11 +185,7 @@ def without_bulk(data: bytes, bulk: Bulk) -> bytes:
 
 
 def decode(data: bytes, struct_type: type) -> Any:
-    """Decode the body of a scanned message as `struct_type`.
-
-    Raises:
-        ProtocolError: The body cannot be decoded.
-    """
+    """Decode the body of a scanned message as `struct_type` (ProtocolError: the body cannot be decoded)."""
     protocol = TCyBinaryProtocol(TCyMemoryBuffer(data))
     try:
         protocol.read_message_begin()

@@ -16,19 +16,15 @@ class Histogram:
 
     Args:
         bounds: Upper bounds of the buckets, ascending.
-
-    Attributes:
-        bounds: The upper bounds.
-        counts: (len(bounds) + 1,), number of values in each bucket; the last is for those above all bounds.
-        total: The sum of the values.
     """
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
-        self.bounds = bounds
+        self.bounds = bounds  # the upper bounds
+        # (len(bounds) + 1,), number of values in each bucket; the last is for those above all bounds.
         self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+        self.total = 0.0  # the sum of the values
 
     def add(self, value: float) -> None:
         """Count a value."""
@@ -37,17 +33,14 @@ class Histogram:
 
 
 class MethodTally:
-    """Counters of one method's calls.
-
-    Attributes:
-        outcomes: Answered calls by outcome: "ok", the declared exception's name, or "failed".
-        seconds: Times from a call's arrival to its answer, the wait for other workers included.
-    """
+    """Counters of one method's calls."""
 
     __slots__ = ("outcomes", "seconds")
 
     def __init__(self) -> None:
+        # Answered calls by outcome: "ok", the declared exception's name, or "failed".
         self.outcomes: dict[str, int] = {}
+        # Times from a call's arrival to its answer, the wait for other workers included.
         self.seconds = Histogram()
 
     def count(self, outcome: str, seconds: float) -> None:
@@ -63,19 +56,17 @@ class ServerTally:
         methods: The methods of its service.
 
     Attributes:
-        methods: The answered calls, by method.
         accepted: Connections that were accepted.
         refused: Connections that were closed with a reason.
         cut_off: Connections that were closed without one.
         received: Bytes of messages, without those of TLS.
         sent: Bytes of answers, likewise.
-        loop_lag: Seconds by which the event loop was late at its last sweep.
     """
 
     __slots__ = ("accepted", "cut_off", "loop_lag", "methods", "received", "refused", "sent")
 
     def __init__(self, methods: Sequence[str]) -> None:
-        self.methods = {method: MethodTally() for method in methods}
+        self.methods = {method: MethodTally() for method in methods}  # the answered calls, by method
         self.accepted = self.refused = self.cut_off = 0
         self.received = self.sent = 0
-        self.loop_lag = 0.0
+        self.loop_lag = 0.0  # seconds by which the event loop was late at its last sweep

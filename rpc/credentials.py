@@ -22,18 +22,15 @@ CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "certificate.pem", "key.pem"  # 
 class Credentials:
     """The credentials of one side of a connection.
 
-    Attributes:
-        ca: Their certificates, one after another.
-        certificate: It is followed by those that lead to its authority.
-        key: It must not be encrypted.
-        token_text: In place of a token's file: a token that this process has made itself.
-
     Raises:
         InvalidRequestError: One or two of `ca`, `certificate` and `key` are missing.
     """
 
+    # Their certificates, one after another.
     ca: Annotated[Path | None, Setting("Trusted authorities' certificates, a PEM file.", folder=False)] = None
+    # It is followed by those that lead to its authority.
     certificate: Annotated[Path | None, Setting("This side's certificate, a PEM file.", folder=False)] = None
+    # It must not be encrypted.
     key: Annotated[Path | None, Setting("The certificate's key, a PEM file.", folder=False)] = None
     token: Annotated[
         Path | None,
@@ -43,6 +40,7 @@ class Credentials:
             folder=False,
         ),
     ] = None
+    # In place of a token's file: a token that this process has made itself.
     token_text: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

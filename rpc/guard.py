@@ -25,7 +25,6 @@ class Guard:
         now: Seconds, from `time.monotonic`.
 
     Attributes:
-        job: The job that the peer has authenticated itself for, or None.
         trusted: Whether the peer has completed the handshake and the authentication that are required.
         frame_bytes: Longest message that is allowed at present, bulk fields left out.
         bulk_bytes: Longest bulk field that is allowed at present.
@@ -38,7 +37,7 @@ class Guard:
         self._left = limits.calls_per_second
         self._calls = 0  # before authentication
         self._secure = secure
-        self.job: str | None = None
+        self.job: str | None = None  # the job that the peer has authenticated itself for, or None
         self._update()
 
     def secured(self) -> None:
@@ -47,11 +46,7 @@ class Guard:
         self._update()
 
     def count(self, now: float) -> None:
-        """Count a call.
-
-        Raises:
-            ProtocolError: There were far too many; the connection is to be closed.
-        """
+        """Count a call (ProtocolError: there were far too many; the connection is to be closed)."""
         self._left = self._rate.take(now)
         if self._left < -self._rate.size:
             raise ProtocolError(

@@ -15,32 +15,26 @@ class ServerLimits:
     """Limits on a server's peers.
 
     Attributes:
-        frame_bytes: Longest message, its bulk field left out.
-        bulk_bytes: Longest bulk field; 0 where there are none.
-        calls_in_flight: The most unanswered calls on one connection.
-        handshake_timeout: Seconds from a connection's start to its first whole message, TLS and
-            authentication included.
         request_timeout: Seconds from a message's first byte to its last (in a bulk field: without any
             progress), and for a peer to take any of its answer.
-        idle_timeout: Seconds without any message, while no call is being answered.
         strangers: A peer is one until it has proved by TLS or a token who it is. Where there are more, the
             oldest goes of the address that has the most of them.
-        stranger_frame_bytes: Longest message of a stranger.
-        stranger_calls: The most calls of a stranger.
         calls_per_second: A second's worth may come at once; then calls are refused as unavailable, and after
             another second's worth of these the connection is closed.
-        unfinished_bytes: Bulk fields do not count.
 
     Raises:
         InvalidRequestError: A limit other than `bulk_bytes` is not above 0.
     """
 
-    frame_bytes: Annotated[int, Setting(least=1)] = 2**20
+    frame_bytes: Annotated[int, Setting(least=1)] = 2**20  # longest message, its bulk field left out
+    # Longest bulk field; 0 where there are none.
     bulk_bytes: Annotated[int, Setting(least=0)] = codec.MAX_FRAME - 2**20
     connections: Annotated[int, Setting("Most connections.", name="max-connections", least=1)] = 10_000
-    calls_in_flight: Annotated[int, Setting(least=1)] = 64
+    calls_in_flight: Annotated[int, Setting(least=1)] = 64  # the most unanswered calls on one connection
+    # Seconds from a connection's start to its first whole message, TLS and authentication included.
     handshake_timeout: Annotated[float, Setting(above=0)] = 10.0
     request_timeout: Annotated[float, Setting(above=0)] = 20.0
+    # Seconds without any message, while no call is being answered.
     idle_timeout: Annotated[float, Setting(above=0)] = 3600.0
     address_connections: Annotated[
         int, Setting("Most connections from one address.", name="max-address-connections", least=1)
@@ -51,12 +45,13 @@ class ServerLimits:
             "Most connections of peers that have not authenticated themselves.", name="max-strangers", least=1
         ),
     ] = 1_000
-    stranger_frame_bytes: Annotated[int, Setting(least=1)] = 4_000
-    stranger_calls: Annotated[int, Setting(least=1)] = 8
+    stranger_frame_bytes: Annotated[int, Setting(least=1)] = 4_000  # longest message of a stranger
+    stranger_calls: Annotated[int, Setting(least=1)] = 8  # the most calls of a stranger
     calls_per_second: Annotated[
         float,
         Setting("Most calls per second of one connection, on average.", name="max-calls-per-second", above=0),
     ] = 10_000.0
+    # Bulk fields do not count.
     unfinished_bytes: Annotated[
         int,
         Setting(

@@ -68,7 +68,6 @@ class Peer(asyncio.BufferedProtocol):
 
     Attributes:
         active_at: When bytes last arrived or an answer was sent, in the monotonic clock's seconds.
-        name: The peer's address.
     """
 
     def __init__(self, server: ConnectionServer) -> None:
@@ -95,7 +94,7 @@ class Peer(asyncio.BufferedProtocol):
         self._guard = Guard(
             self._limits, server.token_keys, self._connected_at, secure=server.contexts is None
         )
-        self.name = "?"
+        self.name = "?"  # the peer's address
 
     @property
     def log_fields(self) -> dict[str, str]:

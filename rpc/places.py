@@ -18,7 +18,6 @@ class Places:
     """The places where one service may be, of which it is at one at a time.
 
     Attributes:
-        addresses: They are tried in turn; none where there is a file.
         file: It has one address, or several with commas between them, and is read for each attempt to
             connect; whoever rewrites it puts another file in its place by renaming it.
 
@@ -26,7 +25,7 @@ class Places:
         InvalidRequestError: There are neither addresses nor a file, or both; or an address comes twice.
     """
 
-    addresses: tuple[Address, ...] = ()
+    addresses: tuple[Address, ...] = ()  # they are tried in turn; none where there is a file
     file: Path | None = None
 
     def __post_init__(self) -> None:

@@ -33,31 +33,21 @@ class ProcessFailedError(EvenpaceError):
 
 @dataclass(eq=False)
 class Process:
-    """One process from its first start to its end, through any number of restarts; a context manager.
+    """One process from its first start to its end, through any number of restarts; a context manager."""
 
-    Attributes:
-        name: Its name in messages.
-        command: Its arguments, or a function that gives them, called with the number of starts before.
-        log: The file for its standard error and, unless it `listens`, its output; restarts append to it.
-        role: "manager", "shard" or "worker".
-        environment: Variables added to those of this process.
-        listens: Whether its standard output is a pipe to this process, on which a service prints its address.
-        hears: Whether its standard input is a pipe from this process.
-        popen: Its last start; None before the first.
-        starts: How often it was started.
-        since: When it was started last, by the monotonic clock.
-    """
-
-    name: str
+    name: str  # its name in messages
+    # Its arguments, or a function that gives them, called with the number of starts before.
     command: Sequence[str] | Callable[[int], Sequence[str]]
-    log: Path
-    role: str = "worker"
-    environment: Mapping[str, str] = field(default_factory=dict)
+    log: Path  # the file for its standard error and, unless it `listens`, its output; restarts append to it
+    role: str = "worker"  # "manager", "shard" or "worker"
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables added to those of this process
+    # Whether its standard output is a pipe to this process, on which a service prints its address.
     listens: bool = False
-    hears: bool = False
+    hears: bool = False  # whether its standard input is a pipe from this process
+    # Its last start; None before the first.
     popen: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
-    starts: int = field(default=0, init=False)
-    since: float = field(default=0.0, init=False)
+    starts: int = field(default=0, init=False)  # how often it was started
+    since: float = field(default=0.0, init=False)  # when it was started last, by the monotonic clock
     _logged: int = field(default=0, init=False)  # bytes of the log before the last start
     _address: Address | None = field(default=None, init=False)
 

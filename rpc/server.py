@@ -40,11 +40,11 @@ class Security:
     """The authentication that a server requires of its peers.
 
     Attributes:
-        credentials: For TLS; every peer must have a certificate of its authorities. None: no TLS.
         token_key: Instead of `token_keys`: a key that this server and its callers got from a service that
             all of them trust.
     """
 
+    # For TLS; every peer must have a certificate of its authorities. None: no TLS.
     credentials: Credentials | None = None
     token_keys: Annotated[
         Path | None,
@@ -88,9 +88,6 @@ class Server:
     """A server of one service on one address, on the running event loop.
 
     Attributes:
-        service: The service.
-        limits: Limits on its peers.
-        security: The authentication that is required of them.
         tally: The server's counters.
 
     Raises:
@@ -98,8 +95,8 @@ class Server:
     """
 
     service: Service
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    security: Security = field(default_factory=Security)
+    limits: ServerLimits = field(default_factory=ServerLimits)  # limits on its peers
+    security: Security = field(default_factory=Security)  # the authentication that is required of them
 
     def __post_init__(self) -> None:
         self.tally = ServerTally(self.service.definition.thrift_services)  # type: ignore[attr-defined]

@@ -12,13 +12,9 @@ _OUTCOMES = {error: name for name, error in DECLARED.items()}
 
 
 class Connection(Protocol):
-    """A connection that calls come on, as services know it.
+    """A connection that calls come on, as services know it."""
 
-    Attributes:
-        active_at: The time at which bytes last arrived or an answer was sent; seconds, monotonic clock.
-    """
-
-    active_at: float
+    active_at: float  # the time at which bytes last arrived or an answer was sent; seconds, monotonic clock
 
     def answer(self, parts: list[bytes | memoryview], *, is_whole: bool = True) -> None:
         """Send one answer, or a part of one, unless the connection has ended."""
@@ -63,14 +59,7 @@ class Discard:
 
 
 class Call:
-    """One call, to be answered exactly once, now or later.
-
-    Attributes:
-        request: The first argument, a Thrift struct, or None where the peer left it out.
-        sink: The sink that `Service.open_sink` returned for the call's bulk field, if it has one.
-        peer: The connection that it came on; the same object for all calls of one connection.
-        since: When it had arrived, in the monotonic clock's seconds.
-    """
+    """One call, to be answered exactly once, now or later."""
 
     __slots__ = (
         "_head",
@@ -90,10 +79,11 @@ class Call:
     ) -> None:
         self._header = header
         self._result_type = result_type
-        self.request = request
-        self.peer = peer
+        self.request = request  # the first argument, a Thrift struct, or None where the peer left it out
+        self.peer = peer  # the connection that it came on; the same object for all calls of one connection
         self._tally = tally
-        self.since = peer.active_at
+        self.since = peer.active_at  # when it had arrived, in the monotonic clock's seconds
+        # The sink that `Service.open_sink` returned for the call's bulk field, if it has one.
         self.sink: Sink | None = None
         self._unsent = 0  # bytes of the bulk field of an answer that was begun,
         self._head = self._tail = b""  # and what is sent before and after them

@@ -36,19 +36,12 @@ _MAX_KEYS = 100
 
 @dataclass(frozen=True)
 class Token:
-    """A token's contents, before its signature is checked.
+    """A token's contents, before its signature is checked."""
 
-    Attributes:
-        job: The job that it is for, or `ALL_JOBS`.
-        expires: Seconds since 1970; 0 for never.
-        payload: The signed bytes.
-        mac: The signature.
-    """
-
-    job: str
-    expires: int
-    payload: bytes = field(repr=False)
-    mac: bytes = field(repr=False)
+    job: str  # the job that it is for, or `ALL_JOBS`
+    expires: int  # seconds since 1970; 0 for never
+    payload: bytes = field(repr=False)  # the signed bytes
+    mac: bytes = field(repr=False)  # the signature
 
     @classmethod
     def parse(cls, text: str) -> "Token":

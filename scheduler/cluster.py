@@ -7,24 +7,14 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine of the cluster.
+    """A machine of the cluster."""
 
-    Attributes:
-        name: Unlike any other node's.
-        kind: Its devices' kind, such as a GPU's name.
-        devices: Number of its devices, at least 1.
-    """
-
-    name: str
-    kind: str
-    devices: int
+    name: str  # unlike any other node's
+    kind: str  # its devices' kind, such as a GPU's name
+    devices: int  # number of its devices, at least 1
 
     def __post_init__(self) -> None:
-        """Check the number of devices.
-
-        Raises:
-            ValueError: It is below 1.
-        """
+        """Check the number of devices (ValueError: it is below 1)."""
         if self.devices < 1:
             raise ValueError(f"node {self.name!r} has {self.devices} devices; at least 1 is needed")
 

@@ -22,20 +22,14 @@ _TOLERANCE = 1e-8  # by which a share may exceed a whole number by rounding erro
 class Limits:
     """The batches that a job's training allows.
 
-    Attributes:
-        initial: Samples of the least whole batch, M₀, whose efficiency is 1.
-        largest: Samples of the largest whole batch.
-        least_local: Samples of the least batch of one gradient.
-        most_local: Samples of the largest batch of one gradient.
-
     Raises:
         ValueError: A number is below 1, or a least one above its largest.
     """
 
-    initial: int
-    largest: int
-    least_local: int
-    most_local: int
+    initial: int  # samples of the least whole batch, M₀, whose efficiency is 1
+    largest: int  # samples of the largest whole batch
+    least_local: int  # samples of the least batch of one gradient
+    most_local: int  # samples of the largest batch of one gradient
 
     def __post_init__(self) -> None:
         """Check the order."""
@@ -76,33 +70,25 @@ class Best(NamedTuple):
     Attributes:
         goodput: Samples per second, each counted relative to one in the initial batch; 0 where the limits
             allow no configuration.
-        local: Samples of each replica's gradient.
-        accumulations: Gradients that each replica computes in addition to the one that is synchronised.
     """
 
     goodput: Any
-    local: Any
-    accumulations: Any
+    local: Any  # samples of each replica's gradient
+    accumulations: Any  # gradients that each replica computes in addition to the one that is synchronised
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
     """What a job's training gains on devices of one kind.
 
-    Attributes:
-        throughput: The model of step times.
-        noise: The gradient noise.
-        limits: The batches that are allowed.
-        total: Samples of the whole batch where it is fixed; None where it is chosen.
-
     Raises:
         ValueError: The noise scale is NaN, or `total` is not from 1 to the largest batch.
     """
 
-    throughput: Throughput
-    noise: Noise
-    limits: Limits
-    total: int | None = None
+    throughput: Throughput  # the model of step times
+    noise: Noise  # the gradient noise
+    limits: Limits  # the batches that are allowed
+    total: int | None = None  # samples of the whole batch where it is fixed; None where it is chosen
 
     def __post_init__(self) -> None:
         """Check the noise and the fixed batch."""

@@ -33,25 +33,17 @@ _SLOWER_ACROSS = 1.1
 class Throughput:
     """The model of step times, θ of (12). All are above 0 or 0, in seconds but for `overlap`.
 
-    Attributes:
-        gradient_base: Of each gradient, in addition to the samples' time (α_grad).
-        gradient_per_sample: Of each sample of the local batch (β_grad).
-        across_base: Of synchronisation across nodes (α_sync of nodes).
-        across_per_replica: Its growth with each replica beyond two (β_sync of nodes).
-        within_base: Of synchronisation within a node (α_sync, local).
-        within_per_replica: Its growth with each replica beyond two (β_sync, local).
-        overlap: γ, from 1, where synchronisation follows the gradient, to 10, where it is nearly all hidden.
-
     Raises:
         ValueError: A parameter is negative or not finite, or `overlap` is not from 1 to 10.
     """
 
-    gradient_base: float
-    gradient_per_sample: float
-    across_base: float
-    across_per_replica: float
-    within_base: float
-    within_per_replica: float
+    gradient_base: float  # of each gradient, in addition to the samples' time (α_grad)
+    gradient_per_sample: float  # of each sample of the local batch (β_grad)
+    across_base: float  # of synchronisation across nodes (α_sync of nodes)
+    across_per_replica: float  # its growth with each replica beyond two (β_sync of nodes)
+    within_base: float  # of synchronisation within a node (α_sync, local)
+    within_per_replica: float  # its growth with each replica beyond two (β_sync, local)
+    # Γ, from 1, where synchronisation follows the gradient, to 10, where it is nearly all hidden.
     overlap: float
 
     def __post_init__(self) -> None:

@@ -136,17 +136,13 @@ class _Zygote:
 
     Args:
         requests: The socket to it.
-
-    Attributes:
-        settings: The `SETTINGS` that it was started with.
-        mounts: Its mount namespace, which is that of this thread.
     """
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
         self._lock = threading.Lock()
-        self.settings = settings(os.environ)
-        self.mounts = os.readlink(_mounts())
+        self.settings = settings(os.environ)  # the `SETTINGS` that it was started with
+        self.mounts = os.readlink(_mounts())  # its mount namespace, which is that of this thread
 
     def fork(self, request: Mapping[str, object], streams: Sequence[int]) -> int:
         """Return the process id of a new process.

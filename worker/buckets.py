@@ -16,14 +16,12 @@ class Bucket:
     """A bucket of gradients that was ready at a moment, in seconds; `done` once the exchange has taken it.
 
     Attributes:
-        is_last: Whether it is the last one of the pass.
-        ready: The moment when its gradients were computed.
         done: The moment when it was summed over the ranks or, with a parameter server, written to all shards,
             and the last one answered by all; None before.
     """
 
-    is_last: bool
-    ready: float = field(default_factory=time.perf_counter)
+    is_last: bool  # whether it is the last one of the pass
+    ready: float = field(default_factory=time.perf_counter)  # the moment when its gradients were computed
     done: float | None = None
 
     def note_done(self) -> None:

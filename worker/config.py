@@ -27,19 +27,15 @@ class SessionConfig:
     """Addresses of the services, and properties of this worker.
 
     Attributes:
-        shards: In the same order for every worker.
-        bounds: What batch sizes it can take.
-        connect_timeout: Seconds in which each service must be reached.
-        barrier_timeout: Seconds for which the others may keep this worker waiting.
         silence: Seconds for which a service may say nothing before its connection counts as broken, and the
             call is repeated; one that waits for others says so every two seconds.
-        credentials: This worker's certificate and token; None where the services ask for neither.
 
     Raises:
         ValueError: A value is not allowed.
     """
 
     manager: Annotated[Where, Setting("The BatchSizeManager.")]
+    # In the same order for every worker.
     shards: Annotated[
         tuple[Where, ...],
         Setting(
@@ -53,10 +49,11 @@ class SessionConfig:
         str,
         Setting("This worker's name, unique in the job.  [default: rank-RANK or HOST-PID]", name="name"),
     ] = field(default_factory=default_worker_name)
-    bounds: Bounds = field(default_factory=Bounds)
-    connect_timeout: float = 30.0
-    barrier_timeout: float = 600.0
+    bounds: Bounds = field(default_factory=Bounds)  # what batch sizes it can take
+    connect_timeout: float = 30.0  # seconds in which each service must be reached
+    barrier_timeout: float = 600.0  # seconds for which the others may keep this worker waiting
     silence: float = 10.0
+    # This worker's certificate and token; None where the services ask for neither.
     credentials: Credentials | None = None
     push_dtype: Annotated[
         str | None,
@@ -100,21 +97,17 @@ class JobCheckpoint:
     """A saved job's position and learned state, from which a session resumes it, beside the parameters.
 
     Attributes:
-        iteration: The first iteration that has not been trained.
-        learned: The learned state of the manager's policy and predictor, serialised.
-        spec: The data that the job trains on, and its order.
         position: Epoch and first position of that iteration's batch; None if all batches have had the size of
             `spec`, so that they follow from the iteration.
-        batch_size: Samples of a whole batch, which an operator may have changed; None for that of `spec`.
-        progress: `Scaling.progress` of that iteration; None for the iteration.
     """
 
-    iteration: int
-    learned: bytes
-    spec: JobSpec
+    iteration: int  # the first iteration that has not been trained
+    learned: bytes  # the learned state of the manager's policy and predictor, serialised
+    spec: JobSpec  # the data that the job trains on, and its order
     position: tuple[int, int] | None = None
+    # Samples of a whole batch, which an operator may have changed; None for that of `spec`.
     batch_size: int | None = None
-    progress: float | None = None
+    progress: float | None = None  # `Scaling.progress` of that iteration; None for the iteration
 
     @property
     def point(self) -> Resume:

@@ -25,18 +25,14 @@ class SessionTally:
         samples: Samples of the iterations and of the pieces.
         pieces: Parts of iterations that had been assigned to another worker before.
         rewinds: Recoveries that this worker took part in.
-        processing: Batch processing times in seconds, as they were reported.
-        waiting: Seconds for which the shards held parameters back.
-        seconds: Seconds in each phase, by name.
-        observer: Called with each phase, if it is set.
     """
 
     def __init__(self) -> None:
         self.iterations = self.samples = self.pieces = self.rewinds = 0
-        self.processing = Histogram()
-        self.waiting = 0.0
-        self.seconds = dict.fromkeys(PHASES, 0.0)
-        self.observer: PhaseObserver | None = None
+        self.processing = Histogram()  # batch processing times in seconds, as they were reported
+        self.waiting = 0.0  # seconds for which the shards held parameters back
+        self.seconds = dict.fromkeys(PHASES, 0.0)  # seconds in each phase, by name
+        self.observer: PhaseObserver | None = None  # called with each phase, if it is set
         self._phase_ended_at = time.monotonic_ns()  # when the last phase ended
         self._loaded: Assignment | None = None  # whose samples the last phase has loaded
 

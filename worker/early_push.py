@@ -34,10 +34,6 @@ class EarlyPush:
         order: The order of the flat array.
         groups: Returns the parameter groups, if their options have changed since the last step.
         ready: As in `ParameterServer.begin_push`.
-
-    Attributes:
-        part: The assignment whose gradient is being computed, or was last; None before, and after its step.
-        is_stopped: Whether all gradients are pushed by the step from now on.
     """
 
     def __init__(
@@ -48,8 +44,9 @@ class EarlyPush:
         groups: Callable[[], Sequence[Group] | None],
         ready: NoteReady = Bucket,
     ) -> None:
+        # The assignment whose gradient is being computed, or was last; None before, and after its step.
         self.part: Assignment | None = None
-        self.is_stopped = False
+        self.is_stopped = False  # whether all gradients are pushed by the step from now on
         self._session = session
         self._server = server
         self._order = order

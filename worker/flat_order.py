@@ -27,19 +27,12 @@ _BITS = {4: np.uint32, 8: np.uint64}  # by bytes of an element
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of a tensor's elements that lie next to each other in the flat array.
+    """A run of a tensor's elements that lie next to each other in the flat array."""
 
-    Attributes:
-        tensor: The tensor's number.
-        begin: The first of its elements.
-        end: The element after the last.
-        first: Where the run begins in the flat array.
-    """
-
-    tensor: int
-    begin: int
-    end: int
-    first: int
+    tensor: int  # the tensor's number
+    begin: int  # the first of its elements
+    end: int  # the element after the last
+    first: int  # where the run begins in the flat array
 
     def __len__(self) -> int:
         return self.end - self.begin
@@ -59,11 +52,8 @@ class FlatOrder:
         bucket: Elements with which a bucket is complete.
 
     Attributes:
-        buckets: The numbers of the tensors of each bucket, in the order of the buckets.
         ends: For each bucket, the flat element of each shard's range up to which the range is complete once
             this bucket and those before it are.
-        pieces: The pieces in the order of the flat array.
-        runs: Number of a group, and elements of it that follow each other in the flat array.
     """
 
     def __init__(
@@ -71,6 +61,7 @@ class FlatOrder:
     ) -> None:
         self.elements = sum(sizes)
         self._tensors = len(sizes)
+        # The numbers of the tensors of each bucket, in the order of the buckets.
         self.buckets = [
             sorted(tensors, key=lambda tensor: groups[tensor]) for tensors in _buckets(sizes, ready, bucket)
         ]
@@ -87,7 +78,9 @@ class FlatOrder:
                     positions[shard] += end - begin
             left = [all_of_it - share for all_of_it, share in zip(left, shares, strict=True)]
             self.ends.append(tuple(positions))
+        # The pieces in the order of the flat array.
         self.pieces = [piece for pieces in by_shard for piece in pieces]
+        # Number of a group, and elements of it that follow each other in the flat array.
         self.runs = [
             (group, sum(map(len, pieces)))
             for group, pieces in itertools.groupby(self.pieces, lambda piece: groups[piece.tensor])

@@ -21,13 +21,12 @@ class Gradient:
         norms: Takes the norms of micro-batches.
 
     Attributes:
-        layout: The layout of the parameters.
         values: (elements,), of the layout's dtype, or int64 where sums are exact. The mean gradient may be
             written here, and so may exact sums, with `note_sums`; otherwise `accumulate` makes them.
     """
 
     def __init__(self, layout: Layout, exact: bool, norms: OwnNorms) -> None:
-        self.layout = layout
+        self.layout = layout  # the layout of the parameters
         self.values: NDArray[Any] = np.zeros(layout.elements, np.int64 if exact else layout.dtype)
         self._exact = exact
         self._norms = norms

@@ -82,15 +82,12 @@ class Cadence:
     Args:
         elements: Of the gradient. The norms of a small one are taken in every iteration.
         clock: Returns seconds.
-
-    Attributes:
-        every: Number of iterations of which one has norms.
     """
 
     def __init__(self, elements: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._is_small = elements <= _SMALL
-        self.every = 1 if self._is_small else STEPS
+        self.every = 1 if self._is_small else STEPS  # number of iterations of which one has norms
         self._iterations: deque[float] = deque(maxlen=STEPS)  # seconds of each
         self._norms: deque[float] = deque(maxlen=STEPS)
         self._preparations: deque[float] = deque(maxlen=STEPS)
@@ -150,13 +147,12 @@ class OwnNorms:
         log_fields: Returns the structured fields of log lines.
 
     Attributes:
-        of_micro_batches: Whether norms of micro-batches are of use; if not, `add` does nothing.
         not_finite: The last iteration for which this worker's own gradient was found to have a NaN or an
             infinity, since `take_not_finite`; None if none was.
     """
 
     def __init__(self, log_fields: Callable[[], Mapping[str, object]] = dict) -> None:
-        self.of_micro_batches = True
+        self.of_micro_batches = True  # whether norms of micro-batches are of use; if not, `add` does nothing
         self.not_finite: int | None = None
         self._log_fields = log_fields
         self._has_warned = False

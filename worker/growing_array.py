@@ -84,11 +84,7 @@ class GrowingArray:
             return self._bytes[begin : next(ends[number] for ends, _ in self._filled if ends[number] > begin)]
 
     def whole(self, number: int) -> memoryview:
-        """Wait for all bytes of a part, and return them.
-
-        Raises:
-            EvenpaceError: The array was given up.
-        """
+        """Wait for all bytes of a part, and return them (EvenpaceError: the array was given up)."""
         begin = self._begins[number]
         end = begin + self.nbytes(number)
         with self._changed:
@@ -116,16 +112,12 @@ class GrowingArray:
 
 
 class GrowingPart:
-    """A part of a `GrowingArray`, as a `rpc.client.GrowingBulk`.
-
-    Attributes:
-        nbytes: Its bytes.
-    """
+    """A part of a `GrowingArray`, as a `rpc.client.GrowingBulk`."""
 
     def __init__(self, array: GrowingArray, number: int) -> None:
         self._array = array
         self._number = number
-        self.nbytes = array.nbytes(number)
+        self.nbytes = array.nbytes(number)  # its bytes
 
     def after(self, sent: int) -> memoryview:
         """Wait for bytes after the first `sent`, and return those that were filled at once.

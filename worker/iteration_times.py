@@ -42,26 +42,19 @@ class Scalars(Protocol):
 
 @dataclass(slots=True)
 class IterationTimes:
-    """The times of one iteration at this worker, in seconds.
+    """The times of one iteration at this worker, in seconds."""
 
-    Attributes:
-        part: This worker's first part of it.
-        count: Samples of all of this worker's parts of it.
-        batch_processing_time: Seconds as reported to the manager, summed over the parts.
-        unmeasured: Parts whose time is not known yet.
-        waiting_time: Seconds of waiting at the manager, and at the parameter server before this iteration.
-        duration: Seconds from the answer to the report of the iteration before to the answer to this one's.
-        noise_scale: The job's gradient noise scale as it was known by then, in samples; None if it was not.
-        first_size: Samples of the script's batches, whose statistical efficiency is 1; None if not known.
-    """
-
-    part: Assignment
-    count: int = 0
-    batch_processing_time: float = 0.0
-    unmeasured: int = 0
+    part: Assignment  # this worker's first part of it
+    count: int = 0  # samples of all of this worker's parts of it
+    batch_processing_time: float = 0.0  # seconds as reported to the manager, summed over the parts
+    unmeasured: int = 0  # parts whose time is not known yet
+    # Seconds of waiting at the manager, and at the parameter server before this iteration.
     waiting_time: float = 0.0
+    # Seconds from the answer to the report of the iteration before to the answer to this one's.
     duration: float = 0.0
+    # The job's gradient noise scale as it was known by then, in samples; None if it was not.
     noise_scale: float | None = None
+    # Samples of the script's batches, whose statistical efficiency is 1; None if not known.
     first_size: int | None = None
 
     def values(self) -> dict[str, float]:

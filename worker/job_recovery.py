@@ -23,22 +23,14 @@ _TRIES = 200  # shards that other workers have already rewound may differ for a 
 
 @dataclass(frozen=True)
 class ShardState:
-    """The versions of a fenced shard, which accepts no calls of earlier attempts.
+    """The versions of a fenced shard, which accepts no calls of earlier attempts."""
 
-    Attributes:
-        name: The shard's name in messages.
-        initialised: Whether it has parameters.
-        version: Steps of the optimiser so far; meaningless until initialised.
-        checkpoints: Versions that it can go back to.
-        complete: Whether it has the whole gradient of the step to the next version.
-        places: By version that it can go on from, epoch and first position of its batch, as far as known.
-    """
-
-    name: str
-    initialised: bool
-    version: int
-    checkpoints: Sequence[int]
-    complete: bool = False
+    name: str  # the shard's name in messages
+    initialised: bool  # whether it has parameters
+    version: int  # steps of the optimiser so far; meaningless until initialised
+    checkpoints: Sequence[int]  # versions that it can go back to
+    complete: bool = False  # whether it has the whole gradient of the step to the next version
+    # By version that it can go on from, epoch and first position of its batch, as far as known.
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @property

@@ -15,17 +15,13 @@ class Limits:
     Args:
         bounds: What the user allows.
         log_fields: Returns the structured fields of log lines.
-
-    Attributes:
-        maximum: Most samples in an iteration.
-        most_at_once: Most micro-batches that are to be computed at once, for all that is known of the memory.
-        at_once: Micro-batches of the current iteration that are computed at once.
     """
 
     def __init__(self, bounds: Bounds, log_fields: Callable[[], Mapping[str, object]] = dict) -> None:
-        self.maximum = bounds.maximum
+        self.maximum = bounds.maximum  # most samples in an iteration
+        # Most micro-batches that are to be computed at once, for all that is known of the memory.
         self.most_at_once = bounds.at_once
-        self.at_once = 1
+        self.at_once = 1  # micro-batches of the current iteration that are computed at once
         self._log_fields = log_fields
         self._learned: int | None = None  # a maximum, since the last report
 

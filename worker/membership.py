@@ -114,12 +114,8 @@ class Membership:
         log_fields: Returns the structured fields of log lines.
 
     Attributes:
-        released: The reason for the worker's release, once it was released.
-        attempt: The attempt that this worker is in.
-        is_between: Whether this worker's script does something else, between two batches or before the first.
         paused_at: When a heartbeat was told last that the job is paused, or held up by a script that does
             something else; a wait's time-out counts from then on.
-        noise_scale: The job's gradient noise scale at the last heartbeat, in samples; None if not known well.
     """
 
     def __init__(
@@ -132,10 +128,12 @@ class Membership:
         fence: Callable[[int], None] | None = None,
         log_fields: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
-        self.released: str | None = None
-        self.attempt = 0
+        self.released: str | None = None  # the reason for the worker's release, once it was released
+        self.attempt = 0  # the attempt that this worker is in
+        # Whether this worker's script does something else, between two batches or before the first.
         self.is_between = False
         self.paused_at = -math.inf
+        # The job's gradient noise scale at the last heartbeat, in samples; None if not known well.
         self.noise_scale: float | None = None
         self._client = client
         self._control = client

@@ -31,21 +31,17 @@ class Measured:
     """The measurements of a part of an iteration, for its report.
 
     Attributes:
-        seconds: Returns the batch processing time in seconds; may be called once, by any thread.
-        waited: Seconds for which the parameter server held parameters back since the last report.
         communicated: Seconds of transfers of gradients and parameters since then, without that waiting; None
             where no transfer was timed.
-        backward: Times of the backward pass, and of transfers that overlap with it.
-        cpu: Share of the CPU capacity that others take, 0 to 1.
-        memory: Occupied share of the memory, 0 to 1; the accelerator's where that is larger.
     """
 
+    # Returns the batch processing time in seconds; may be called once, by any thread.
     seconds: Callable[[], float]
-    waited: float
+    waited: float  # seconds for which the parameter server held parameters back since the last report
     communicated: float | None
-    backward: BackwardTimes
-    cpu: float
-    memory: float
+    backward: BackwardTimes  # times of the backward pass, and of transfers that overlap with it
+    cpu: float  # share of the CPU capacity that others take, 0 to 1
+    memory: float  # occupied share of the memory, 0 to 1; the accelerator's where that is larger
 
 
 class Meter:
@@ -55,19 +51,17 @@ class Meter:
         log_fields: Returns the structured fields of log lines.
 
     Attributes:
-        stopwatch: Measures the batch processing time; runs while this worker computes.
         memory_usage: Returns the occupied share of the accelerator's memory, 0 to 1, at an iteration's end;
             None without one.
         take_backward: Returns the times of the last backward pass and of its buckets, once; None without such
             measurements.
-        tally: Counters, for metrics and traces.
     """
 
     def __init__(self, log_fields: Callable[[], Mapping[str, object]] = dict) -> None:
-        self.stopwatch = Stopwatch()
+        self.stopwatch = Stopwatch()  # measures the batch processing time; runs while this worker computes
         self.memory_usage: Callable[[], float] | None = None
         self.take_backward: Callable[[], BackwardTimes] | None = None
-        self.tally = SessionTally()
+        self.tally = SessionTally()  # counters, for metrics and traces
         self._processing_time: Callable[[], Callable[[], float]] | None = None
         self._monitor = ResourceMonitor()
         self._recorder = Recorder(log_fields)

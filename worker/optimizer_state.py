@@ -8,12 +8,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """The optimiser's state, to be saved or to resume from.
+    """The optimiser's state, to be saved or to resume from."""
 
-    Attributes:
-        steps: Steps that it has taken.
-        slots: Flat arrays by the names in `idl/parameter_server.thrift`, (elements,) each.
-    """
-
-    steps: int = 0
+    steps: int = 0  # steps that it has taken
+    # Flat arrays by the names in `idl/parameter_server.thrift`, (elements,) each.
     slots: dict[str, NDArray[Any]] = field(default_factory=dict)

@@ -41,37 +41,27 @@ class Session:
         config: The session's settings.
         exchange: How this worker's gradients meet the others'; None for the parameter server that the
             settings name, or without one, for an all-reduce.
-
-    Attributes:
-        config: The session's settings.
-        incarnation: This session's id; no other session ever has it.
-        assignment: This worker's part of the current iteration; None before `join`, and once released.
-        synchronisation: How the job's workers wait for each other, as the manager answered to `join`.
-        run: The name of the job's run, different for each start of the job; empty before `join`.
-        training: What the job trains on, and how far it is.
-        device: What this worker computes with.
-        norms: Norms of this worker's gradients, for the gradient noise.
-        meter: Measures this worker's iterations.
-        limits: What this worker can take.
-        exchange: This worker's part in the exchange of gradients.
-        failed: Whether this worker's script has ended by an error, which `close` tells the manager.
-        before_training: Functions that are called once, when all is ready for the first iteration.
-        before_batch: Functions that are called before the loop gets its part of a batch.
     """
 
     def __init__(self, config: SessionConfig, exchange: Exchange | None = None) -> None:
-        self.config = config
-        self.incarnation = uuid.uuid4().hex
+        self.config = config  # the session's settings
+        self.incarnation = uuid.uuid4().hex  # this session's id; no other session ever has it
+        # This worker's part of the current iteration; None before `join`, and once released.
         self.assignment: Assignment | None = None
+        # How the job's workers wait for each other, as the manager answered to `join`.
         self.synchronisation = Synchronisation()
-        self.run = ""
-        self.device = Device(config.device)
-        self.norms = OwnNorms(self.log_fields)
-        self.meter = Meter(self.log_fields)
-        self.limits = Limits(config.bounds, self.log_fields)
+        self.run = ""  # the name of the job's run, different for each start of the job; empty before `join`
+        self.device = Device(config.device)  # what this worker computes with
+        self.norms = OwnNorms(self.log_fields)  # norms of this worker's gradients, for the gradient noise
+        self.meter = Meter(self.log_fields)  # measures this worker's iterations
+        self.limits = Limits(config.bounds, self.log_fields)  # what this worker can take
+        # This worker's part in the exchange of gradients.
         self.exchange = exchange or make_exchange(config, self.norms, self.meter, self.log_fields)
+        # Whether this worker's script has ended by an error, which `close` tells the manager.
         self.failed = False
+        # Functions that are called once, when all is ready for the first iteration.
         self.before_training: list[Callable[[], None]] = []
+        # Functions that are called before the loop gets its part of a batch.
         self.before_batch: list[Callable[[], None]] = []
         self._begun: Assignment | None = None  # the assignment that the loop was given
         self._reported: Assignment | None = None  # the assignment that was reported ahead
@@ -89,6 +79,7 @@ class Session:
             self.exchange.fence,
             self.log_fields,
         )
+        # What the job trains on, and how far it is.
         self.training = Training(lambda: self.assignment, self._membership.checkpoint)
 
     @property
@@ -267,11 +258,7 @@ class Session:
             self.exchange.close()
 
     def _finish(self, done: Assignment, groups: Sequence[Group] | None) -> None:
-        """Contribute, report, and take.
-
-        Raises:
-            RewoundError: The job was rewound meanwhile.
-        """
+        """Contribute, report, and take (RewoundError: the job was rewound meanwhile)."""
         self._finished = max(self._finished, done.iteration)
         self.exchange.contribute(done, groups, self.training.lr_scale)
         is_reported = self._reported is done

@@ -67,9 +67,6 @@ class ShardClients:
         push_dtype: Of the gradients as they are sent; None: as they are.
 
     Attributes:
-        plans_ahead: Whether this worker gets assignments before the iterations before them are complete.
-        pulls_ahead: Whether it is worth while to `begin_pull`, which all shards know.
-        pushed_finite: Whether no shard has found a NaN or an infinity in the last gradient that was pushed.
         versions: Of each shard's parameters, as last pulled. Where the others have gone on without this
             worker, they are later than it has asked for, and may differ.
     """
@@ -81,8 +78,10 @@ class ShardClients:
         log_fields: Callable[[], Mapping[str, object]] = dict,
         push_dtype: str | None = None,
     ) -> None:
+        # Whether this worker gets assignments before the iterations before them are complete.
         self.plans_ahead = False
-        self.pulls_ahead = False
+        self.pulls_ahead = False  # whether it is worth while to `begin_pull`, which all shards know
+        # Whether no shard has found a NaN or an infinity in the last gradient that was pushed.
         self.pushed_finite = True
         self.versions: list[int] = []
         self._clients = clients

@@ -23,13 +23,10 @@ class StepOptions:
 
     Args:
         groups: The groups with the options that the loop begins with; None without a parameter server.
-
-    Attributes:
-        reached: The latest iteration that the loop has gone through; -1 before the first.
     """
 
     def __init__(self, groups: Sequence[Group] | None = None) -> None:
-        self.reached = -1
+        self.reached = -1  # the latest iteration that the loop has gone through; -1 before the first
         # First iteration, groups with some options, and the options' values, one group's after the other's: a
         # schedule that is stepped in each iteration changes values alone, which take little memory.
         self._changes: deque[tuple[int, Sequence[Group], NDArray[np.float64]]] = deque(maxlen=_CHANGES)

@@ -18,18 +18,16 @@ class Training:
         present: Returns this worker's part of the current iteration; None before `join`, and once released.
         learned: Returns the manager's learned state, and the samples of a whole batch, None for those of the
             spec.
-
-    Attributes:
-        spec: The data that the job trains on, and its order; None before a loader has declared it.
-        samples: Returns what `JobSpec.samples` is to be, once this worker joins.
-        resumed: The checkpoint that the job goes on from; None where it begins.
     """
 
     def __init__(
         self, present: Callable[[], Assignment | None], learned: Callable[[], tuple[bytes, int | None]]
     ) -> None:
+        # The data that the job trains on, and its order; None before a loader has declared it.
         self.spec: JobSpec | None = None
+        # Returns what `JobSpec.samples` is to be, once this worker joins.
         self.samples: Callable[[], tuple[tuple[float, ...], ...]] = tuple
+        # The checkpoint that the job goes on from; None where it begins.
         self.resumed: JobCheckpoint | None = None
         self._present = present
         self._learned = learned

@@ -24,19 +24,12 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Fixed:
-    """A tensor that is not trained.
+    """A tensor that is not trained."""
 
-    Attributes:
-        name: Its name in the model.
-        kind: Its shape and dtype, in words.
-        read: Returns its bytes.
-        write: Sets it to bytes.
-    """
-
-    name: str
-    kind: str
-    read: Callable[[], Bytes]
-    write: Callable[[Bytes], None]
+    name: str  # its name in the model
+    kind: str  # its shape and dtype, in words
+    read: Callable[[], Bytes]  # returns its bytes
+    write: Callable[[Bytes], None]  # sets it to bytes
 
 
 class Untrained:

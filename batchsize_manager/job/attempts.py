@@ -27,19 +27,16 @@ class Attempts:
         outbox: Collects the effects.
 
     Attributes:
-        number: The present attempt's number; 0 for the first.
-        why_recovering: Why the job is recovering, in words; empty where it is not.
-        failure: Why the job cannot go on at all, or None.
         wanted: Why another group is wanted, in words; empty if none is. Nothing is planned for the present
             group then, but what hands its state on.
-        group: The present attempt's group; None while it is not decided, or the manager forms none.
     """
 
     def __init__(self, members: Members, iterations: Iterations, outbox: Outbox) -> None:
-        self.number = 0
-        self.why_recovering = ""
-        self.failure: str | None = None
+        self.number = 0  # the present attempt's number; 0 for the first
+        self.why_recovering = ""  # why the job is recovering, in words; empty where it is not
+        self.failure: str | None = None  # why the job cannot go on at all, or None
         self.wanted = ""
+        # The present attempt's group; None while it is not decided, or the manager forms none.
         self.group: Group | None = None
         self._wanted_by = inf  # the time from which on the group is not to finish what it has been given
         self._members = members

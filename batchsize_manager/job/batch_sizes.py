@@ -13,23 +13,14 @@ _CHANGES = 20  # the last ones, which are kept
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """A change of the size of a job's batches.
+    """A change of the size of a job's batches."""
 
-    Attributes:
-        iteration: The first iteration with the new size.
-        epoch: The epoch of that iteration's batch.
-        start: The first position of that batch in the epoch.
-        size: Samples of a whole batch from then on.
-        gain: `Scaling.gain` of each iteration from then on; if that changes, it is a change, too.
-        progress: `Scaling.progress` of the first one.
-    """
-
-    iteration: int
-    epoch: int
-    start: int
-    size: int
-    gain: float = 1.0
-    progress: float = 0.0
+    iteration: int  # the first iteration with the new size
+    epoch: int  # the epoch of that iteration's batch
+    start: int  # the first position of that batch in the epoch
+    size: int  # samples of a whole batch from then on
+    gain: float = 1.0  # `Scaling.gain` of each iteration from then on; if that changes, it is a change, too
+    progress: float = 0.0  # `Scaling.progress` of the first one
 
 
 class Batches:
@@ -47,11 +38,6 @@ class Batches:
         first_iteration: The job's first iteration.
         position: Epoch and first position of that iteration's batch; None: as `JobSpec.batch` computes them.
         progress: `Scaling.progress` of that iteration; None: the iteration.
-
-    Attributes:
-        spec: As given.
-        total: Samples of a whole batch for `members` members, or for any number; may be set between two
-            batches.
     """
 
     def __init__(
@@ -62,6 +48,7 @@ class Batches:
         position: tuple[int, int] | None,
         progress: float | None = None,
     ) -> None:
+        # Samples of a whole batch for `members` members, or for any number; may be set between two batches.
         self.total = spec.total_batch_size
         self.spec = spec
         self._members = members

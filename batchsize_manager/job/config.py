@@ -16,7 +16,6 @@ class JobConfig:
     Attributes:
         report_timeout: The time for which others wait for a member's report before it is taken out; ten
             typical iterations, where these take longer.
-        reconnect_grace: The time in which a member whose connection broke may come back.
         return_grace: The time in which a member whose connection broke is waited for where nobody else has
             the training's state.
 
@@ -36,6 +35,7 @@ class JobConfig:
         float,
         Setting("Seconds that others wait for a worker before it is taken out.", above=0, below=inf),
     ] = 120.0
+    # The time in which a member whose connection broke may come back.
     reconnect_grace: Annotated[float, Setting(least=0, below=inf)] = 1.0
     synchronisation: Synchronisation = field(default_factory=Synchronisation)
     release: Annotated[

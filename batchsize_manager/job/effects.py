@@ -16,27 +16,16 @@ EVENTS = 200
 
 
 class Over(NamedTuple):
-    """The end of a job.
+    """The end of a job."""
 
-    Attributes:
-        why: The reason, in words.
-        failed: Whether the job ends because it cannot go on, rather than because its members have left.
-    """
-
-    why: str
-    failed: bool
+    why: str  # the reason, in words
+    failed: bool  # whether the job ends because it cannot go on, rather than because its members have left
 
 
 class Answer(NamedTuple):
     """The answer to a member's call; exactly one of the first four fields has a value.
 
     Attributes:
-        released: The reason why the member is released.
-        recover: The attempt with which the member has to fence the shards.
-        assignment: The member's next part.
-        report_on: True if nothing more is planned yet, but the member has parts left to report.
-        ahead: With lookahead, the member's parts after `assignment`; else None.
-        lost: Slices whose workers have gone without a report, of the reported iteration and later.
         continues: The first iteration that is not complete, if the member has just joined and is alone in a
             run that had begun; else None.
         after_write: Whether the answer has to wait until all that happened before it is on disk, since a
@@ -45,11 +34,12 @@ class Answer(NamedTuple):
             and the manager forms the group; else None.
     """
 
-    released: str | None
-    recover: int | None
-    assignment: Assignment | None
-    report_on: bool | None
-    ahead: Sequence[Assignment] | None
+    released: str | None  # the reason why the member is released
+    recover: int | None  # the attempt with which the member has to fence the shards
+    assignment: Assignment | None  # the member's next part
+    report_on: bool | None  # true if nothing more is planned yet, but the member has parts left to report
+    ahead: Sequence[Assignment] | None  # with lookahead, the member's parts after `assignment`; else None
+    # Slices whose workers have gone without a report, of the reported iteration and later.
     lost: Sequence[Assignment]
     continues: int | None
     after_write: bool
@@ -61,27 +51,22 @@ class Effects:
     """All that the manager has to do after an event of a job.
 
     Attributes:
-        log: Events in words, each with the worker that it is about; None where it is about several workers
-            or none.
-        rewound: The iteration that the job goes on from, if it has gone back: records of that and later
-            ones are void.
-        completed: Records of the iterations that were completed, in that order, to be written.
         state: The job's state, to be written, if it has changed. None before the job has started: its
             workers can join again then.
-        learned: Whether the policy's models are to be written, since no member is left to add to them.
-        over: The end of the job, if it is over.
-        answer: Whether there may be an answer now for members that wait (`Job.answer`).
-        fit: Whether the policy has observed something new, so that a fit may be due.
     """
 
+    # Events in words, each with the worker that it is about; None where it is about several workers or none.
     log: list[tuple[str, str | None]] = field(default_factory=list)
+    # The iteration that the job goes on from, if it has gone back: records of that and later ones are void.
     rewound: int | None = None
+    # Records of the iterations that were completed, in that order, to be written.
     completed: list[IterationRecord] = field(default_factory=list)
     state: JobState | None = None
+    # Whether the policy's models are to be written, since no member is left to add to them.
     learned: bool = False
-    over: Over | None = None
-    answer: bool = False
-    fit: bool = False
+    over: Over | None = None  # the end of the job, if it is over
+    answer: bool = False  # whether there may be an answer now for members that wait (`Job.answer`)
+    fit: bool = False  # whether the policy has observed something new, so that a fit may be due
 
     def __bool__(self) -> bool:
         done = self.log or self.completed or self.state or self.over or self.answer or self.fit
@@ -92,20 +77,17 @@ class Outbox:
     """A collector of the effects of a job's events, until the manager takes them.
 
     Attributes:
-        effects: The effects since the last `take`.
-        changed: Whether the job's state has changed since then, so that it has to be written again.
         keeps_state: Whether the state is among the effects. To leave it out where the manager writes none
             saves milliseconds for each of thousands of members that leave.
-        events: The latest events, in words.
-        tally: Counts of events, for metrics.
     """
 
     def __init__(self) -> None:
-        self.effects = Effects()
+        self.effects = Effects()  # the effects since the last `take`
+        # Whether the job's state has changed since then, so that it has to be written again.
         self.changed = False
         self.keeps_state = True
-        self.events: deque[str] = deque(maxlen=EVENTS)
-        self.tally = JobTally()
+        self.events: deque[str] = deque(maxlen=EVENTS)  # the latest events, in words
+        self.tally = JobTally()  # counts of events, for metrics
 
     def log(self, event: str, worker: str | None = None) -> None:
         """Add an event.

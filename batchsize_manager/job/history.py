@@ -14,13 +14,10 @@ _TYPICAL = 20  # latest iterations whose median duration is the typical one
 
 
 class History:
-    """Records of complete iterations, ascending; a restart of the manager may leave a gap.
-
-    Attributes:
-        noise: The estimate of the gradient noise from the norms in all records so far, dropped ones included.
-    """
+    """Records of complete iterations, ascending; a restart of the manager may leave a gap."""
 
     def __init__(self) -> None:
+        # The estimate of the gradient noise from the norms in all records so far, dropped ones included.
         self.noise = NoiseEstimate()
         self._records: deque[IterationRecord] = deque()
         self._size = 0

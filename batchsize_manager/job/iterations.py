@@ -25,20 +25,17 @@ class Iterations:
         outbox: Collects the records of complete iterations.
 
     Attributes:
-        progress: The iterations under way by number, ascending.
         planned: The first iteration that is not planned.
         first_open: The first iteration that is not complete.
-        history: The records of complete iterations.
-        completed_at: The time at which the last complete iteration was completed, in seconds.
         reported_by_one: Whether an iteration whose members have all gone is complete only if one of them has
             reported it: then, and not else, the group has taken its step, with the samples of all.
     """
 
     def __init__(self, synchronisation: Synchronisation, first_iteration: int, outbox: Outbox) -> None:
-        self.progress: dict[int, IterationProgress] = {}
+        self.progress: dict[int, IterationProgress] = {}  # the iterations under way by number, ascending
         self.planned = self.first_open = first_iteration
-        self.history = History()
-        self.completed_at = 0.0
+        self.history = History()  # the records of complete iterations
+        self.completed_at = 0.0  # the time at which the last complete iteration was completed, in seconds
         self.reported_by_one = False
         self._interrupted: dict[int, IterationProgress] = {}  # since the last `go_to`, by number
         self._sync = synchronisation

@@ -54,21 +54,6 @@ class Job:
         total: Samples of a whole batch, as they were at a checkpoint; None: as the configuration has it.
         why: The reason for `total`, for the log; empty where nothing is to be logged.
         progress: `Scaling.progress` of the first iteration, as it was at a checkpoint; None: the iteration.
-
-    Attributes:
-        spec: As given.
-        config: As given.
-        first_iteration: As given.
-        outbox: The collector of effects, with the latest events and the counts for metrics.
-        members: The members.
-        iterations: The iterations under way, and the records of complete ones.
-        planner: The maker of plans, which splits batches by the policy.
-        attempts: The present attempt; it has the reason, too, if the job recovers or has failed.
-        presence: The changes of membership.
-        regrouping: The changes of the members' group, where the manager forms it.
-        operations: The changes that operators can make.
-        refused: Why workers were refused that have not joined since, by name; the latest few.
-        is_held_up: Whether a member's script does something else between two batches.
     """
 
     def __init__(
@@ -86,23 +71,29 @@ class Job:
         self.spec = spec
         self.config = config
         self.first_iteration = first_iteration
-        self.outbox = Outbox()
+        self.outbox = Outbox()  # the collector of effects, with the latest events and the counts for metrics
+        # Why workers were refused that have not joined since, by name; the latest few.
         self.refused: dict[str, str] = {}
-        self.is_held_up = False
+        self.is_held_up = False  # whether a member's script does something else between two batches
         self._not_finite: int | None = None  # the first iteration for which a gradient was not finite
         self._finished = False
         self._left_well_at = -inf  # the time at which the last one left by itself; -inf: by an error
         self._first_to_leave: tuple[int, str] | None = None  # the iteration that it left before, and its name
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position, progress)
+        # The iterations under way, and the records of complete ones.
         self.iterations = Iterations(config.synchronisation, first_iteration, self.outbox)
         self.members = Members(config, self.outbox, self.iterations.has_piece)
         sizer = BatchSizer(config.sizing, spec, self.iterations.history)
+        # The maker of plans, which splits batches by the policy.
         self.planner = Planner(config, policy, batches, sizer, self.members, self.outbox)
+        # The present attempt; it has the reason, too, if the job recovers or has failed.
         self.attempts = Attempts(self.members, self.iterations, self.outbox)
         parts = self.members, self.iterations, self.planner, self.attempts
-        self.presence = Presence(config, *parts, self.outbox)
+        self.presence = Presence(config, *parts, self.outbox)  # the changes of membership
+        # The changes of the members' group, where the manager forms it.
         self.regrouping = Regrouping(*parts, self.presence, self.outbox, first_iteration)
+        # The changes that operators can make.
         self.operations = Operations(*parts, self.presence, self.outbox, self._advance)
         if total is None:
             total, why = config.sizing.first(spec), "as the manager's configuration has it"

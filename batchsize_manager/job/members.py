@@ -104,16 +104,15 @@ class Members:
         is_busy: Function of a member's name: whether the member has another's part to do.
 
     Attributes:
-        by_name: The members' states.
-        started: Whether the job has had, at one time, the number of members with which it starts.
-        chosen: The number of members that an operator wants; None: the configuration's.
         exchange: The way in which members bring their gradients together, one of `idl.exchange`; None before
             the first has joined.
     """
 
     def __init__(self, config: JobConfig, outbox: Outbox, is_busy: Callable[[str], bool]) -> None:
-        self.by_name: dict[str, Member] = {}
+        self.by_name: dict[str, Member] = {}  # the members' states
+        # Whether the job has had, at one time, the number of members with which it starts.
         self.started = False
+        # The number of members that an operator wants; None: the configuration's.
         self.chosen: int | None = None
         self.exchange: str | None = None
         self._config = config

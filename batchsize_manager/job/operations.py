@@ -39,11 +39,6 @@ class Operations:
         presence: The job's changes of membership.
         outbox: Collects the effects.
         advance: Function of the time that completes and plans iterations, called after each change.
-
-    Attributes:
-        paused: Whether nothing more is planned until `resume`.
-        balancing: The way in which batches are split, where an operator has chosen one; else None.
-        sizing: The way in which their size is chosen, likewise.
     """
 
     def __init__(
@@ -56,9 +51,10 @@ class Operations:
         outbox: Outbox,
         advance: Callable[[float], None],
     ) -> None:
-        self.paused = False
+        self.paused = False  # whether nothing more is planned until `resume`
+        # The way in which batches are split, where an operator has chosen one; else None.
         self.balancing: Balancing | None = None
-        self.sizing: Sizing | None = None
+        self.sizing: Sizing | None = None  # the way in which their size is chosen, likewise
         self._members = members
         self._iterations = iterations
         self._planner = planner

@@ -30,11 +30,6 @@ class Planner:
         sizer: The chooser of their size.
         members: The job's members; some may be released here, if the policy finds them dispensable.
         outbox: Collects the effects.
-
-    Attributes:
-        policy: The policy that splits batches now.
-        batches: As given.
-        sizer: As given.
     """
 
     def __init__(
@@ -46,7 +41,7 @@ class Planner:
         members: Members,
         outbox: Outbox,
     ) -> None:
-        self.policy = policy
+        self.policy = policy  # the policy that splits batches now
         self._config = config
         self.batches = batches
         self.sizer = sizer
@@ -93,11 +88,7 @@ class Planner:
         )
 
     def members_changed(self) -> None:
-        """Give the policy the members that are planned for.
-
-        Raises:
-            InfeasibleError: They cannot take the batch.
-        """
+        """Give the policy the members that are planned for (InfeasibleError: they cannot take the batch)."""
         if participants := self._participants:
             size = self.sizer.within(self.batches.total, participants)
             if size != self.batches.total:

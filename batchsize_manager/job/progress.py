@@ -33,26 +33,19 @@ class Done:
 
 @dataclass(slots=True)
 class IterationProgress:
-    """State of an iteration under way.
+    """State of an iteration under way."""
 
-    Attributes:
-        plan: The plan, with each member's own part.
-        planned_at: The time at which it was planned, in seconds.
-        predicted_speeds: Samples per second, by member's name.
-        delivered: Whether any member has been given its part.
-        open: The parts that each member has still to do, in that order, by name.
-        done: The parts that each member has reported, in that order, by name.
-        lost: Own parts of members that have gone, in modes in which nobody redoes them, by name.
-        pool: Parts that are to be redone, and that no member has been given yet.
-    """
-
-    plan: Plan
-    planned_at: float
-    predicted_speeds: Mapping[str, float]
-    delivered: bool = False
+    plan: Plan  # the plan, with each member's own part
+    planned_at: float  # the time at which it was planned, in seconds
+    predicted_speeds: Mapping[str, float]  # samples per second, by member's name
+    delivered: bool = False  # whether any member has been given its part
+    # The parts that each member has still to do, in that order, by name.
     open: dict[str, list[Assignment]] = field(default_factory=dict)
+    # The parts that each member has reported, in that order, by name.
     done: dict[str, list[Done]] = field(default_factory=dict)
+    # Own parts of members that have gone, in modes in which nobody redoes them, by name.
     lost: dict[str, Assignment] = field(default_factory=dict)
+    # Parts that are to be redone, and that no member has been given yet.
     pool: list[Assignment] = field(default_factory=list)
     _withdrawn: dict[str, list[Assignment]] = field(default_factory=dict)
     _given: set[tuple[str, Assignment]] = field(default_factory=set)  # pieces that were sent to a member

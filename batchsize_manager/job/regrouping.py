@@ -22,23 +22,14 @@ _CHANGES = 20  # latest ones that are kept
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """A change of the members' group, and what it has cost, by the job's clock.
+    """A change of the members' group, and what it has cost, by the job's clock."""
 
-    Attributes:
-        attempt: The attempt that began with it.
-        iteration: The attempt's first iteration.
-        size: Number of members of the new group.
-        why: The reason in words.
-        until_plan: Seconds from the end of the last iteration before it until `iteration` was planned.
-        until_step: Seconds from that end until `iteration` was complete.
-    """
-
-    attempt: int
-    iteration: int
-    size: int
-    why: str
-    until_plan: float
-    until_step: float
+    attempt: int  # the attempt that began with it
+    iteration: int  # the attempt's first iteration
+    size: int  # number of members of the new group
+    why: str  # the reason in words
+    until_plan: float  # seconds from the end of the last iteration before it until `iteration` was planned
+    until_step: float  # seconds from that end until `iteration` was complete
 
 
 class Regrouping:

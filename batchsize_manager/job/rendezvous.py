@@ -15,25 +15,16 @@ _STORE = re.compile(r"\S+:[0-9]{1,5}")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A member's call of `rewind`.
+    """A member's call of `rewind` (ValueError: `store` is no address, or `formed` not an earlier attempt)."""
 
-    Attributes:
-        attempt: The attempt that it is ready for.
-        steps: The number of steps that its parameters have had, and so the iteration that they are ready for.
-        formed: The attempt whose group it formed last with all of the state; None if it has no state.
-        store: Address of the store that the group meets at if this member has rank 0, as HOST:PORT.
-        at: The time of the first such call in this attempt, in seconds.
-        place: Epoch and first position of the batch of iteration `steps`; None if it does not say.
-
-    Raises:
-        ValueError: `store` is no address, or `formed` not an earlier attempt.
-    """
-
-    attempt: int
+    attempt: int  # the attempt that it is ready for
+    # The number of steps that its parameters have had, and so the iteration that they are ready for.
     steps: int
+    # The attempt whose group it formed last with all of the state; None if it has no state.
     formed: int | None
-    store: str
-    at: float
+    store: str  # address of the store that the group meets at if this member has rank 0, as HOST:PORT
+    at: float  # the time of the first such call in this attempt, in seconds
+    # Epoch and first position of the batch of iteration `steps`; None if it does not say.
     place: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -53,23 +44,15 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The group of an attempt.
+    """The group of an attempt."""
 
-    Attributes:
-        names: Its members' names; a member's rank is its index.
-        store: Address of rank 0's store.
-        iteration: The first iteration of the attempt.
-        place: Epoch and first position of that iteration's batch; None if nobody has said so.
-        source: The rank that gives its state to the others; None if all have the newest.
-        lacking: The names of the members that do not have the newest state.
-    """
-
-    names: tuple[str, ...]
-    store: str
-    iteration: int
+    names: tuple[str, ...]  # its members' names; a member's rank is its index
+    store: str  # address of rank 0's store
+    iteration: int  # the first iteration of the attempt
+    # Epoch and first position of that iteration's batch; None if nobody has said so.
     place: tuple[int, int] | None
-    source: int | None
-    lacking: frozenset[str]
+    source: int | None  # the rank that gives its state to the others; None if all have the newest
+    lacking: frozenset[str]  # the names of the members that do not have the newest state
 
     def seat(self, worker: str) -> Seat:
         """Return a member's place in the group."""

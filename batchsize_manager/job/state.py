@@ -33,42 +33,26 @@ class SavedMember:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """The state of a job that is saved.
+    """The state of a job that is saved (ValueError: a number is out of its range)."""
 
-    Attributes:
-        spec: The data set and the batches.
-        mode: Mode of synchronisation (`Synchronisation.mode`).
-        batch_changes: The last changes of the size of its batches, or its beginning.
-        batch_size: Samples of a whole batch, which an operator may have changed (`Batches.total`).
-        started: Whether the job has had, at one time, the number of members with which it starts.
-        attempt: The present attempt's number.
-        paused: Whether an operator has paused it.
-        balancing: The policy and predictor that an operator has chosen; None: the manager's own.
-        members: The members, in the order of their slices, and workers that may come back.
-        first_iteration: The number of the job's first iteration.
-        sizing: The way to choose the batch's size that an operator has chosen; None: the manager's own.
-        sizer: Name of the sizer, whoever has chosen it, for those who read the state; None: it is not known.
-        exchange: The way in which its workers exchange gradients, one of `idl.exchange`.
-        workers: The number of workers that an operator wants; None: the manager's own.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
-
-    spec: JobSpec
-    mode: str
-    batch_changes: tuple[BatchChange, ...]
-    batch_size: int
-    started: bool = True
-    attempt: int = 0
-    paused: bool = False
+    spec: JobSpec  # the data set and the batches
+    mode: str  # mode of synchronisation (`Synchronisation.mode`)
+    batch_changes: tuple[BatchChange, ...]  # the last changes of the size of its batches, or its beginning
+    batch_size: int  # samples of a whole batch, which an operator may have changed (`Batches.total`)
+    started: bool = True  # whether the job has had, at one time, the number of members with which it starts
+    attempt: int = 0  # the present attempt's number
+    paused: bool = False  # whether an operator has paused it
+    # The policy and predictor that an operator has chosen; None: the manager's own.
     balancing: Balancing | None = None
+    # The members, in the order of their slices, and workers that may come back.
     members: tuple[SavedMember, ...] = ()
-    first_iteration: int = 0
+    first_iteration: int = 0  # the number of the job's first iteration
+    # The way to choose the batch's size that an operator has chosen; None: the manager's own.
     sizing: Sizing | None = None
+    # Name of the sizer, whoever has chosen it, for those who read the state; None: it is not known.
     sizer: str | None = None
-    exchange: str = PARAMETER_SERVER
-    workers: int | None = None
+    exchange: str = PARAMETER_SERVER  # the way in which its workers exchange gradients, one of `idl.exchange`
+    workers: int | None = None  # the number of workers that an operator wants; None: the manager's own
 
     def __post_init__(self) -> None:
         if any(member.unreleasable for member in self.members):

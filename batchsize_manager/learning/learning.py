@@ -26,13 +26,10 @@ class Learning:
         policy: A name in `batchsize_manager.policies.POLICIES`.
         options: The options of policies.
         folder: The folder in which each job's fitted models are kept; None: they are not kept.
-
-    Attributes:
-        tally: Counts of what policies and fits have done.
-        balancing: The way in which batches are split where a job has no other.
     """
 
     def __init__(self, policy: str, options: PolicyOptions, folder: Path | None) -> None:
+        # The way in which batches are split where a job has no other.
         self.balancing = Balancing(policy, options.predictor, options.tolerance)
         if self.balancing.uses_predictor and options.predictor == "auto" and (lacks := missing()):
             log.warning(
@@ -42,7 +39,7 @@ class Learning:
             )
         self._options = options
         self._folder = folder
-        self.tally = LearningTally()
+        self.tally = LearningTally()  # counts of what policies and fits have done
         self._trainer = Trainer(self.tally)
         self._saving: set[asyncio.Future[None]] = set()  # the loop itself would forget them
 

@@ -26,21 +26,13 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Steps of one batch size.
+    """Steps of one batch size."""
 
-    Attributes:
-        batch_size: Samples.
-        seconds: Median of the batch processing times.
-        spread: Seconds between their first and third quartiles.
-        count: Number of steps measured.
-        memory: Largest share of the device's memory that was in use, 0 to 1, as workers report it.
-    """
-
-    batch_size: int
-    seconds: float
-    spread: float = 0.0
-    count: int = 1
-    memory: float = 0.0
+    batch_size: int  # samples
+    seconds: float  # median of the batch processing times
+    spread: float = 0.0  # seconds between their first and third quartiles
+    count: int = 1  # number of steps measured
+    memory: float = 0.0  # largest share of the device's memory that was in use, 0 to 1, as workers report it
 
     def __post_init__(self) -> None:
         _whole("batch_size", self.batch_size)
@@ -52,27 +44,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The step times of a script on one kind of device.
+    """The step times of a script on one kind of device (ValueError: a value is not allowed)."""
 
-    Attributes:
-        device: The kind of device, as workers name it when they join.
-        script: Name of the script.
-        steps: The steps measured, by increasing batch size; at least one.
-        micro_batch: Samples of the job's micro-batches, of which all batch sizes are multiples; None for a
-            job without.
-        limit: Most samples that the device can take at once; None where no limit was met.
-        evenpace: The version that measured them.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
-
-    device: str
-    script: str
-    steps: tuple[Step, ...]
+    device: str  # the kind of device, as workers name it when they join
+    script: str  # name of the script
+    steps: tuple[Step, ...]  # the steps measured, by increasing batch size; at least one
+    # Samples of the job's micro-batches, of which all batch sizes are multiples; None for a job without.
     micro_batch: int | None = None
-    limit: int | None = None
-    evenpace: str = __version__
+    limit: int | None = None  # most samples that the device can take at once; None where no limit was met
+    evenpace: str = __version__  # the version that measured them
 
     def __post_init__(self) -> None:
         for name in ("device", "script", "evenpace"):

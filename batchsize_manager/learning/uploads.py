@@ -24,11 +24,7 @@ class Uploads:
         self._open: weakref.WeakSet[Upload] = weakref.WeakSet()
 
     def open(self, length: int) -> "Upload":
-        """Begin an upload of `length` bytes.
-
-        Raises:
-            InvalidRequestError: `length` is above `LEARNED_BYTES`.
-        """
+        """Begin an upload of `length` bytes (InvalidRequestError: `length` is above `LEARNED_BYTES`)."""
         if length > LEARNED_BYTES:
             raise InvalidRequestError(
                 f"learned: {length} bytes; at most {LEARNED_BYTES} are allowed; without, it is learned again"
@@ -56,9 +52,6 @@ class Upload:
     Args:
         uploads: All uploads that are under way.
         length: Bytes that are to come.
-
-    Attributes:
-        held: Bytes of memory that it takes.
     """
 
     def __init__(self, uploads: Uploads, length: int) -> None:
@@ -67,7 +60,7 @@ class Upload:
         self._pieces: list[memoryview] = []
         self._filled = 0  # bytes of the last piece
         self._refused = False
-        self.held = 0
+        self.held = 0  # bytes of memory that it takes
 
     def get_buffer(self) -> memoryview:
         """Return the free rest of the last piece, or a new one; without room, a small one that is reused."""
@@ -92,11 +85,7 @@ class Upload:
         self._pieces, self.held = [], 0
 
     def take(self) -> bytes:
-        """Return all bytes, and hold them no longer.
-
-        Raises:
-            UnavailableError: There was no room for the upload.
-        """
+        """Return all bytes, and hold them no longer (UnavailableError: there was no room for the upload)."""
         pieces = self._pieces
         self.abort()
         if self._refused:

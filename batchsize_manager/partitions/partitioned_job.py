@@ -20,14 +20,7 @@ _NEW = -1  # the generation of a member that has not reported yet, and holds no 
 
 @dataclass(frozen=True)
 class PartitionsConfig:
-    """Options of the balance between parts.
-
-    Attributes:
-        move_timeout: Seconds after which moves that are not done are given up.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
+    """Options of the balance between parts (ValueError: a number is out of its range)."""
 
     workers: Annotated[int, Setting("Number of workers with which a job starts.", least=1)] = 1
     max_gap: Annotated[
@@ -38,6 +31,7 @@ class PartitionsConfig:
         float,
         Setting("Seconds without a report after which a worker is taken out.", above=0, below=math.inf),
     ] = 30.0
+    # Seconds after which moves that are not done are given up.
     move_timeout: Annotated[float, Setting(above=0, below=math.inf)] = 300.0
 
     def __post_init__(self) -> None:
@@ -46,17 +40,11 @@ class PartitionsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A worker's part of the data: its size, and how many samples were used since the last reset.
+    """A worker's part of the data: its size, and how many samples were used since the last reset."""
 
-    Attributes:
-        samples: Samples in the part.
-        drawn: Samples used, counted each time; not whole where they are estimated.
-        iterations: Iterations in which they were used.
-    """
-
-    samples: int
-    drawn: float = 0
-    iterations: int = 0
+    samples: int  # samples in the part
+    drawn: float = 0  # samples used, counted each time; not whole where they are estimated
+    iterations: int = 0  # iterations in which they were used
 
     @property
     def batch_size(self) -> float:
@@ -86,13 +74,10 @@ class Reports:
 
     Args:
         samples: Samples in the part.
-
-    Attributes:
-        last: The part as it was reported last.
     """
 
     def __init__(self, samples: int) -> None:
-        self.last = Part(samples)
+        self.last = Part(samples)  # the part as it was reported last
         self._counts: list[tuple[int, float]] = [(0, 0)]  # iterations, samples used; ascending
 
     def add(self, part: Part) -> None:
@@ -164,19 +149,17 @@ class PartitionedJob:
         config: Options of the balance between parts.
 
     Attributes:
-        generation: Number of resets so far; a reset follows moved samples and changes of the members.
-        dataset_size: Samples of all workers that the job started with; 0 before.
-        moves: Moves that are under way.
         gap: Traversals by which the fastest worker was ahead of the slowest at least, in the last iteration
             that all had reported.
-        events: Events since they were last taken, in words, each with the worker that it is about.
     """
 
     def __init__(self, config: PartitionsConfig) -> None:
+        # Number of resets so far; a reset follows moved samples and changes of the members.
         self.generation = 0
-        self.dataset_size = 0
-        self.moves: list[Move] = []
+        self.dataset_size = 0  # samples of all workers that the job started with; 0 before
+        self.moves: list[Move] = []  # moves that are under way
         self.gap = 0.0
+        # Events since they were last taken, in words, each with the worker that it is about.
         self.events: list[tuple[str, str | None]] = []
         self._config = config
         self._members: dict[str, _Member] = {}
@@ -232,11 +215,7 @@ class PartitionedJob:
         self._balance(now)
 
     def leave(self, worker: str, incarnation: str) -> None:
-        """Remove a worker.
-
-        Raises:
-            NotMemberError: The worker is no member.
-        """
+        """Remove a worker (NotMemberError: the worker is no member)."""
         self._member(worker, incarnation)
         self._remove(worker, "left")
 

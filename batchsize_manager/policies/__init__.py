@@ -31,17 +31,11 @@ Tolerance = Annotated[
 class PolicyOptions:
     """The options of policies; each policy takes those that it has a use for.
 
-    Attributes:
-        predictor: A name in `predictors.PREDICTORS`.
-        tolerance: As a share of the best split's time; see `Proportional` and `Learned`.
-        learning: Options of predictors that learn.
-        models: Fitted models, from which policies start for workers that join; see `make_job_policy`.
-        gains: What several micro-batches at once gain; see `make_job_policy`.
-
     Raises:
         ValueError: A value is not allowed.
     """
 
+    # A name in `predictors.PREDICTORS`.
     predictor: Annotated[
         str,
         Setting(
@@ -51,9 +45,11 @@ class PolicyOptions:
             choices=PREDICTORS,
         ),
     ] = "auto"
-    tolerance: Tolerance = 0.0
-    learning: PredictorOptions = field(default_factory=PredictorOptions)
+    tolerance: Tolerance = 0.0  # as a share of the best split's time; see `Proportional` and `Learned`
+    learning: PredictorOptions = field(default_factory=PredictorOptions)  # options of predictors that learn
+    # Fitted models, from which policies start for workers that join; see `make_job_policy`.
     models: Models = field(default_factory=dict)
+    # What several micro-batches at once gain; see `make_job_policy`.
     gains: Gains = field(default_factory=Gains)
     step_size: Annotated[
         int,

@@ -44,17 +44,12 @@ def _waves(relative: tuple[tuple[int, float], ...], most: int, at_once: int | No
 
 @dataclass
 class Trial:
-    """The measured gains of one kind of device, and the number at once that is tried at present.
+    """The measured gains of one kind of device, and the number at once that is tried at present."""
 
-    Attributes:
-        relative: By number at once, the throughput relative to one at a time, of the numbers that have paid.
-        trying: The number that is measured at present; None if none is.
-        stopped: True once the next number did not pay.
-    """
-
+    # By number at once, the throughput relative to one at a time, of the numbers that have paid.
     relative: dict[int, float] = field(default_factory=lambda: {1: 1.0})
-    trying: int | None = None
-    stopped: bool = False
+    trying: int | None = None  # the number that is measured at present; None if none is
+    stopped: bool = False  # true once the next number did not pay
     _measured: dict[str, list[float]] = field(default_factory=dict)  # by worker; see `_measure`
     _alone: dict[str, float] = field(default_factory=dict)  # by worker, seconds of one micro-batch alone
 

@@ -16,17 +16,11 @@ _TOTALS = 4  # whose splits are remembered
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A worker as a policy sees it.
+    """A worker as a policy sees it."""
 
-    Attributes:
-        name: The worker's name.
-        bounds: The batch sizes that it can take, in units.
-        kind: The kind of device that it computes on; empty where it does not name one.
-    """
-
-    name: str
-    bounds: Bounds
-    kind: str = ""
+    name: str  # the worker's name
+    bounds: Bounds  # the batch sizes that it can take, in units
+    kind: str = ""  # the kind of device that it computes on; empty where it does not name one
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +28,15 @@ class Split:
     """A policy's answer, in the order of the members.
 
     Attributes:
-        counts: Units of each worker.
-        warnings: Messages for the user.
-        predicted_speeds: Samples per second, NaN where unknown; empty if the policy does not predict.
-        at_once: Micro-batches that each worker computes at once; empty if each computes one.
         dispensable: Workers without which the job would be faster, by name, each with a sentence that says
             why and by how much. If there are several, the sentences hold without all of them together.
     """
 
-    counts: list[int]
-    warnings: tuple[str, ...] = ()
+    counts: list[int]  # units of each worker
+    warnings: tuple[str, ...] = ()  # messages for the user
+    # Samples per second, NaN where unknown; empty if the policy does not predict.
     predicted_speeds: Sequence[float] = ()
-    at_once: Sequence[int] = ()
+    at_once: Sequence[int] = ()  # micro-batches that each worker computes at once; empty if each computes one
     dispensable: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -54,12 +45,9 @@ class Policy(ABC):
 
     Batches, bounds and counts are in units: samples or, in a job with micro-batches, whole micro-batches.
     Speeds, models and messages are in samples, so that they serve jobs with other units, too.
-
-    Attributes:
-        unit: Samples of a unit.
     """
 
-    unit = 1
+    unit = 1  # samples of a unit
 
     @abstractmethod
     def set_members(self, members: Sequence[Participant]) -> None:

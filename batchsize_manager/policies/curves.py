@@ -32,26 +32,16 @@ class Curves:
     Beyond `reach` the time is taken to grow at least half as fast as the batch, lest a worker that was only
     measured in its flat part be given everything at once. Below `least` it is taken to fall a little even if
     the curve seems flat: a straggler is tried with less until that does not help. All arrays are (workers,).
-
-    Attributes:
-        level: Seconds; launch overhead and all else that does not depend on the batch size.
-        threshold: Units up to which the worker is not saturated.
-        per_unit: Seconds for each unit beyond the threshold, above 0.
-        least: Units; the smallest batch size that was measured.
-        reach: Units; the largest batch size that was measured.
-        error: Relative standard deviation of the times near the batch sizes that the fit is centred on.
-        middle: Units; the weighted geometric mean of the batch sizes that were measured.
-        per_unit_error: Seconds; standard deviation of `per_unit`.
     """
 
-    level: Array
-    threshold: Array
-    per_unit: Array
-    least: Array
-    reach: Array
-    error: Array
-    middle: Array
-    per_unit_error: Array
+    level: Array  # seconds; launch overhead and all else that does not depend on the batch size
+    threshold: Array  # units up to which the worker is not saturated
+    per_unit: Array  # seconds for each unit beyond the threshold, above 0
+    least: Array  # units; the smallest batch size that was measured
+    reach: Array  # units; the largest batch size that was measured
+    error: Array  # relative standard deviation of the times near the batch sizes that the fit is centred on
+    middle: Array  # units; the weighted geometric mean of the batch sizes that were measured
+    per_unit_error: Array  # seconds; standard deviation of `per_unit`
 
     def fitted(self, counts: Array) -> Array:
         """Return seconds as fitted, also beyond the measured batch sizes; (..., workers), as `counts` is."""

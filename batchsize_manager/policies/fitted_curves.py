@@ -11,16 +11,11 @@ from predictors import Array
 
 
 class FittedCurves:
-    """Measurements of one kind of time of each worker, and the curves that follow from them.
-
-    Attributes:
-        measurements: The measurements, a row for each worker.
-        least: Units; the smallest batch size near which curves are fitted.
-    """
+    """Measurements of one kind of time of each worker, and the curves that follow from them."""
 
     def __init__(self) -> None:
-        self.measurements = Measurements()
-        self.least = 1.0
+        self.measurements = Measurements()  # the measurements, a row for each worker
+        self.least = 1.0  # units; the smallest batch size near which curves are fitted
         self._curves: Curves | None = None  # None: to be fitted again, as there are new measurements
         self._centres = np.zeros(0)  # (workers,), units: where the curves are to be right
 

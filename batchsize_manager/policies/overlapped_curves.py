@@ -24,22 +24,15 @@ class OverlappedCurves:
 
     With an all-reduce T_u and T_comm are the same for all workers. With a parameter server each has its own,
     by its link, in which the pull is a part of T_u.
-
-    Attributes:
-        computing: t_compute of each worker, in seconds.
-        starts: syncStart of each worker, in seconds.
-        last: T_u, the seconds in which the last bucket is summed, or pushed and parameters are pulled;
-            (workers,).
-        communication: T_comm = T_o + T_u, the seconds in which all buckets are; in micro-batches, less
-            (1 - γ) P; (workers,).
-        measured_whole: Whether batch processing times contain what of that is not hidden.
     """
 
-    computing: Curves
-    starts: Curves
+    computing: Curves  # t_compute of each worker, in seconds
+    starts: Curves  # syncStart of each worker, in seconds
+    # T_u, the seconds in which the last bucket is summed, or pushed and parameters are pulled; (workers,).
     last: Array
+    # T_comm = T_o + T_u, the seconds in which all buckets are; in micro-batches, less (1 - γ) P; (workers,).
     communication: Array
-    measured_whole: bool
+    measured_whole: bool  # whether batch processing times contain what of that is not hidden
 
     @property
     def error(self) -> Array:

@@ -17,15 +17,10 @@ _UNSEEN_ELASTICITY = 0.5  # at the least, beyond the largest batch that was meas
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Measured step times of a device.
+    """Measured step times of a device."""
 
-    Attributes:
-        sizes: Batch sizes in samples, increasing.
-        seconds: Step time of each batch size, never decreasing.
-    """
-
-    sizes: tuple[int, ...]
-    seconds: tuple[float, ...]
+    sizes: tuple[int, ...]  # batch sizes in samples, increasing
+    seconds: tuple[float, ...]  # step time of each batch size, never decreasing
 
     def in_units(self, size: int) -> "StepTimes":
         """Return the step times by batch sizes in units of `size` samples, of which they are multiples."""

@@ -26,13 +26,13 @@ class Waves:
     Attributes:
         seconds: Seconds of one wave of 1, 2, …, K micro-batches at once, (K,); never less for a larger one.
             t_vsw in JABAS (equation 2).
-        at_once: Micro-batches that the worker runs at once, k; None: the best up to K, for each number.
 
     Raises:
         ValueError: A time is not above 0, less than that of a smaller wave, or `at_once` is beyond K.
     """
 
     seconds: tuple[float, ...]
+    # Micro-batches that the worker runs at once, k; None: the best up to K, for each number.
     at_once: int | None = None
 
     def __post_init__(self) -> None:

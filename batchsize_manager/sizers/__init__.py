@@ -24,16 +24,12 @@ _ROOM = 16  # times the script's size, up to which a sizer goes where nothing el
 class Sizes:
     """Samples of a whole batch: one size to begin with, or the bounds of what may be chosen.
 
-    Attributes:
-        least: The one size, or the fewest samples, at least 1.
-        most: The most samples, at least `least`; None for one size.
-
     Raises:
         ValueError: A number is out of its range.
     """
 
-    least: int
-    most: int | None = None
+    least: int  # the one size, or the fewest samples, at least 1
+    most: int | None = None  # the most samples, at least `least`; None for one size
 
     def __post_init__(self) -> None:
         if self.least < 1:
@@ -43,11 +39,7 @@ class Sizes:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the sizes that a text means: `256`, or `64:4096`.
-
-        Raises:
-            ValueError: It means none.
-        """
+        """Return the sizes that a text means: `256`, or `64:4096` (ValueError: it means none)."""
         try:
             return cls(*(int(number) for number in text.split(":", 1)))
         except ValueError as error:
@@ -62,16 +54,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Sizing:
-    """The way in which the size of a job's batches is chosen.
+    """The way in which the size of a job's batches is chosen (ValueError: a value is not allowed)."""
 
-    Attributes:
-        sizer: A name in `SIZERS`; None: schedule where the script has one, else fixed.
-        batch_size: The size to begin with, or bounds.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
-
+    # A name in `SIZERS`; None: schedule where the script has one, else fixed.
     sizer: Annotated[
         str | None,
         Setting(
@@ -80,6 +65,7 @@ class Sizing:
             choices=("fixed", "schedule", "goodput", "similarity", "similarity_steps"),
         ),
     ] = None
+    # The size to begin with, or bounds.
     batch_size: Annotated[
         Sizes | None,
         Setting(
@@ -110,11 +96,7 @@ class Sizing:
         return self.sizer or ("schedule" if spec.milestones else "fixed")
 
     def make(self, spec: JobSpec) -> Sizer:
-        """Make the sizer of a job.
-
-        Raises:
-            InvalidRequestError: It follows a schedule, but the script has none.
-        """
+        """Make the sizer of a job (InvalidRequestError: it follows a schedule, but the script has none)."""
         name = self.named(spec)
         if name == "schedule" and not spec.milestones:
             raise InvalidRequestError(

@@ -14,24 +14,17 @@ class Situation:
     """The state of a job where its next batch is planned, as a sizer sees it.
 
     Attributes:
-        iteration: The iteration to be planned.
-        epoch: The epoch of its batch.
-        size: Samples of a whole batch so far.
-        least: The fewest samples that may be chosen.
-        most: The most samples that may be chosen, at least `least`.
-        step: Samples that sizes are multiples of, as far as the bounds allow.
-        noise: The gradient noise, as far as it is known.
         seconds: Function from sizes of whole batches to the seconds of an iteration with each; None while
             nothing is known of them.
     """
 
-    iteration: int
-    epoch: int
-    size: int
-    least: int
-    most: int
-    step: int
-    noise: Noise
+    iteration: int  # the iteration to be planned
+    epoch: int  # the epoch of its batch
+    size: int  # samples of a whole batch so far
+    least: int  # the fewest samples that may be chosen
+    most: int  # the most samples that may be chosen, at least `least`
+    step: int  # samples that sizes are multiples of, as far as the bounds allow
+    noise: Noise  # the gradient noise, as far as it is known
     seconds: Callable[[Sequence[int]], Sequence[float] | None]
 
     def rounded(self, size: float) -> int:
@@ -42,27 +35,17 @@ class Situation:
 
 
 class Choice(NamedTuple):
-    """The size that a sizer has chosen.
+    """The size that a sizer has chosen."""
 
-    Attributes:
-        size: Samples of a whole batch from now on; the present size where it is to stay.
-        why: The reason, in words, as one clause.
-    """
-
-    size: int
-    why: str
+    size: int  # samples of a whole batch from now on; the present size where it is to stay
+    why: str  # the reason, in words, as one clause
 
 
 class Sizer(ABC):
-    """A way to choose the size of a job's whole batch. It has no state: a choice follows from the situation.
+    """A way to choose the size of a whole batch, without a state: a choice follows from the situation."""
 
-    Attributes:
-        every: A choice is asked for in the iterations that are multiples of this; 0: in none.
-        by_epoch: True to be asked only for the first of an epoch's batches that is planned.
-    """
-
-    every = 1
-    by_epoch = False
+    every = 1  # a choice is asked for in the iterations that are multiples of this; 0: in none
+    by_epoch = False  # true to be asked only for the first of an epoch's batches that is planned
 
     @abstractmethod
     def choose(self, at: Situation) -> Choice | None:

@@ -17,14 +17,12 @@ class Gain(NamedTuple):
     """The goodput of one batch size relative to another's.
 
     Attributes:
-        throughput: Relative samples per second.
-        efficiency: Relative progress of a sample, with the likely noise scale.
         least: The relative goodput with the noise scale, among those that the estimate allows, that is worst
             for the change.
     """
 
-    throughput: float
-    efficiency: float
+    throughput: float  # relative samples per second
+    efficiency: float  # relative progress of a sample, with the likely noise scale
     least: float
 
     @property

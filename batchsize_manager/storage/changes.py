@@ -13,21 +13,13 @@ from predictors import Models
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A job has begun.
+    """A job has begun."""
 
-    Attributes:
-        run: The run's id, which no other run has.
-        job: The job's name.
-        policy: Name of the policy that splits its batches, unless its state has another.
-        state: The job's state.
-        at: Time in seconds since 1970.
-    """
-
-    run: str
-    job: str
-    policy: str
-    state: JobState
-    at: float
+    run: str  # the run's id, which no other run has
+    job: str  # the job's name
+    policy: str  # name of the policy that splits its batches, unless its state has another
+    state: JobState  # the job's state
+    at: float  # time in seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,7 @@ _DAY = 86400.0
 
 @dataclass(frozen=True)
 class Retention:
-    """Limits of what is kept.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
+    """Limits of what is kept (ValueError: a number is out of its range)."""
 
     runs: Annotated[
         int,

@@ -65,9 +65,6 @@ class StateFile:
     Args:
         path: The file, which is made if there is none.
 
-    Attributes:
-        reader: A reader of the same file.
-
     Raises:
         StateError: The file is damaged, of another format, another program's, or cannot be made.
     """
@@ -97,7 +94,7 @@ class StateFile:
             except BaseException:
                 self._connection.close()
                 raise
-        self.reader = StateReader(path, self._connection)
+        self.reader = StateReader(path, self._connection)  # a reader of the same file
 
     def _prepare(self, path: Path) -> None:
         execute = self._connection.execute

@@ -52,27 +52,16 @@ class DamagedRun:
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """One saved run of a job; a job that is started again under its old name is another run.
+    """One saved run of a job; a job that is started again under its old name is another run."""
 
-    Attributes:
-        run: The run's id, which no other run has.
-        job: The job's name.
-        policy: Name of the policy that splits its batches.
-        state: The job's state.
-        begun: Time of its beginning, in seconds since 1970.
-        ended: Time of its end, in seconds since 1970; None if it goes on.
-        ending: Why it ended; None if it goes on.
-        learned: The policy's packed models; see `saved_models.unpack_models`.
-    """
-
-    run: str
-    job: str
-    policy: str
-    state: JobState
-    begun: float
-    ended: float | None
-    ending: str | None
-    learned: bytes
+    run: str  # the run's id, which no other run has
+    job: str  # the job's name
+    policy: str  # name of the policy that splits its batches
+    state: JobState  # the job's state
+    begun: float  # time of its beginning, in seconds since 1970
+    ended: float | None  # time of its end, in seconds since 1970; None if it goes on
+    ending: str | None  # why it ended; None if it goes on
+    learned: bytes  # the policy's packed models; see `saved_models.unpack_models`
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,13 +71,6 @@ class StateWriter:
         folder: The folder, which is made if there is none.
         retention: Limits of what is kept.
 
-    Attributes:
-        path: The file.
-        reader: A reader of the state, for use before the first change is put.
-        writes: Seconds that transactions took.
-        left_out: Iterations whose records were too many to be held in memory.
-        has_ended: Whether nothing is written any more; from any thread.
-
     Raises:
         StateError: Another process has the folder, it is a shard's, or the file in it cannot be used; the
             message says what to do.
@@ -91,8 +84,8 @@ class StateWriter:
         except BaseException:
             self._lock.close()
             raise
-        self.reader = self._file.reader
-        self.path = folder / STATE_FILE
+        self.reader = self._file.reader  # a reader of the state, for use before the first change is put
+        self.path = folder / STATE_FILE  # the file
         self._queue: queue.SimpleQueue[Change | _Gate | _Close] = queue.SimpleQueue()
         # Weights: each is counted up by one thread alone, the loop's or the writer's.
         self._put = 0
@@ -101,11 +94,11 @@ class StateWriter:
         self._behind = False
         self._reported: set[tuple[str, type[Change]]] = set()  # run and kind of what was left out
         self._unwritten_since: float | None = None
-        self.writes = Histogram()
-        self.left_out = 0
+        self.writes = Histogram()  # seconds that transactions took
+        self.left_out = 0  # iterations whose records were too many to be held in memory
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._closed = False
-        self.has_ended = False
+        self.has_ended = False  # whether nothing is written any more; from any thread
         self._closing = threading.Event()
         self._awaited = threading.Event()  # something waits for the changes to be written
         self._pruning = Periodic(f"deleting old iterations and runs from {self.path}")

@@ -60,11 +60,7 @@ def _exported(tree: ast.Module) -> list[str]:
 
 
 def _definition(root: Path, module: str, name: str) -> _Definition:
-    """Where a name is defined, which may be in a module that it is imported from.
-
-    Raises:
-        LookupError: Nowhere.
-    """
+    """Where a name is defined, which may be in a module that it is imported from (LookupError: nowhere)."""
     tree = _tree(root, module)
     guarded = [node for block in tree.body if isinstance(block, ast.With) for node in block.body]
     for node in (*tree.body, *guarded):

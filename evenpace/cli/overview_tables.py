@@ -46,25 +46,15 @@ _LEFT_OUT_OF_WORKERS = (
 
 @dataclass(frozen=True)
 class Shown:
-    """Job at one moment, which the functions below draw.
+    """Job at one moment, which the functions below draw."""
 
-    Attributes:
-        summary: `JobSummary` of the wire.
-        figures: Figures of the job, with the workers to be shown.
-        behind: Number of iterations that the figures lack.
-        events: Last `Event`s of the wire, oldest first.
-        durations: Durations of the last iterations, in seconds.
-        ranks: The workers' ranks in the group that the manager has formed, by name.
-        changes: Last `GroupChange`s of the wire, oldest first.
-    """
-
-    summary: Any
-    figures: JobFigures
-    behind: int
-    events: list[Any]
-    durations: list[float]
-    ranks: Mapping[str, int]
-    changes: Sequence[Any]
+    summary: Any  # `JobSummary` of the wire
+    figures: JobFigures  # figures of the job, with the workers to be shown
+    behind: int  # number of iterations that the figures lack
+    events: list[Any]  # last `Event`s of the wire, oldest first
+    durations: list[float]  # durations of the last iterations, in seconds
+    ranks: Mapping[str, int]  # the workers' ranks in the group that the manager has formed, by name
+    changes: Sequence[Any]  # last `GroupChange`s of the wire, oldest first
 
 
 def shown(job: FollowedJob, limit: int | None = None) -> Shown:

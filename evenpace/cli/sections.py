@@ -71,11 +71,7 @@ class LazyGroup(click.Group):
         return [name for name, module in self._modules.items() if not module.startswith("lab.") or _has_lab()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command.
-
-        Raises:
-            EvenpaceError: It is one of the lab, which is not there.
-        """
+        """Return a command (EvenpaceError: it is one of the lab, which is not there)."""
         if cmd_name not in self._modules:
             return None
         module, _, variable = self._modules[cmd_name].partition(":")

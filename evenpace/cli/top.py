@@ -94,19 +94,12 @@ def watch(console: Console, client: ManagerClient, job: str | None, manager: str
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """Result of the last poll.
+    """Result of the last poll."""
 
-    Attributes:
-        jobs: Jobs in the manager's order.
-        opened: Name of the job to be shown with its workers; None for the list.
-        lost: Reason why the manager could not be reached; empty if it could.
-        since: When it was last reached, in the monotonic clock's seconds.
-    """
-
-    jobs: tuple[Shown, ...]
-    opened: str | None
-    lost: str
-    since: float
+    jobs: tuple[Shown, ...]  # jobs in the manager's order
+    opened: str | None  # name of the job to be shown with its workers; None for the list
+    lost: str  # reason why the manager could not be reached; empty if it could
+    since: float  # when it was last reached, in the monotonic clock's seconds
 
 
 class _Watcher:
@@ -126,11 +119,7 @@ class _Watcher:
         self._woken.set()
 
     def look(self) -> None:
-        """Poll the manager once.
-
-        Raises:
-            EvenpaceError: The manager cannot be reached.
-        """
+        """Poll the manager once (EvenpaceError: the manager cannot be reached)."""
         self._feed.poll()
         self._note("", time.monotonic())
 

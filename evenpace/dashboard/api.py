@@ -259,11 +259,7 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 
 def _token(request: Request) -> str:
-    """Return the viewer's own token.
-
-    Raises:
-        UnauthorisedError: The request has no token.
-    """
+    """Return the viewer's own token (UnauthorisedError: the request has no token)."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise UnauthorisedError("a change needs a token: Authorization: Bearer TOKEN")

@@ -20,19 +20,14 @@ _HTTP = Address("127.0.0.1", 4380)
 class PageConfig:
     """The configuration of the page: its manager, its address, and its limits.
 
-    Attributes:
-        http: Where to listen; port 0 takes a free one.
-        credentials: For the manager; their certificate is the page's, too.
-        request_timeout: From a connection's start or last answer.
-        interval: Seconds from one look at the manager to the next while somebody looks.
-        idle_interval: Likewise, while nobody does.
-
     Raises:
         InvalidRequestError: A value is not allowed.
     """
 
     manager: Annotated[Where, Setting("The BatchSizeManager.")]
+    # Where to listen; port 0 takes a free one.
     http: Annotated[Address, Setting("Where the page is; port 0 takes a free one.")] = _HTTP
+    # For the manager; their certificate is the page's, too.
     credentials: Credentials = field(default_factory=Credentials)
     names: Annotated[
         tuple[str, ...],
@@ -47,12 +42,14 @@ class PageConfig:
         bool, Setting("Serve browsers without TLS, which the manager is asked with: on this machine alone.")
     ] = False
     viewers: Annotated[int, Setting("Most viewers at once.", name="max-viewers", least=1)] = 100
+    # From a connection's start or last answer.
     request_timeout: Annotated[
         int,
         Setting("Seconds for a connection to send a whole request; then it is closed.", least=1),
     ] = 20
+    # Seconds from one look at the manager to the next while somebody looks.
     interval: Annotated[float, Setting(above=0)] = 1.0
-    idle_interval: float = 10.0
+    idle_interval: float = 10.0  # likewise, while nobody does
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -13,13 +13,9 @@ _VALID_SECONDS = 600  # of a token, which is used once, for a new connection
 
 @dataclass(frozen=True)
 class MintedCredentials(Credentials):
-    """Credentials with a new token of all jobs for each connection, signed by the present key.
+    """Credentials with a new token of all jobs for each connection, signed by the present key."""
 
-    Attributes:
-        keys: The keys in the manager's own file of keys.
-    """
-
-    keys: TokenKeys | None = field(default=None, repr=False)
+    keys: TokenKeys | None = field(default=None, repr=False)  # the keys in the manager's own file of keys
 
     @classmethod
     def of(cls, tls: Credentials | None, key_file: Path) -> "MintedCredentials":

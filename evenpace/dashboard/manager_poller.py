@@ -28,9 +28,6 @@ class ManagerPoller:
 
     Args:
         config: The page's configuration: the manager, and how often to poll it.
-
-    Attributes:
-        version: Number of polls so far, failed ones included.
     """
 
     def __init__(self, config: PageConfig) -> None:
@@ -46,7 +43,7 @@ class ManagerPoller:
         self._figures: dict[str, tuple[Any, JobFigures]] = {}
         self._asking_since: float | None = None
         self._error = "the manager has not been asked yet"
-        self.version = 0
+        self.version = 0  # number of polls so far, failed ones included
 
     def start(self, news: Callable[[], None]) -> None:
         """Start polling; `news` is called in the thread whenever `version` has changed."""

@@ -21,9 +21,6 @@ class PageProcess:
         options: Options of `evenpace dashboard` beside the addresses.
         announced: Whether it prints where it is.
 
-    Attributes:
-        address: Where it listens.
-
     Raises:
         AddressInUseError, ConnectionLostError: The address cannot be listened on.
     """
@@ -33,7 +30,7 @@ class PageProcess:
         self._options = options
         self._announced = announced
         self._listener = listen(http)
-        self.address = address_of(self._listener)
+        self.address = address_of(self._listener)  # where it listens
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self, manager: str) -> None:

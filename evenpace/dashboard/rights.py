@@ -22,15 +22,10 @@ _ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Rights:
-    """The rights of a viewer.
+    """The rights of a viewer."""
 
-    Attributes:
-        change: "token": changes need a token; "open": changes need nothing; "none": no changes.
-        reason: The reason, in words for the viewer.
-    """
-
-    change: str
-    reason: str
+    change: str  # "token": changes need a token; "open": changes need nothing; "none": no changes
+    reason: str  # the reason, in words for the viewer
 
 
 def asks_for_tokens(config: PageConfig) -> bool:

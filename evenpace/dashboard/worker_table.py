@@ -19,26 +19,14 @@ VERDICTS = ("chronic", "passing", "leader", "even")
 
 @dataclass(frozen=True)
 class TableRows:
-    """The rows of the table that a viewer asks for.
+    """The rows of the table that a viewer asks for (InvalidRequestError: a value is not allowed)."""
 
-    Attributes:
-        sort: The column to sort by, one of `SORTED_BY`.
-        descending: Whether the largest come first; rows without a value are last either way.
-        contains: Text that workers' names contain, ignoring case.
-        verdict: Verdict on the workers; empty: any.
-        offset: Rows before the first.
-        limit: The most rows.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
-
-    sort: str = "seconds_per_sample"
-    descending: bool = True
-    contains: str = ""
-    verdict: str = ""
-    offset: int = 0
-    limit: int = 25
+    sort: str = "seconds_per_sample"  # the column to sort by, one of `SORTED_BY`
+    descending: bool = True  # whether the largest come first; rows without a value are last either way
+    contains: str = ""  # text that workers' names contain, ignoring case
+    verdict: str = ""  # verdict on the workers; empty: any
+    offset: int = 0  # rows before the first
+    limit: int = 25  # the most rows
 
     def __post_init__(self) -> None:
         if self.sort not in SORTED_BY:

@@ -19,22 +19,12 @@ MIB, GIB = 2**20, 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding of a check.
+    """One finding of a check (ValueError: a warning or a problem has no advice, or the level is unknown)."""
 
-    Attributes:
-        level: `ok`; `note`, good to know; `warning`, may cost speed or safety; `problem`, does not work.
-        subject: Its subject, in a word or two.
-        found: The finding itself.
-        advice: Advice on what to do; empty where there is nothing to do.
-
-    Raises:
-        ValueError: A warning or a problem has no advice, or the level is unknown.
-    """
-
-    level: Level
-    subject: str
-    found: str
-    advice: str = ""
+    level: Level  # `ok`; `note`, good to know; `warning`, may cost speed or safety; `problem`, does not work
+    subject: str  # its subject, in a word or two
+    found: str  # the finding itself
+    advice: str = ""  # advice on what to do; empty where there is nothing to do
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -51,18 +41,7 @@ problem = partial(Finding, "problem")
 
 @dataclass(frozen=True)
 class Subject:
-    """The machine and the services to check.
-
-    Attributes:
-        state: For a service's `--state`.
-        credentials: For calls.
-        root: Below which `/proc`, `/sys` and `/dev` are looked up.
-        ports: Of this machine, which services will want to listen on.
-        storage: For the jobs of a Ray cluster.
-
-    Raises:
-        ValueError: The timeout is not above 0.
-    """
+    """The machine and the services to check (ValueError: the timeout is not above 0)."""
 
     manager: Annotated[Where | None, Setting("A BatchSizeManager to call.")] = None
     shards: Annotated[tuple[Where, ...], Setting("A shard to call; may be repeated.", name="ps")] = ()
@@ -70,18 +49,20 @@ class Subject:
     ray: Annotated[
         str | None, Setting('A Ray cluster to look at, HOST:PORT, or "auto" for the one on this machine.')
     ] = None
+    # For the jobs of a Ray cluster.
     storage: Annotated[
         Path,
         Setting("With --ray: where jobs are to have their folders. A file is written there for a moment."),
     ] = STORAGE
+    # For a service's `--state`.
     state: Annotated[
         Path | None,
         Setting("A folder that a service is to keep its state in. A file is written there for a moment."),
     ] = None
-    credentials: Credentials = field(default_factory=Credentials)
+    credentials: Credentials = field(default_factory=Credentials)  # for calls
     timeout: Annotated[float, Setting("Seconds for each step of a call.", above=0)] = 2.0
-    root: Path = Path("/")
-    ports: tuple[int, ...] = (4300, 4400)
+    root: Path = Path("/")  # below which `/proc`, `/sys` and `/dev` are looked up
+    ports: tuple[int, ...] = (4300, 4400)  # of this machine, which services will want to listen on
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -103,19 +103,13 @@ def partitions(subject: Subject, address: Where) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of service.
+    """A kind of service."""
 
-    Attributes:
-        name: Its name in findings.
-        definition: Its Thrift service.
-        ask: Function that makes a call about a job, which costs the service nothing.
-        more: Further checks by calls.
-    """
-
-    name: str
-    definition: type
+    name: str  # its name in findings
+    definition: type  # its Thrift service
+    # Function that makes a call about a job, which costs the service nothing.
     ask: Callable[[Client, str], None]
-    more: Callable[[Client, str, str], Iterator[Finding]]
+    more: Callable[[Client, str, str], Iterator[Finding]]  # further checks by calls
 
 
 def _service(subject: Subject, where: Where, kind: _Kind) -> Iterator[Finding]:

@@ -31,32 +31,21 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Surroundings in which a process of a cluster is started.
+    """Surroundings in which a process of a cluster is started."""
 
-    Attributes:
-        prefix: Command to start it through, which becomes it, such as `nsenter`.
-        program: Program that runs the command line, as `rpc.processes.command_line` takes it.
-        environment: Variables added to those of this process.
-    """
-
-    prefix: Sequence[str] = ()
+    prefix: Sequence[str] = ()  # command to start it through, which becomes it, such as `nsenter`
+    # Program that runs the command line, as `rpc.processes.command_line` takes it.
     program: Sequence[str] = ("evenpace",)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables added to those of this process
 
 
 @dataclass(frozen=True)
 class CpuShare:
-    """Share of this machine's CPUs that a worker may use.
+    """Share of this machine's CPUs that a worker may use."""
 
-    Attributes:
-        cores: Cores that it may use from its first iteration on; None for no limit.
-        cpu: CPU to which it is bound; None for any.
-        kind: Kind of the limit, as `worker.resources.cpu_limits.limit_cpu` takes it.
-    """
-
-    cores: float | None = None
-    cpu: int | None = None
-    kind: LimitKind = "auto"
+    cores: float | None = None  # cores that it may use from its first iteration on; None for no limit
+    cpu: int | None = None  # CPU to which it is bound; None for any
+    kind: LimitKind = "auto"  # kind of the limit, as `worker.resources.cpu_limits.limit_cpu` takes it
 
 
 class LocalCluster:
@@ -80,9 +69,6 @@ class LocalCluster:
         manager: Options of `evenpace manager` by name, such as `policy="even"`; None for the default.
 
     Attributes:
-        host: Address of this machine on which the services listen.
-        processes: Processes by name, in the order of their starts.
-        shares: CPU shares of the workers, by name.
         manager: Address of the manager.
         shard_addresses: Addresses of the shards, in order.
     """
@@ -107,10 +93,10 @@ class LocalCluster:
         self.folder = folder
         self.workers = workers
         self.shards = [f"ps-{number}" for number in range(shards)]
-        self.processes: list[Process] = []
-        self.shares: dict[str, CpuShare] = {}
+        self.processes: list[Process] = []  # processes by name, in the order of their starts
+        self.shares: dict[str, CpuShare] = {}  # CPU shares of the workers, by name
         self._id = uuid.uuid4().hex[:8]
-        self.host = host
+        self.host = host  # address of this machine on which the services listen
         self._credentials = credentials or Credentials()
         self._token_key = token_key
         named = {name.replace("_", "-"): value for name, value in manager.items() if value is not None}

@@ -10,11 +10,7 @@ from idl.settings import Setting, check_settings
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """What is measured of a script, and on which device.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
+    """What is measured of a script, and on which device (ValueError: a value is not allowed)."""
 
     steps: Annotated[int, Setting("Steps of each batch size.", least=1)] = 20
     smallest: Annotated[

@@ -81,14 +81,10 @@ def batch_sizes(smallest: int, largest: int, unit: int = 1) -> Iterator[int]:
 
 
 class _Profiling:
-    """What was measured so far, in one or more starts of the script.
-
-    Attributes:
-        ended: Why no larger batch is measured, in words; empty while there is more to measure.
-    """
+    """What was measured so far, in one or more starts of the script."""
 
     def __init__(self, config: ProfileConfig, on_step: Callable[[int, int], None]) -> None:
-        self.ended = ""
+        self.ended = ""  # why no larger batch is measured, in words; empty while there is more to measure
         self._config = config
         self._on_step = on_step
         self._measured: dict[int, list[WorkerRecord]] = {}  # by batch size; the last may be incomplete
@@ -133,11 +129,7 @@ class _Profiling:
                 self._take_failure(process)
 
     def result(self, script: str) -> Profile:
-        """Return the profile.
-
-        Raises:
-            EvenpaceError: Nothing was measured.
-        """
+        """Return the profile (EvenpaceError: nothing was measured)."""
         steps = tuple(_step(size, records) for size, records in self._measured.items() if records)
         if not steps:
             raise EvenpaceError(
@@ -147,11 +139,7 @@ class _Profiling:
         return Profile(self._device, script, steps, self._micro_batch, self._limit)
 
     def _measure(self, client: ManagerClient, process: Process) -> None:
-        """Measure one batch size after the other.
-
-        Raises:
-            InvalidRequestError: The job is over.
-        """
+        """Measure one batch size after the other (InvalidRequestError: the job is over)."""
         status = self._first_status(client, process)
         if status is None:
             return

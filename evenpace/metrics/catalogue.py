@@ -20,23 +20,14 @@ SPREAD = ("min", "median", "max")  # over the workers of a job
 
 @dataclass(frozen=True)
 class DescribedMetric:
-    """A metric's description.
+    """A metric's description."""
 
-    Attributes:
-        name: Its name without the exposition's endings (`_total`, `_bucket`, `_sum`, `_count`).
-        kind: Its type in Prometheus.
-        labels: Names of its labels.
-        unit: Unit of its values.
-        parts: The parts of a cluster that have it.
-        meaning: Its meaning, which is also its help text.
-    """
-
-    name: str
-    kind: Literal["gauge", "counter", "histogram"]
-    labels: tuple[str, ...]
-    unit: str
-    parts: tuple[str, ...]
-    meaning: str
+    name: str  # its name without the exposition's endings (`_total`, `_bucket`, `_sum`, `_count`)
+    kind: Literal["gauge", "counter", "histogram"]  # its type in Prometheus
+    labels: tuple[str, ...]  # names of its labels
+    unit: str  # unit of its values
+    parts: tuple[str, ...]  # the parts of a cluster that have it
+    meaning: str  # its meaning, which is also its help text
 
     @property
     def shown(self) -> str:

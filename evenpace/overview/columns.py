@@ -27,14 +27,10 @@ _SLACK = 1.25  # rows, and columns, of memory for each that is needed, so that t
 
 
 class Slots:
-    """Assignment of columns to workers.
-
-    Attributes:
-        count: Number of columns, some of which may have no worker yet.
-    """
+    """Assignment of columns to workers."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # number of columns, some of which may have no worker yet
         self._of: dict[str, int] = {}
         self._names: tuple[str, ...] = ()  # of the last look-up, and below what it found
         self._found: NDArray[np.int64] = np.empty(0, np.int64)

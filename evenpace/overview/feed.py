@@ -18,23 +18,16 @@ _STATUS_SHARE = 0.05  # share of the time that may go into asking for members an
 
 @dataclass
 class FollowedJob:
-    """State of a job as of the last poll.
+    """State of a job as of the last poll."""
 
-    Attributes:
-        summary: `JobSummary` of the wire.
-        members: `MemberStatus` of the wire, in the order of their slices.
-        events: The last `Event`s of the wire, oldest first.
-        changes: The last `GroupChange`s of the wire, oldest first.
-        view: The job's iterations.
-        behind: Number of iterations that are complete and not in the view yet.
-    """
-
-    summary: Any
+    summary: Any  # `JobSummary` of the wire
+    # `MemberStatus` of the wire, in the order of their slices.
     members: list[Any] = field(default_factory=list)
+    # The last `Event`s of the wire, oldest first.
     events: deque[Any] = field(default_factory=lambda: deque(maxlen=_EVENTS))
-    changes: list[Any] = field(default_factory=list)
-    view: JobView = field(init=False)
-    behind: int = 0
+    changes: list[Any] = field(default_factory=list)  # the last `GroupChange`s of the wire, oldest first
+    view: JobView = field(init=False)  # the job's iterations
+    behind: int = 0  # number of iterations that are complete and not in the view yet
     _attempt: int = 0  # that the last iteration in the view belongs to
     _asked_at: tuple[Any, ...] = ()  # state, members and attempt when members and events were last asked for
     _status_due: float = 0.0  # when they may be asked for again, in the monotonic clock's seconds
@@ -69,14 +62,12 @@ class Feed:
         client: Connection to the manager, which the caller closes.
         jobs: Names of the jobs to follow; None for all, which needs a token of all jobs where the manager
             asks for tokens.
-
-    Attributes:
-        jobs: The manager's jobs, by name; a new run under a name replaces the earlier one.
     """
 
     def __init__(self, client: ManagerClient, jobs: Sequence[str] | None = None) -> None:
         self._client = client
         self._asked = jobs
+        # The manager's jobs, by name; a new run under a name replaces the earlier one.
         self.jobs: dict[str, FollowedJob] = {}
 
     def poll(self) -> None:

@@ -27,25 +27,16 @@ _TAKEN = 0.1  # share of a worker's CPUs that others take, from which on the tex
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Verdicts on all workers, in their order; all arrays are (workers,).
+    """Verdicts on all workers, in their order; all arrays are (workers,)."""
 
-    Attributes:
-        kinds: Indices into `KINDS`.
-        ratios: Time per sample relative to the others' median; NaN where it is not known.
-        slower: Number of iterations in which the worker was slower than the others.
-        seen: Number of iterations in which it had samples.
-        runs: Number of iterations, up to the last, for which it has been slower than at its best.
-        below_best: Median ratio of its best rate to its rate over these; NaN where there are too few.
-        taken: Median share of its CPUs that others take, over these; NaN where it is not known.
-    """
-
-    kinds: NDArray[np.int64]
-    ratios: Array
-    slower: NDArray[np.int64]
-    seen: NDArray[np.int64]
+    kinds: NDArray[np.int64]  # indices into `KINDS`
+    ratios: Array  # time per sample relative to the others' median; NaN where it is not known
+    slower: NDArray[np.int64]  # number of iterations in which the worker was slower than the others
+    seen: NDArray[np.int64]  # number of iterations in which it had samples
+    # Number of iterations, up to the last, for which it has been slower than at its best.
     runs: NDArray[np.int64]
-    below_best: Array
-    taken: Array
+    below_best: Array  # median ratio of its best rate to its rate over these; NaN where there are too few
+    taken: Array  # median share of its CPUs that others take, over these; NaN where it is not known
 
     def counts(self) -> dict[str, int]:
         """Return the number of workers of each kind."""

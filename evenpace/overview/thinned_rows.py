@@ -24,19 +24,12 @@ _WIDTH = 23
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over all iterations.
+    """Sums over all iterations."""
 
-    Attributes:
-        iterations: Number of iterations.
-        samples: Samples trained on.
-        seconds: Duration.
-        saved: Seconds saved against an even split by each of the three cases of `EVEN`, (3,).
-    """
-
-    iterations: int
-    samples: int
-    seconds: float
-    saved: Array
+    iterations: int  # number of iterations
+    samples: int  # samples trained on
+    seconds: float  # duration
+    saved: Array  # seconds saved against an even split by each of the three cases of `EVEN`, (3,)
 
 
 class ThinnedRows:

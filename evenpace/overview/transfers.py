@@ -22,14 +22,12 @@ class Transfers(NamedTuple):
     """Transfers of workers, (..., workers), or (workers,) of typical ones; NaN where they are not known.
 
     Attributes:
-        hidden_share: Share of the transfers' time that is hidden behind computing, 0 to 1.
-        exposed_share: Share of an iteration that exposed transfers take, 0 to 1.
         communication_bound: 1 where communication is the bottleneck: the first bucket and the others but the
             last take longer than the backward pass; 0 where computing is.
     """
 
-    hidden_share: Array
-    exposed_share: Array
+    hidden_share: Array  # share of the transfers' time that is hidden behind computing, 0 to 1
+    exposed_share: Array  # share of an iteration that exposed transfers take, 0 to 1
     communication_bound: Array
 
 

@@ -18,33 +18,19 @@ _ENDS = 3  # of more workers, this many slowest and fastest have a line
 
 @dataclass(frozen=True)
 class RunReport:
-    """The report of a run.
+    """The report of a run."""
 
-    Attributes:
-        facts: The job, its options, and its times.
-        figures: Figures of the whole run.
-        timeline: Figures over the iterations.
-        shown: The workers with lines in the timeline, the slowest first.
-        presences: Each worker's time in the run.
-        splits: Number of batches that were split otherwise than the one before.
-        split_changes: The changes of the split that moved the most samples.
-        resizes: Number of changes of the whole batch's size.
-        sizes: Sizes of the whole batch, the last ones.
-        events: The last events, oldest first.
-        made: Time of the report, in seconds since 1970.
-    """
-
-    facts: RunFacts
-    figures: JobFigures
-    timeline: Timeline
-    shown: tuple[str, ...]
-    presences: list[WorkerPresence]
-    splits: int
-    split_changes: list[SplitChange]
-    resizes: int
-    sizes: list[SizeChange]
-    events: list[RunEvent]
-    made: float
+    facts: RunFacts  # the job, its options, and its times
+    figures: JobFigures  # figures of the whole run
+    timeline: Timeline  # figures over the iterations
+    shown: tuple[str, ...]  # the workers with lines in the timeline, the slowest first
+    presences: list[WorkerPresence]  # each worker's time in the run
+    splits: int  # number of batches that were split otherwise than the one before
+    split_changes: list[SplitChange]  # the changes of the split that moved the most samples
+    resizes: int  # number of changes of the whole batch's size
+    sizes: list[SizeChange]  # sizes of the whole batch, the last ones
+    events: list[RunEvent]  # the last events, oldest first
+    made: float  # time of the report, in seconds since 1970
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as a dict for JSON."""

@@ -30,11 +30,7 @@ VERDICTS = {
 
 
 def write_run_page(report: RunReport, path: Path) -> None:
-    """Write the page of a run's report.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write the page of a run's report (OSError: the file cannot be written)."""
     figures = report.figures
     timeline = {panel.name: svg(panel) for panel in timeline_panels(report)}
     events = condensed(report.events)

@@ -23,37 +23,22 @@ _EVENTS = 1000  # the last ones
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts of a run; times in seconds since 1970, None where they are not known.
+    """The facts of a run; times in seconds since 1970, None where they are not known."""
 
-    Attributes:
-        run: The run's id.
-        job: The job's name.
-        spec: `JobSpec` as a mapping.
-        policy: Name of the balancing policy.
-        predictor: Name of the predictor; empty: the policy has none; None: it is not known.
-        sizer: Name of the sizer; None: it is not known.
-        mode: Mode of synchronisation.
-        attempt: Number of the last attempt.
-        state: "not ended", or as `phrases.job_state` has it.
-        begun: Time of its beginning; of a live manager, the time since which that manager has the job.
-        ended: Time of its end.
-        ending: Reason of its end; empty if it goes on.
-        source: The source, in words.
-    """
-
-    run: str
-    job: str
-    spec: Mapping[str, Any]
-    policy: str
-    predictor: str | None
-    sizer: str | None
-    mode: str
-    attempt: int
-    state: str
+    run: str  # the run's id
+    job: str  # the job's name
+    spec: Mapping[str, Any]  # `JobSpec` as a mapping
+    policy: str  # name of the balancing policy
+    predictor: str | None  # name of the predictor; empty: the policy has none; None: it is not known
+    sizer: str | None  # name of the sizer; None: it is not known
+    mode: str  # mode of synchronisation
+    attempt: int  # number of the last attempt
+    state: str  # "not ended", or as `phrases.job_state` has it
+    # Time of its beginning; of a live manager, the time since which that manager has the job.
     begun: float | None
-    ended: float | None
-    ending: str
-    source: str
+    ended: float | None  # time of its end
+    ending: str  # reason of its end; empty if it goes on
+    source: str  # the source, in words
 
 
 @dataclass(frozen=True)
@@ -65,17 +50,11 @@ class RunEvent:
 
 
 class RunSource(Protocol):
-    """A run in any source.
+    """A run in any source."""
 
-    Attributes:
-        facts: The run's facts.
-        first: The first iteration that can be read.
-        last: The last complete iteration at present; None without any.
-    """
-
-    facts: RunFacts
-    first: int
-    last: int | None
+    facts: RunFacts  # the run's facts
+    first: int  # the first iteration that can be read
+    last: int | None  # the last complete iteration at present; None without any
 
     def pages(self) -> Iterator[list[IterationRecord]]:
         """Return the iterations up to `last`, oldest first, or raise `EvenpaceError`."""

@@ -17,48 +17,28 @@ _SIZES = 50  # of the whole batch that are kept: the last ones
 
 @dataclass(slots=True)
 class WorkerPresence:
-    """A worker's part in a run; times in seconds of training since the run's first iteration.
+    """A worker's part in a run; times in seconds of training since the run's first iteration."""
 
-    Attributes:
-        worker: The worker's name.
-        first: The first iteration that it took part in.
-        last: The last iteration that it took part in.
-        came: Time at which the first one began.
-        went: Time at which the last one was complete.
-        iterations: Number of iterations that it took part in.
-        samples: Samples that it processed.
-    """
-
-    worker: str
-    first: int
-    last: int
-    came: float
-    went: float
-    iterations: int = 0
-    samples: int = 0
+    worker: str  # the worker's name
+    first: int  # the first iteration that it took part in
+    last: int  # the last iteration that it took part in
+    came: float  # time at which the first one began
+    went: float  # time at which the last one was complete
+    iterations: int = 0  # number of iterations that it took part in
+    samples: int = 0  # samples that it processed
 
 
 @dataclass(frozen=True, slots=True)
 class SplitChange:
-    """A batch that was split otherwise than the one before it, over the same workers.
+    """A batch that was split otherwise than the one before it, over the same workers."""
 
-    Attributes:
-        iteration: Number of the batch's iteration.
-        at: Time of its beginning, in seconds of training.
-        moved: Samples that moved from some workers to others.
-        loser: The worker that lost most samples.
-        lost: Its samples before and after.
-        winner: The worker that gained most samples.
-        won: Its samples before and after.
-    """
-
-    iteration: int
-    at: float
-    moved: int
-    loser: str
-    lost: tuple[int, int]
-    winner: str
-    won: tuple[int, int]
+    iteration: int  # number of the batch's iteration
+    at: float  # time of its beginning, in seconds of training
+    moved: int  # samples that moved from some workers to others
+    loser: str  # the worker that lost most samples
+    lost: tuple[int, int]  # its samples before and after
+    winner: str  # the worker that gained most samples
+    won: tuple[int, int]  # its samples before and after
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +52,13 @@ class SizeChange:
 
 
 class RunTotals:
-    """Totals over the iterations so far.
-
-    Attributes:
-        seconds: Seconds that they took.
-        splits: Batches that were split otherwise than the one before.
-        resizes: Changes of the whole batch's size; a smaller last batch of an epoch does not count.
-        sizes: The whole batch's last sizes, at most 50, the first one included.
-    """
+    """Totals over the iterations so far."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self.splits = 0
-        self.resizes = 0
-        self.sizes: list[SizeChange] = []
+        self.seconds = 0.0  # seconds that they took
+        self.splits = 0  # batches that were split otherwise than the one before
+        self.resizes = 0  # changes of the whole batch's size; a smaller last batch of an epoch does not count
+        self.sizes: list[SizeChange] = []  # the whole batch's last sizes, at most 50, the first one included
         self._present: dict[str, WorkerPresence] = {}
         self._changes: list[tuple[int, int, SplitChange]] = []  # a heap, the smallest first
         self._before: IterationRecord | None = None

@@ -15,11 +15,7 @@ _MEASURED = {  # by `Shown.form`
 
 
 def write_page(template: str, path: Path, **values: Any) -> None:
-    """Render a template of this folder to a file, in one step.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Render a template of this folder to a file, in one step (OSError: the file cannot be written)."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -11,32 +11,20 @@ from evenpace.reports.run_data import RunReport
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The quality of a run's model at one moment, on samples that it was not trained on.
+    """The quality of a run's model at one moment, on samples that it was not trained on."""
 
-    Attributes:
-        seconds: Time since the run's start.
-        loss: Mean over the samples.
-        accuracy: From 0 to 1.
-    """
-
-    seconds: float
-    loss: float
-    accuracy: float
+    seconds: float  # time since the run's start
+    loss: float  # mean over the samples
+    accuracy: float  # from 0 to 1
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of two compared runs.
+    """One of two compared runs."""
 
-    Attributes:
-        report: The run's report.
-        title: The run's name beside the other one.
-        evaluations: Evaluations in the order of time; empty where there were none.
-    """
-
-    report: RunReport
-    title: str
-    evaluations: Sequence[Evaluation] = ()
+    report: RunReport  # the run's report
+    title: str  # the run's name beside the other one
+    evaluations: Sequence[Evaluation] = ()  # evaluations in the order of time; empty where there were none
 
     @property
     def iteration_time(self) -> float | None:
@@ -63,21 +51,13 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class TwoRuns:
-    """A run, and another one that is compared with it.
+    """A run, and another one that is compared with it."""
 
-    Attributes:
-        first: The run.
-        second: The other one.
-        about: A description of what they have in common, such as the data; may be empty.
-        notes: Sentences about the outcome.
-        shares: The cores that each worker may use, if known.
-    """
-
-    first: ComparedRun
-    second: ComparedRun
-    about: str = ""
-    notes: Sequence[str] = ()
-    shares: Mapping[str, float] = field(default_factory=dict)
+    first: ComparedRun  # the run
+    second: ComparedRun  # the other one
+    about: str = ""  # a description of what they have in common, such as the data; may be empty
+    notes: Sequence[str] = ()  # sentences about the outcome
+    shares: Mapping[str, float] = field(default_factory=dict)  # the cores that each worker may use, if known
 
     @property
     def runs(self) -> tuple[ComparedRun, ComparedRun]:

@@ -12,11 +12,7 @@ _ROWS = 200  # of a table
 
 
 def write_two_runs_page(two: TwoRuns, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write the page (OSError: the file cannot be written)."""
     known = [{worker.worker: worker for worker in run.report.figures.workers} for run in two.runs]
     workers = sorted(set().union(*known), key=natural)
     write_page(

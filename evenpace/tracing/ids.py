@@ -13,17 +13,11 @@ ROUND: Path = ()  # the manager's span, from an iteration's planning until it is
 
 
 class TraceKey(NamedTuple):
-    """The identity of a trace.
+    """The identity of a trace."""
 
-    Attributes:
-        run: The job's name, "/", and its run, as at the parameter server.
-        iteration: Number of the iteration.
-        attempt: Number of times that the job had been rewound.
-    """
-
-    run: str
-    iteration: int
-    attempt: int
+    run: str  # the job's name, "/", and its run, as at the parameter server
+    iteration: int  # number of the iteration
+    attempt: int  # number of times that the job had been rewound
 
 
 def worker_path(worker: str, start: int) -> Path:

@@ -40,9 +40,6 @@ class Tracer:
         part: Kind of this process, such as "worker".
         instance: Name of this process among those of its kind.
 
-    Attributes:
-        instance: Name of this process among those of its kind.
-
     Raises:
         InvalidRequestError: The endpoint is no HTTP URL.
     """
@@ -55,7 +52,7 @@ class Tracer:
             )
         if not url.path.strip("/"):
             endpoint = url._replace(path="/v1/traces").geturl()
-        self.instance = instance
+        self.instance = instance  # name of this process among those of its kind
         self._every = every
         self._ids = _GivenIds()
         self._lock = threading.Lock()

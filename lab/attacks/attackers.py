@@ -33,56 +33,35 @@ _SENTINEL = 0x40000000  # the lowest sequence id of sentinels; inputs have lower
 
 @dataclass
 class Harm:
-    """One kind of harm: a reaction that no input may cause.
+    """One kind of harm: a reaction that no input may cause."""
 
-    Attributes:
-        inputs: The connection's last inputs when the harm was first seen, oldest first.
-        times: Number of times that it was seen.
-    """
-
-    inputs: Sequence[Input] = ()
-    times: int = 0
+    inputs: Sequence[Input] = ()  # the connection's last inputs when the harm was first seen, oldest first
+    times: int = 0  # number of times that it was seen
 
 
 @dataclass(frozen=True)
 class Target:
-    """A service under attack by one attacker, which has a job of its own there.
+    """A service under attack by one attacker, which has a job of its own there."""
 
-    Attributes:
-        name: Name of the service, for people.
-        address: Address of the service.
-        inputs: Inputs to send.
-        sentinel: Method and request of a call that is answered at once, be it with an error.
-        questions: Calls whose answers are long.
-        hello: Frame that authenticates a connection; empty where no token is asked for.
-        impostures: Frames that must not authenticate a connection.
-    """
-
-    name: str
-    address: Address
-    inputs: Inputs
-    sentinel: tuple[str, Any]
-    questions: bytes
-    hello: bytes = b""
-    impostures: Sequence[bytes] = ()
+    name: str  # name of the service, for people
+    address: Address  # address of the service
+    inputs: Inputs  # inputs to send
+    sentinel: tuple[str, Any]  # method and request of a call that is answered at once, be it with an error
+    questions: bytes  # calls whose answers are long
+    hello: bytes = b""  # frame that authenticates a connection; empty where no token is asked for
+    impostures: Sequence[bytes] = ()  # frames that must not authenticate a connection
 
 
 @dataclass
 class Tally:
-    """Counts of the inputs tried and of the services' reactions.
+    """Counts of the inputs tried and of the services' reactions."""
 
-    Attributes:
-        tried: Number of inputs by kind.
-        outcomes: Number of inputs by kind and reaction.
-        harms: Harm by description.
-        connections: Number of connections made.
-        slowest: Longest time until a batch was answered, by service, in seconds.
-    """
-
-    tried: Counter[str] = field(default_factory=Counter)
+    tried: Counter[str] = field(default_factory=Counter)  # number of inputs by kind
+    # Number of inputs by kind and reaction.
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    harms: dict[str, Harm] = field(default_factory=dict)
-    connections: int = 0
+    harms: dict[str, Harm] = field(default_factory=dict)  # harm by description
+    connections: int = 0  # number of connections made
+    # Longest time until a batch was answered, by service, in seconds.
     slowest: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -12,10 +12,6 @@ class HostileConfig:
     """The length and the size of an attack.
 
     Attributes:
-        seconds: The attack's duration at most.
-        inputs: The inputs at most; None for no limit.
-        pace: Seconds that an honest worker computes for in each iteration.
-        memory_mib: MiB of parameters that the shard may hold.
         tokens: Whether the services ask for tokens. Without them nothing keeps others from the honest job, so
             attackers leave its name alone.
 
@@ -23,11 +19,13 @@ class HostileConfig:
         InvalidRequestError: A value is not allowed.
     """
 
+    # The attack's duration at most.
     seconds: Annotated[float, Setting("In place of minutes.", least=1, below=inf)] = 60.0
+    # The inputs at most; None for no limit.
     inputs: Annotated[int | None, Setting("At most.  [default: no limit]", least=1)] = None
     seed: Annotated[int, Setting("Of all that is thrown.", least=0)] = 0
-    pace: float = 0.05
-    memory_mib: int = 16
+    pace: float = 0.05  # seconds that an honest worker computes for in each iteration
+    memory_mib: int = 16  # MiB of parameters that the shard may hold
     tokens: Annotated[
         bool,
         Setting("Let the services ask for tokens; without, attackers leave the honest job's name alone."),

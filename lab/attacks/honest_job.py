@@ -36,9 +36,6 @@ class HonestJob:
         credentials: Credentials with the job's token, where the services ask for one.
         pace: Seconds that each iteration takes longer, as if a worker computed more.
         last: Iteration after which the job ends; None to go on until `finish`.
-
-    Attributes:
-        failures: Failures of its processes, in words.
     """
 
     def __init__(
@@ -54,7 +51,7 @@ class HonestJob:
         self._observer = Observer(cluster.manager, (), JOB, credentials, timeout=_ANSWER_SECONDS)
         self._done = 0
         self._moved_at = time.monotonic()
-        self.failures: list[str] = []
+        self.failures: list[str] = []  # failures of its processes, in words
         if last is not None:
             self._stop_after(last)
         self._processes = [
@@ -115,11 +112,7 @@ class HonestJob:
             return False
 
     def begin(self) -> None:
-        """Wait for its first iterations.
-
-        Raises:
-            UnavailableError: They do not come.
-        """
+        """Wait for its first iterations (UnavailableError: they do not come)."""
         while self._done < 3:
             if not self.look() or self.silent_for > _START_SECONDS:
                 raise UnavailableError(f"the honest job did not start to train: {self.failures}")

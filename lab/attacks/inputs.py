@@ -52,36 +52,22 @@ STOLEN = "stolen identity"  # a kind of input that no service may accept
 
 @dataclass
 class Known:
-    """Facts about the honest job that attackers know.
+    """Facts about the honest job that attackers know."""
 
-    Attributes:
-        job: Name of the job at the service.
-        workers: Names and incarnations of its workers.
-        iteration: Its current iteration.
-        attempt: Its current attempt.
-    """
-
-    job: str
-    workers: Sequence[tuple[str, str]] = ()
-    iteration: int = 0
-    attempt: int = 0
+    job: str  # name of the job at the service
+    workers: Sequence[tuple[str, str]] = ()  # names and incarnations of its workers
+    iteration: int = 0  # its current iteration
+    attempt: int = 0  # its current attempt
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input.
+    """One input."""
 
-    Attributes:
-        kind: Kind of the input.
-        data: Bytes to be sent.
-        sequence: Sequence id, where it is a call.
-        ends: Whether the service may end the connection for it.
-    """
-
-    kind: str
-    data: bytes
-    sequence: int = -1
-    ends: bool = False
+    kind: str  # kind of the input
+    data: bytes  # bytes to be sent
+    sequence: int = -1  # sequence id, where it is a call
+    ends: bool = False  # whether the service may end the connection for it
 
 
 @dataclass

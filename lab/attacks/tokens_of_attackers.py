@@ -15,15 +15,11 @@ class Tokens:
 
     Args:
         folder: Folder for the files, which only this attack uses.
-
-    Attributes:
-        key: File of the services' keys.
-        honest: File of the honest job's token.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.key = folder / "key"
-        self.honest = folder / "honest"
+        self.key = folder / "key"  # file of the services' keys
+        self.honest = folder / "honest"  # file of the honest job's token
         write_new_key(self.key, add=False)
         self._keys = TokenKeys(self.key)
         self.honest.write_text(issue(self._keys, JOB, 0))

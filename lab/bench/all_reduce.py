@@ -36,14 +36,12 @@ class AllReduce:
     """The sum of gradients over the workers of a cluster.
 
     Attributes:
-        seconds: T_comm, the seconds in which all buckets are summed; above 0.
-        buckets: Their number, of which 1 / γ = `buckets`, and T_u = `seconds` / `buckets`.
         backward: Share of each worker's step that is its backward pass, (workers,); in micro-batches, of the
             time of each.
     """
 
-    seconds: float
-    buckets: int
+    seconds: float  # T_comm, the seconds in which all buckets are summed; above 0
+    buckets: int  # their number, of which 1 / γ = `buckets`, and T_u = `seconds` / `buckets`
     backward: tuple[float, ...]
 
     @property

@@ -67,22 +67,17 @@ class Play:
     """Splits and times of a policy, beside those of the best split.
 
     Attributes:
-        counts: Samples, or micro-batches where the cluster's batches are in these; (iterations, workers).
-        times: Seconds that the slowest worker takes, without noise, (iterations,).
-        best: The same with the best split, (iterations,).
-        noisy: Seconds that the slowest worker takes, with noise, (iterations,).
-        noisy_best: The same with the best split and the same noise, (iterations,).
-        starts: Iterations in which a part begins: 0, and those of the changes.
         prediction_error: The largest relative error of the seconds that the policy predicts, in the end, for
             batches of other sizes with the best splits of them; None where it predicts none.
     """
 
+    # Samples, or micro-batches where the cluster's batches are in these; (iterations, workers).
     counts: NDArray[np.int64]
-    times: Array
-    best: Array
-    noisy: Array
-    noisy_best: Array
-    starts: tuple[int, ...]
+    times: Array  # seconds that the slowest worker takes, without noise, (iterations,)
+    best: Array  # the same with the best split, (iterations,)
+    noisy: Array  # seconds that the slowest worker takes, with noise, (iterations,)
+    noisy_best: Array  # the same with the best split and the same noise, (iterations,)
+    starts: tuple[int, ...]  # iterations in which a part begins: 0, and those of the changes
     prediction_error: float | None = None
 
     def figures(self) -> dict[str, Any]:

@@ -42,10 +42,6 @@ Silence = Annotated[
 class RecoveryConfig:
     """The configuration of `evenpace lab bench recovery`.
 
-    Attributes:
-        events: What happens, by their names in `lab.bench.recovery.EVENTS`, in this order; all if
-            empty.
-
     Raises:
         InvalidRequestError: A value is out of its range.
     """
@@ -60,6 +56,7 @@ class RecoveryConfig:
     ] = 1.0
     checkpoint_every: Annotated[int, Setting("Versions, at a shard.", least=1)] = 20
     repeats: Repeats = 3
+    # What happens, by their names in `lab.bench.recovery.EVENTS`, in this order; all if empty.
     events: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -74,15 +71,12 @@ GROUP_CHANGES = ("join", "drain", "kill", "kill-while-forming")
 class GroupChangesConfig:
     """The configuration of `evenpace lab bench recovery --with all-reduce`.
 
-    Attributes:
-        parameters: Elements of the models, in float32, one after the other.
-        changes: By their names in `GROUP_CHANGES`, in this order.
-
     Raises:
         InvalidRequestError: A value is out of its range, or the batch has no equal parts.
     """
 
     workers: Annotated[int, Setting("Of the job.", least=2, most=16)] = 3
+    # Elements of the models, in float32, one after the other.
     parameters: Annotated[
         tuple[int, ...],
         Setting(
@@ -95,6 +89,7 @@ class GroupChangesConfig:
     turns: Annotated[
         int, Setting("With all-reduce: turns of 10 iterations beside those of stock DDP; 0: none.", least=0)
     ] = 10
+    # By their names in `GROUP_CHANGES`, in this order.
     changes: Annotated[
         tuple[str, ...],
         Setting(
@@ -117,16 +112,9 @@ class GroupChangesConfig:
 
 @dataclass(frozen=True)
 class NodesConfig:
-    """The configuration of `evenpace lab bench nodes`.
+    """The configuration of `evenpace lab bench nodes` (InvalidRequestError: a value is out of its range)."""
 
-    Attributes:
-        losses: What is lost, by their names in `lab.bench.node_losses.LOSSES`, in this order; all if
-            empty.
-
-    Raises:
-        InvalidRequestError: A value is out of its range.
-    """
-
+    # What is lost, by their names in `lab.bench.node_losses.LOSSES`, in this order; all if empty.
     losses: Annotated[
         tuple[str, ...],
         Setting(
@@ -148,15 +136,9 @@ class NodesConfig:
 
 @dataclass(frozen=True)
 class SpotConfig:
-    """The configuration of `evenpace lab bench spot`.
+    """The configuration of `evenpace lab bench spot` (InvalidRequestError: a value is out of its range)."""
 
-    Attributes:
-        trace: CSV file of a market, with the columns time_s, event ("join" or "loss") and node.
-
-    Raises:
-        InvalidRequestError: A value is out of its range.
-    """
-
+    # CSV file of a market, with the columns time_s, event ("join" or "loss") and node.
     trace: Annotated[
         Path,
         Setting(
@@ -183,27 +165,18 @@ class SpotConfig:
 
 @dataclass(frozen=True)
 class SizesConfig:
-    """The configuration of `evenpace lab bench sizes`.
-
-    Attributes:
-        sizes: Two sizes of the whole batch, so near each other that their iterations take as long.
-        batches: Batches of an epoch.
-        lookahead: Of the trainings with one.
-        repeats: Trainings of each kind.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
+    """The configuration of `evenpace lab bench sizes` (ValueError: a value is not allowed)."""
 
     workers: Annotated[int, Setting("Of the job.", least=1, most=32)] = 2
+    # Two sizes of the whole batch, so near each other that their iterations take as long.
     sizes: Annotated[
         tuple[int, ...],
         Setting("Two, of the whole batch.", metavar="SAMPLES,SAMPLES", read=_sizes),
     ] = (64, 66)
-    batches: Annotated[int, Setting("Of an epoch, all of them whole.", least=2)] = 4
+    batches: Annotated[int, Setting("Of an epoch, all of them whole.", least=2)] = 4  # batches of an epoch
     epochs: Annotated[int, Setting("The size changes before every second; a multiple of 4.", least=16)] = 200
     lookahead: Annotated[int, Setting("Of the trainings with one.", least=1)] = 2
-    repeats: Repeats = 5
+    repeats: Repeats = 5  # trainings of each kind
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -225,24 +198,17 @@ class SizesConfig:
 
 @dataclass(frozen=True)
 class ShardsConfig:
-    """The configuration of `evenpace lab bench ps`.
+    """The configuration of `evenpace lab bench ps` (ValueError: a number is out of its range)."""
 
-    Attributes:
-        shards: How many shards the parameters are spread over, one measurement for each.
-        workers: Workers that push, and pull, at the same time.
-        mib: Size of the parameters, and of each gradient, in MiB.
-        rate: Bandwidth of each shard's link, in MB/s each way.
-        repeats: Measured rounds, after one that does not count.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
-
+    # How many shards the parameters are spread over, one measurement for each.
     shards: tuple[int, ...] = (1, 2, 4)
+    # Workers that push, and pull, at the same time.
     workers: Annotated[int, Setting("With --shards: all push, and pull, at once.", least=1, most=100)] = 3
+    # Size of the parameters, and of each gradient, in MiB.
     mib: Annotated[int, Setting("Size of the gradient.", least=1, most=1900)] = 100
+    # Bandwidth of each shard's link, in MB/s each way.
     rate: Annotated[float, Setting("With --shards: MB/s of each link, each way.", above=0, below=1e5)] = 100.0
-    repeats: Repeats = 9
+    repeats: Repeats = 9  # measured rounds, after one that does not count
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -259,7 +225,6 @@ class OverlapConfig:
     """The configuration of `evenpace lab bench overlap`.
 
     Attributes:
-        rate: Of each link; 0: without a limit.
         compute: Seconds that a worker computes in an iteration; 0 for as long as transfers take where
             the step makes them all.
 
@@ -270,6 +235,7 @@ class OverlapConfig:
     workers: Annotated[int, Setting("Of the job.", least=1, most=100)] = 2
     shards: Annotated[int, Setting("Each behind a link of --rate.", least=1, most=100)] = 2
     layers: Annotated[int, Setting("Of the model, with 2 MiB of parameters each.", least=1)] = 20
+    # Of each link; 0: without a limit.
     rate: Annotated[
         float, Setting("MB/s of each link, each way; 0: without a limit.", least=0, below=1e5)
     ] = 100.0
@@ -290,20 +256,11 @@ class OverlapConfig:
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """The load of `evenpace lab bench load`.
-
-    Attributes:
-        workers: Workers of each job.
-        seconds: How long it lasts.
-        manager_options: More options of `evenpace manager`.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """The load of `evenpace lab bench load` (InvalidRequestError: a value is not allowed)."""
 
     jobs: Annotated[int, Setting("Jobs at once.", least=1)] = 10
-    workers: Annotated[int, Setting("Of each job.", least=1)] = 100
-    seconds: Annotated[float, Setting("In place of minutes.", least=1, below=inf)] = 60.0
+    workers: Annotated[int, Setting("Of each job.", least=1)] = 100  # workers of each job
+    seconds: Annotated[float, Setting("In place of minutes.", least=1, below=inf)] = 60.0  # how long it lasts
     compute: Annotated[
         float,
         Setting(
@@ -319,7 +276,7 @@ class LoadConfig:
         ),
     ] = 1
     seed: Annotated[int, Setting("Of the workers' speeds.", least=0)] = 0
-    manager_options: tuple[str, ...] = ()
+    manager_options: tuple[str, ...] = ()  # more options of `evenpace manager`
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -343,17 +300,15 @@ class LoadConfig:
 class MicroBatchesConfig:
     """The configuration of `evenpace lab bench micro-batches`.
 
-    Attributes:
-        number: Micro-batches of an iteration, for times.
-        iterations: Iterations that are timed, each by both in turn.
-        numbers: Micro-batches of an iteration, for memory.
-
     Raises:
         InvalidRequestError: A value is not allowed.
     """
 
+    # Micro-batches of an iteration, for times.
     number: Annotated[int, Setting("Micro-batches of an iteration.", least=1)] = 16
+    # Iterations that are timed, each by both in turn.
     iterations: Annotated[int, Setting("Of each kind; medians are over these.", least=1)] = 15
+    # Micro-batches of an iteration, for memory.
     numbers: Annotated[
         tuple[int, ...],
         Setting(
@@ -370,16 +325,7 @@ class MicroBatchesConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The configuration of `evenpace lab bench train`.
-
-    Attributes:
-        epochs: Passes over the data; each leaves its last, smaller batch out.
-        total_batch_size: Samples of a batch, over all workers; a multiple of their number.
-        target_accuracy: From 0 to 1; the time until an epoch ends with it is printed.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """The configuration of `evenpace lab bench train` (InvalidRequestError: a value is not allowed)."""
 
     shares: Shares = (0.8, 0.4, 0.2, 0.1)
     data: ImageData = "digits"
@@ -403,9 +349,12 @@ class TrainConfig:
     policy: Annotated[
         str | None, Setting("Policy of evenpace's trainings.  [default: the manager's]", choices=POLICIES)
     ] = None
+    # Passes over the data; each leaves its last, smaller batch out.
     epochs: Annotated[int, Setting("Passes over the data.", least=1)] = 15
+    # Samples of a batch, over all workers; a multiple of their number.
     total_batch_size: Annotated[int, Setting("Over all workers.", name="batch-size", least=1)] = 716
     repeats: Repeats = 3
+    # From 0 to 1; the time until an epoch ends with it is printed.
     target_accuracy: Annotated[float, Setting("On the test set.", least=0, most=1)] = 0.9
     seed: Seed = 1
     limit_kind: Limit = "auto"
@@ -438,19 +387,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise on the true times, from which the measured ones follow.
+    """Noise on the true times, from which the measured ones follow."""
 
-    Attributes:
-        deviation: Relative standard deviation.
-        spikes: Share of iterations in which a worker takes three times as long.
-        seed: Seed of both.
-    """
-
+    # Relative standard deviation.
     deviation: Annotated[float, Setting("Relative deviation of a time.", name="noise", least=0, below=1)] = (
         0.03
     )
+    # Share of iterations in which a worker takes three times as long.
     spikes: Annotated[float, Setting("Share of times that are three times as long.", least=0, most=1)] = 0.0
-    seed: Annotated[int, Setting("Of the noise; the first.", least=0)] = 0
+    seed: Annotated[int, Setting("Of the noise; the first.", least=0)] = 0  # seed of both
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -468,36 +413,26 @@ class BalanceConfig:
     """The configuration of `evenpace lab bench balance`.
 
     Attributes:
-        curves: A file for `read_step_times`; None for made-up ones.
-        policies: Names; all if empty.
-        models: If empty, all that were measured on several GPUs.
-        gpus: GPUs of each cluster; one of each that the model was measured on, if empty.
-        totals: Samples of the whole batch; half of what fits into memory, if empty.
-        noise: Noise of the first seed.
-        seeds: How many seeds there are.
-        changes: If None, the worker with most samples in the best split takes twice as long from the
-            middle on.
-        tolerance: See `PolicyOptions`.
-        all_reduce: Seconds of the reductions, as a share of the best split's time without them.
         links: Seconds of the workers' transfers with a parameter server, of one after the other, as shares of
             that time.
-        buckets: Buckets that are reduced or pushed one after the other.
-        backward: Shares of the workers' steps that are the backward pass, of one after the other.
-        micro_batch: Samples of a micro-batch; None for jobs without.
 
     Raises:
         InvalidRequestError: A number is out of its range, or there are both an all-reduce and links.
     """
 
+    # A file for `read_step_times`; None for made-up ones.
     curves: Annotated[
         Path | None,
         Setting("CSV: model,gpu,batch_size,step_time_s (or examples_per_s).  [default: made-up curves]"),
     ] = None
+    # Names; all if empty.
     policies: Annotated[tuple[str, ...], Setting("May be repeated.", name="policy", choices=POLICIES)] = ()
+    # If empty, all that were measured on several GPUs.
     models: Annotated[
         tuple[str, ...],
         Setting("May be repeated.  [default: all measured on several GPUs]", name="model"),
     ] = ()
+    # GPUs of each cluster; one of each that the model was measured on, if empty.
     gpus: Annotated[
         tuple[str, ...],
         Setting(
@@ -506,6 +441,7 @@ class BalanceConfig:
             read=parse_names,
         ),
     ] = ()
+    # Samples of the whole batch; half of what fits into memory, if empty.
     totals: Annotated[
         tuple[int, ...],
         Setting(
@@ -515,10 +451,12 @@ class BalanceConfig:
         ),
     ] = ()
     iterations: Annotated[int, Setting("Of each run.", least=2)] = 300
-    noise: Noise = field(default_factory=Noise)
-    seeds: Annotated[int, Setting("Runs of each policy.", least=1)] = 1
+    noise: Noise = field(default_factory=Noise)  # noise of the first seed
+    seeds: Annotated[int, Setting("Runs of each policy.", least=1)] = 1  # how many seeds there are
+    # If None, the worker with most samples in the best split takes twice as long from the middle on.
     changes: tuple[Change, ...] | None = None
-    tolerance: Tolerance = TOLERANCE
+    tolerance: Tolerance = TOLERANCE  # see `PolicyOptions`
+    # Seconds of the reductions, as a share of the best split's time without them.
     all_reduce: Annotated[
         float,
         Setting(
@@ -538,9 +476,11 @@ class BalanceConfig:
             read=partial(_read_shares, "links", "above 0"),
         ),
     ] = ()
+    # Buckets that are reduced or pushed one after the other.
     buckets: Annotated[
         int, Setting("With --all-reduce and --links: buckets of gradients.", least=1, most=1000)
     ] = 8
+    # Shares of the workers' steps that are the backward pass, of one after the other.
     backward: Annotated[
         tuple[float, ...],
         Setting(
@@ -550,6 +490,7 @@ class BalanceConfig:
             read=partial(_read_shares, "backward", "above 0 and below 1"),
         ),
     ] = (0.7, 0.3)
+    # Samples of a micro-batch; None for jobs without.
     micro_batch: Annotated[
         int | None,
         Setting(

@@ -43,12 +43,6 @@ class Worker:
         number: Number of the worker within the job.
         address: Address of the manager.
         context: Context for TLS; None for plain TCP.
-
-    Attributes:
-        iteration: Iteration that it reports next.
-        count: Its samples in that iteration.
-        partial: Bytes of an answer that has not arrived as a whole.
-        heartbeat: Frame of a heartbeat.
     """
 
     def __init__(
@@ -56,9 +50,9 @@ class Worker:
     ) -> None:
         self.job = job
         self.identity = idl.common.Identity(job, f"worker-{number}", f"{number:032x}")
-        self.iteration = 0
-        self.count = 0
-        self.partial = b""
+        self.iteration = 0  # iteration that it reports next
+        self.count = 0  # its samples in that iteration
+        self.partial = b""  # bytes of an answer that has not arrived as a whole
         self.connection = socket.create_connection(address, timeout=_START_SECONDS)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is not None:
@@ -74,7 +68,7 @@ class Worker:
         beat = _wire.HeartbeatRequest(identity=self.identity, attempt=0)
         header = codec.Header("heartbeat", TMessageType.CALL, 0)
         arguments = _wire.BatchSizeManager.heartbeat_args(beat)
-        self.heartbeat = codec.frame(codec.encode(header, arguments))
+        self.heartbeat = codec.frame(codec.encode(header, arguments))  # frame of a heartbeat
 
     def report(self, batch_processing_time: float, cpu_usage: float = 0.25, memory: float = 0.5) -> bytes:
         """Return the frame that reports the present iteration."""

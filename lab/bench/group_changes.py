@@ -48,21 +48,13 @@ PARTS = ("meet", "connect", "state", "compare")
 
 @dataclass(frozen=True)
 class _Line:
-    """An iteration of a worker.
+    """An iteration of a worker."""
 
-    Attributes:
-        iteration: Its number.
-        attempt: The job's attempt.
-        ended: When it ended, in seconds by the monotonic clock.
-        cpu: Seconds of CPU that the worker has had by then.
-        times: Seconds of the parts of the change to the worker's group, by name.
-    """
-
-    iteration: int
-    attempt: int
-    ended: float
-    cpu: float
-    times: dict[str, float]
+    iteration: int  # its number
+    attempt: int  # the job's attempt
+    ended: float  # when it ended, in seconds by the monotonic clock
+    cpu: float  # seconds of CPU that the worker has had by then
+    times: dict[str, float]  # seconds of the parts of the change to the worker's group, by name
 
 
 class _Job:

@@ -25,12 +25,7 @@ SILENCE_SECONDS = 120.0  # seconds without a round of any job that count as a ha
 
 
 class Generators:
-    """The processes that are the workers; a context manager.
-
-    Attributes:
-        rounds: Rounds that they have reported so far.
-        errors: Number of errors by message.
-    """
+    """The processes that are the workers; a context manager."""
 
     def __init__(self, config: LoadConfig, address: Address) -> None:
         self._config = config
@@ -39,8 +34,9 @@ class Generators:
         self._processes: list[Process] = []
         self._listeners: list[threading.Thread] = []
         self._stack = contextlib.ExitStack()
+        # Rounds that they have reported so far.
         self.rounds = Rounds(SAMPLES_PER_WORKER * config.workers, config.generators)
-        self.errors: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()  # number of errors by message
 
     def __enter__(self) -> "Generators":
         try:

@@ -21,17 +21,11 @@ _SECONDS = 30.0  # seconds for one answer
 
 @dataclass(frozen=True)
 class Refusal:
-    """Result of an attempt to exceed a limit.
+    """Result of an attempt to exceed a limit."""
 
-    Attributes:
-        what: The attempt, in words.
-        error: Kind of the error that it was refused with; None if it was not.
-        message: Message of the error, or what happened instead.
-    """
-
-    what: str
-    error: str | None
-    message: str
+    what: str  # the attempt, in words
+    error: str | None  # kind of the error that it was refused with; None if it was not
+    message: str  # message of the error, or what happened instead
 
 
 def try_limits(address: Address, job: str, workers: int) -> list[Refusal]:

@@ -23,17 +23,11 @@ class _Part:
 
 @dataclass
 class Rounds:
-    """The rounds of all jobs.
+    """The rounds of all jobs."""
 
-    Attributes:
-        total: Samples of a whole batch, to which each round's counts must sum.
-        generators: Number of generators, each of which reports on each round.
-        finished: For each job, its rounds: time of the last answer on the monotonic clock, and the round's
-            seconds.
-    """
-
-    total: int
-    generators: int
+    total: int  # samples of a whole batch, to which each round's counts must sum
+    generators: int  # number of generators, each of which reports on each round
+    # For each job, its rounds: time of the last answer on the monotonic clock, and the round's seconds.
     finished: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
 

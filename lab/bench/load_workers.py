@@ -27,27 +27,16 @@ _TURN_SECONDS = 0.1  # seconds that a turn waits for answers while no report is 
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """The configuration of one generator.
+    """The configuration of one generator."""
 
-    Attributes:
-        host: The manager's.
-        port: The manager's.
-        jobs: Their names.
-        first: Number of this generator's first worker in every job.
-        count: How many of each job's workers it has.
-        workers: How many a job has in all.
-        compute: Seconds from an answer to the next report; 0 to report at once.
-        seed: Of the workers' speeds.
-    """
-
-    host: str
-    port: int
-    jobs: tuple[str, ...]
-    first: int
-    count: int
-    workers: int
-    compute: float
-    seed: int
+    host: str  # the manager's
+    port: int  # the manager's
+    jobs: tuple[str, ...]  # their names
+    first: int  # number of this generator's first worker in every job
+    count: int  # how many of each job's workers it has
+    workers: int  # how many a job has in all
+    compute: float  # seconds from an answer to the next report; 0 to report at once
+    seed: int  # of the workers' speeds
 
     def to_json(self) -> str:
         """Return the values as JSON, for the command line."""

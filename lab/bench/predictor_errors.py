@@ -63,39 +63,27 @@ class Grid:
     """A trace laid out for a replay; arrays are (iterations, workers), over all iterations of any worker.
 
     Attributes:
-        workers: Names, in the order of the columns.
-        iterations: Iteration numbers, increasing, (iterations,).
-        speeds: Samples per second; NaN where a worker had no samples, or no row.
         cpu_usage: CPU usage as the iteration begins, 0 to 1. Where a worker has no row, that of its last row
             stays; before its first row, it is that of the first.
-        memory_usage: Memory usage, likewise.
-        expected: Samples per second that a perfect predictor would name; NaN where not known.
-        scored: True where a prediction counts: there is a speed, one came before it, and the worker's
-            warm-up is over.
     """
 
-    workers: tuple[str, ...]
-    iterations: NDArray[np.int64]
-    speeds: Array
+    workers: tuple[str, ...]  # names, in the order of the columns
+    iterations: NDArray[np.int64]  # iteration numbers, increasing, (iterations,)
+    speeds: Array  # samples per second; NaN where a worker had no samples, or no row
     cpu_usage: Array
-    memory_usage: Array
-    expected: Array
+    memory_usage: Array  # memory usage, likewise
+    expected: Array  # samples per second that a perfect predictor would name; NaN where not known
+    # True where a prediction counts: there is a speed, one came before it, and the worker's warm-up is over.
     scored: NDArray[np.bool_]
 
 
 @dataclass
 class Replay:
-    """A predictor's predictions for a trace.
+    """A predictor's predictions for a trace."""
 
-    Attributes:
-        predictions: Samples per second, (iterations, workers); NaN for a worker before its first speed.
-        fit_seconds: Seconds of each fit that succeeded.
-        failures: Reasons why fits failed, in words.
-    """
-
-    predictions: Array
-    fit_seconds: list[float] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
+    predictions: Array  # samples per second, (iterations, workers); NaN for a worker before its first speed
+    fit_seconds: list[float] = field(default_factory=list)  # seconds of each fit that succeeded
+    failures: list[str] = field(default_factory=list)  # reasons why fits failed, in words
 
 
 def run(

@@ -108,27 +108,18 @@ class RayCluster:
 
 @dataclass
 class Progress:
-    """How far a job has come, from the journals that its workers write.
+    """How far a job has come, from the journals that its workers write."""
 
-    Attributes:
-        journals: Folder of the journals.
-        attempt: The attempt that the job is in.
-        version: Version of the parameters that a worker has reached in it.
-        redone: Iterations whose steps were taken back.
-        longest: Longest time between two steps since it was set to 0, in seconds.
-        moved: When the last step was seen, by the monotonic clock.
-        computed: The last iteration that each worker has computed, by its name.
-        computed_samples: Samples that all have computed, those that were computed again included.
-    """
-
-    journals: Path
-    attempt: int = 0
-    version: int = 0
-    redone: int = 0
-    longest: float = 0.0
+    journals: Path  # folder of the journals
+    attempt: int = 0  # the attempt that the job is in
+    version: int = 0  # version of the parameters that a worker has reached in it
+    redone: int = 0  # iterations whose steps were taken back
+    longest: float = 0.0  # longest time between two steps since it was set to 0, in seconds
+    # When the last step was seen, by the monotonic clock.
     moved: float = field(default_factory=time.monotonic)
+    # The last iteration that each worker has computed, by its name.
     computed: dict[str, int] = field(default_factory=dict)
-    computed_samples: int = 0
+    computed_samples: int = 0  # samples that all have computed, those that were computed again included
     _lines: NewLines = field(default_factory=NewLines)
 
     def look(self) -> None:
@@ -159,9 +150,6 @@ class RayJob:
         checkpoint_every: Versions between two checkpoints.
         options: More options of the command.
         arguments: More arguments of the workers' script, `lab.chaos.journalling_worker`.
-
-    Attributes:
-        progress: How far it has come.
     """
 
     def __init__(
@@ -190,7 +178,7 @@ class RayJob:
             *("--journal", str(self._journals), "--stop", str(self._stop), "--out", str(self._finals)),
             *arguments,
         )
-        self.progress = Progress(self._journals)
+        self.progress = Progress(self._journals)  # how far it has come
 
     @property
     def log(self) -> str:
@@ -204,11 +192,7 @@ class RayJob:
         return json.loads(text) if text else None
 
     def submit(self, *, resume: bool = False) -> None:
-        """Submit it, or go on with it on another cluster.
-
-        Raises:
-            UnavailableError: The command failed.
-        """
+        """Submit it, or go on with it on another cluster (UnavailableError: the command failed)."""
         line = [
             sys.executable,
             "-m",

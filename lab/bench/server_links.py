@@ -21,13 +21,12 @@ class ServerLinks:
     Attributes:
         seconds: Those in which each worker's parameters and gradients are transferred, half of them each;
             (workers,), above 0.
-        buckets: The number of buckets that a gradient is pushed in.
         backward: Share of each worker's step that is its backward pass, (workers,); in micro-batches, of the
             time of each.
     """
 
     seconds: tuple[float, ...]
-    buckets: int
+    buckets: int  # the number of buckets that a gradient is pushed in
     backward: tuple[float, ...]
 
     @property

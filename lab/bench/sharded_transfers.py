@@ -103,11 +103,7 @@ def _show(console: Console, config: ShardsConfig, figures: dict[str, Any]) -> No
 def _round(
     workers: Sequence[Connection], processes: Sequence[psutil.Process], command: tuple[str, int, int]
 ) -> Round:
-    """Let all workers do one step at the same time.
-
-    Raises:
-        EvenpaceError: A worker failed.
-    """
+    """Let all workers do one step at the same time (EvenpaceError: a worker failed)."""
     used = sum(_cpu_seconds(process) for process in processes)
     began = time.perf_counter()
     for worker in workers:

@@ -28,18 +28,13 @@ GpuCurves = Mapping[str, Mapping[str, StepTimes]]
 class Cluster:
     """Workers with a GPU each that train a model together.
 
-    Attributes:
-        model: Name of the model.
-        workers: Step times of the workers, by name.
-        total: Samples of the whole batch.
-
     Raises:
         ValueError: The batch does not fit, or leaves nothing to balance.
     """
 
-    model: str
-    workers: Mapping[str, StepTimes]
-    total: int
+    model: str  # name of the model
+    workers: Mapping[str, StepTimes]  # step times of the workers, by name
+    total: int  # samples of the whole batch
 
     def __post_init__(self) -> None:
         low = sum(times.bounds.minimum for times in self.workers.values())

@@ -15,19 +15,12 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Sample:
-    """Resources of a process at one moment.
+    """Resources of a process at one moment."""
 
-    Attributes:
-        at: Seconds since the watch began.
-        rss: Resident memory in bytes.
-        cpu: Seconds of CPU time, user's and system's, that it had used.
-        files: Open file descriptors.
-    """
-
-    at: float
-    rss: int
-    cpu: float
-    files: int
+    at: float  # seconds since the watch began
+    rss: int  # resident memory in bytes
+    cpu: float  # seconds of CPU time, user's and system's, that it had used
+    files: int  # open file descriptors
 
 
 class Watch:
@@ -36,9 +29,6 @@ class Watch:
     Args:
         pid: Id of the process.
         interval: Seconds between samples.
-
-    Attributes:
-        samples: In their order; the last may be of a process that has just ended.
     """
 
     def __init__(self, pid: int, interval: float = 1.0) -> None:
@@ -47,7 +37,7 @@ class Watch:
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch {pid}", daemon=True)
-        self.samples: list[Sample] = []
+        self.samples: list[Sample] = []  # in their order; the last may be of a process that has just ended
 
     def __enter__(self) -> Self:
         self._take()

@@ -48,30 +48,28 @@ class ChaosCluster:
         folder: An empty folder, in which everything is written.
 
     Attributes:
-        supervisor: Supervisor of the processes, which it has yet to start.
-        guests: Names of workers beyond the job's, which are there now and then.
-        proxy: Proxy with a link for each worker and service, such as "w0>ps-1".
-        ears: What can keep workers from hearing each other, by worker; empty where that cannot be.
-        writes: Switches for the writes to state, by service; empty where they cannot be made to fail.
-        disks: Small file systems for state, by service; empty where they cannot be made.
         kinds: Kinds of faults that come.
-        skipped: Reasons why other kinds cannot be caused, by kind.
         manager: Address on which the manager listens, past the proxy.
     """
 
     def __init__(self, settings: ChaosConfig, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
+        # Proxy with a link for each worker and service, such as "w0>ps-1".
         self.proxy = Proxy(settings.link_mib * 2**20)
+        # Small file systems for state, by service; empty where they cannot be made.
         self.disks: dict[str, Disk] = {}
+        # Switches for the writes to state, by service; empty where they cannot be made to fail.
         self.writes: dict[str, FailingWrites] = {}
-        self.skipped: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}  # reasons why other kinds cannot be caused, by kind
+        # What can keep workers from hearing each other, by worker; empty where that cannot be.
         self.ears: dict[str, Ear] = {}
         self._prefixes: dict[str, Sequence[str]] = {}  # by worker, of commands in its network namespace
         self._library: Path | None = None
         self._ending = contextlib.ExitStack()  # what is left when the processes have ended
         self._asked: dict[tuple[str, str], float] = {}  # when the manager was asked what, of which worker
         self._all_reduce = settings.exchange == "all-reduce"
+        # Names of workers beyond the job's, which are there now and then.
         self.guests = [f"guest{number}" for number in range(_GUESTS if "join" in settings.wanted else 0)]
         shards = 0 if self._all_reduce else settings.shards
         self._local = LocalCluster(
@@ -93,6 +91,7 @@ class ChaosCluster:
             batch_size=f"{LEAST}:{MOST}" if settings.sizer in MEASURING else None,
             similarity=SIMILARITY if settings.sizer in MEASURING else None,
         )
+        # Supervisor of the processes, which it has yet to start.
         self.supervisor = Supervisor({}, random.Random(settings.seed))
 
     @property

@@ -11,11 +11,7 @@ _LIBRARY = "faketime/libfaketimeMT.so.1"
 
 
 def find_library() -> Path:
-    """Return the path of libfaketime.
-
-    Raises:
-        NotPossibleHereError: libfaketime is not installed.
-    """
+    """Return the path of libfaketime (NotPossibleHereError: libfaketime is not installed)."""
     for place in _PLACES:
         for found in (*Path(place).glob(_LIBRARY), *Path(place).glob(f"*/{_LIBRARY}")):
             return found

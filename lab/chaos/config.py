@@ -21,20 +21,11 @@ _ONLY_WITH = {
 
 @dataclass(frozen=True)
 class ChaosConfig:
-    """One run.
-
-    Attributes:
-        kinds: Those that come, by their names in `KINDS`; None for all that can be brought about here.
-        gap: Seconds between two moments at which faults come, on average.
-        pause: Seconds that each iteration of a worker takes longer, as if it computed more.
-        checkpoint_every: Versions between two checkpoints of a shard.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
+    """One run (ValueError: a value is not allowed)."""
 
     minutes: Annotated[float, Setting("For which faults come.", above=0)] = 2.0
     seed: Annotated[int, Setting("Of the faults.", least=0)] = 0
+    # Those that come, by their names in `KINDS`; None for all that can be brought about here.
     kinds: Annotated[
         Sequence[str] | None,
         Setting(
@@ -87,9 +78,9 @@ class ChaosConfig:
             "the bits of a run without faults, which follows."
         ),
     ] = False
-    gap: float = 4.0
-    pause: float = 0.02
-    checkpoint_every: int = 20
+    gap: float = 4.0  # seconds between two moments at which faults come, on average
+    pause: float = 0.02  # seconds that each iteration of a worker takes longer, as if it computed more
+    checkpoint_every: int = 20  # versions between two checkpoints of a shard
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -21,16 +21,10 @@ _SPARED = 2  # newest files of another shard, among which is the one that is lef
 
 @dataclass(frozen=True)
 class SparedCopy:
-    """A checkpoint that a job can lose, since all shards have an earlier one.
+    """A checkpoint that a job can lose, since all shards have an earlier one."""
 
-    Attributes:
-        path: Its file.
-        job: Name of the job.
-        version: Its version.
-    """
-
-    path: Path
-    job: str
+    path: Path  # its file
+    job: str  # name of the job
     version: int
 
 
@@ -69,15 +63,10 @@ def flip_bit(path: Path, place: float) -> str:
 
 @dataclass(frozen=True)
 class DamagedState:
-    """Damage to what a manager has saved of a job that has not ended.
+    """Damage to what a manager has saved of a job that has not ended."""
 
-    Attributes:
-        job: Name of the job.
-        done: What was done, in words.
-    """
-
-    job: str
-    done: str
+    job: str  # name of the job
+    done: str  # what was done, in words
 
 
 def flip_saved_bit(folder: Path, place: float) -> DamagedState | None:

@@ -23,15 +23,10 @@ _PIECE = bytes(2**20)
 
 @dataclass(frozen=True)
 class Disk:
-    """One small file system.
+    """One small file system."""
 
-    Attributes:
-        name: Name of the service whose state it keeps.
-        path: Folder on which it is mounted.
-    """
-
-    name: str
-    path: Path
+    name: str  # name of the service whose state it keeps
+    path: Path  # folder on which it is mounted
 
     def fill(self) -> str:
         """Fill it to the last byte; return the error of the last write.

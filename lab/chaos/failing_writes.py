@@ -32,17 +32,11 @@ def make_library(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class FailingWrites:
-    """Switch for the writes of one process.
-
-    Attributes:
-        library: The library.
-        flag: File that exists while they fail.
-        below: Folder of the files to which they fail.
-    """
+    """Switch for the writes of one process."""
 
     library: Path
-    flag: Path
-    below: Path
+    flag: Path  # file that exists while they fail
+    below: Path  # folder of the files to which they fail
 
     def environment(self) -> dict[str, str]:
         """Return the variables with which the process is started; LD_PRELOAD may have to name others, too."""

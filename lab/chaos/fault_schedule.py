@@ -18,26 +18,16 @@ Site = Literal[
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of fault.
+    """One kind of fault."""
 
-    Attributes:
-        site: Site that it befalls.
-        weight: Frequency, relative to the other kinds.
-        seconds: Least and longest duration; of a kill or a drain, until the supervisor starts the process
-            again.
-        meaning: Description, in words.
-        of_all_scales: True if 1 to 10 seconds are as likely as 10 to 100.
-        only_with: The only exchange with which it comes; None for all.
-        roles: Roles of the processes that it befalls; None for all.
-    """
-
-    site: Site
-    weight: float
+    site: Site  # site that it befalls
+    weight: float  # frequency, relative to the other kinds
+    # Least and longest duration; of a kill or a drain, until the supervisor starts the process again.
     seconds: tuple[float, float]
-    meaning: str
-    of_all_scales: bool = False
-    only_with: ExchangeName | None = None
-    roles: tuple[str, ...] | None = None
+    meaning: str  # description, in words
+    of_all_scales: bool = False  # true if 1 to 10 seconds are as likely as 10 to 100
+    only_with: ExchangeName | None = None  # the only exchange with which it comes; None for all
+    roles: tuple[str, ...] | None = None  # roles of the processes that it befalls; None for all
 
 
 KINDS = {
@@ -124,22 +114,17 @@ class Fault:
     """One fault to come.
 
     Attributes:
-        number: Number of the fault, from 0.
-        at: Seconds since the faults began.
-        kind: A name in `KINDS`.
         targets: Targets in the order in which they are tried, until one can be befallen. Several links may be
             one target, as `links_of` has it; two sides of workers are, as `sides_of` has it; and of a foreign
             state "ps-0>ps-1", a service and the one whose folder it is given.
-        seconds: Duration.
-        amount: What else the kind needs: a clock's jump in seconds; from 0 to 1 for others.
     """
 
-    number: int
-    at: float
-    kind: str
+    number: int  # number of the fault, from 0
+    at: float  # seconds since the faults began
+    kind: str  # a name in `KINDS`
     targets: tuple[str, ...]
-    seconds: float
-    amount: float = 0.0
+    seconds: float  # duration
+    amount: float = 0.0  # what else the kind needs: a clock's jump in seconds; from 0 to 1 for others
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,14 @@ from lab.new_lines import NewLines
 
 
 class Progress:
-    """Reader of a job's steps; `look` is to be called often.
-
-    Attributes:
-        moved: When a step was last seen, by the monotonic clock.
-        longest: Longest time between two steps, in seconds.
-    """
+    """Reader of a job's steps; `look` is to be called often."""
 
     def __init__(self, cluster: ChaosCluster, job: str) -> None:
         self._records = step_records(cluster, job)
         self._lines = NewLines()
         self._places: dict[str, Place] = dict.fromkeys(self._records.files(), (0, 0))
-        self.moved = time.monotonic()
-        self.longest = 0.0
+        self.moved = time.monotonic()  # when a step was last seen, by the monotonic clock
+        self.longest = 0.0  # longest time between two steps, in seconds
 
     @property
     def version(self) -> int:

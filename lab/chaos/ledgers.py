@@ -28,27 +28,17 @@ class Rewind:
 
 @dataclass
 class ShardSteps:
-    """The steps of a shard that hold, after all rewinds.
+    """The steps of a shard that hold, after all rewinds."""
 
-    Attributes:
-        name: Name of the shard.
-        every: Versions between two checkpoints.
-        steps: Steps that hold, that of iteration k at index k.
-        rewinds: Number of rewinds.
-        attempt: Latest attempt.
-        redone: Number of iterations whose steps a rewind took back.
-        extent: By attempt, the highest version that was reached in it.
-        violations: Contradictions between lines, in words.
-    """
-
-    name: str
-    every: int
-    steps: list[Step] = field(default_factory=list)
-    rewinds: int = 0
-    redone: int = 0
+    name: str  # name of the shard
+    every: int  # versions between two checkpoints
+    steps: list[Step] = field(default_factory=list)  # steps that hold, that of iteration k at index k
+    rewinds: int = 0  # number of rewinds
+    redone: int = 0  # number of iterations whose steps a rewind took back
+    # By attempt, the highest version that was reached in it.
     extent: dict[int, int] = field(default_factory=dict)
-    violations: list[str] = field(default_factory=list)
-    attempt: int = 0
+    violations: list[str] = field(default_factory=list)  # contradictions between lines, in words
+    attempt: int = 0  # latest attempt
 
     def add(self, entry: Step | Rewind) -> None:
         """Add the next line of the ledger."""
@@ -87,18 +77,17 @@ class Journal:
     """Journal of one worker, over all its starts.
 
     Attributes:
-        worker: Name of the worker.
         computed: Slices by (attempt, iteration): start, count, crc of the samples' numbers, and of the batch
             as the worker was told: epoch, start, and samples.
-        reached: For each start, (attempt, version) of the parameters that it received, in order.
-        prints: (attempt, version, fingerprint) of some of these parameters.
-        stepped: (attempt, iteration) of the steps that it took itself, where workers do.
     """
 
-    worker: str
+    worker: str  # name of the worker
     computed: dict[tuple[int, int], list[tuple[int, int, int, int, int, int]]] = field(default_factory=dict)
+    # For each start, (attempt, version) of the parameters that it received, in order.
     reached: list[list[tuple[int, int]]] = field(default_factory=list)
+    # (attempt, version, fingerprint) of some of these parameters.
     prints: list[tuple[int, int, list[float]]] = field(default_factory=list)
+    # (attempt, iteration) of the steps that it took itself, where workers do.
     stepped: set[tuple[int, int]] = field(default_factory=set)
 
     @classmethod

@@ -29,15 +29,12 @@ class Ear:
         address: The worker's address.
         prefix: Command to put before another one, so that it runs in the worker's network namespace.
 
-    Attributes:
-        address: The worker's address.
-
     Raises:
         NotPossibleHereError: nftables is not installed, or the kernel refuses.
     """
 
     def __init__(self, address: str, prefix: Sequence[str]) -> None:
-        self.address = address
+        self.address = address  # the worker's address
         self._prefix = prefix
         if shutil.which("nft") is None:
             raise NotPossibleHereError("nft: not installed; on Debian: apt-get install nftables")

@@ -14,13 +14,9 @@ Place = tuple[int, int]
 
 
 class StepRecords(Protocol):
-    """Interface of a job's steps as they are written down.
+    """Interface of a job's steps as they are written down."""
 
-    Attributes:
-        every: Versions between two to which the job can go back.
-    """
-
-    every: int
+    every: int  # versions between two to which the job can go back
 
     def files(self) -> dict[str, list[Path]]:
         """Return the files so far, by who writes them."""

@@ -58,23 +58,14 @@ _LAST_SECONDS = 240.0  # seconds for which the only one of its kind is tried whe
 
 @dataclass
 class Active:
-    """A fault under way, or over.
+    """A fault under way, or over."""
 
-    Attributes:
-        fault: The scheduled fault.
-        target: Target that it befell.
-        injection: Injection that causes it.
-        began: When it began, by the monotonic clock.
-        ended: When it ended, likewise; None while it is under way.
-        evidence: Evidence that it fired; None if there is none.
-    """
-
-    fault: Fault
-    target: str
-    injection: Injection
-    began: float
-    ended: float | None = None
-    evidence: str | None = None
+    fault: Fault  # the scheduled fault
+    target: str  # target that it befell
+    injection: Injection  # injection that causes it
+    began: float  # when it began, by the monotonic clock
+    ended: float | None = None  # when it ended, likewise; None while it is under way
+    evidence: str | None = None  # evidence that it fired; None if there is none
 
 
 class Storm:
@@ -87,8 +78,6 @@ class Storm:
 
     Attributes:
         active: Faults under way.
-        over: Faults that are over.
-        without_target: Faults that found nothing to befall, such as a link through which nothing was sent.
     """
 
     def __init__(self, cluster: ChaosCluster, faults: Iterator[Fault], log: Path) -> None:
@@ -103,7 +92,8 @@ class Storm:
         self._ticked = self._began
         self._disturbed = self._began  # when there was last a fault of another kind than these
         self.active: list[Active] = []
-        self.over: list[Active] = []
+        self.over: list[Active] = []  # faults that are over
+        # Faults that found nothing to befall, such as a link through which nothing was sent.
         self.without_target: list[Fault] = []
         self._ended = False  # whether all that is left are kinds of which none has befallen anything
 

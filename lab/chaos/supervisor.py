@@ -23,38 +23,25 @@ _STOP_SECONDS = 60.0  # seconds for a process to end by itself, before it is kil
 
 @dataclass(frozen=True)
 class Ending:
-    """End of a process that was not asked to end.
+    """End of a process that was not asked to end."""
 
-    Attributes:
-        name: Name of the process.
-        code: Its status, as `subprocess` has it.
-        at: When the end was seen, by the monotonic clock.
-        log: Last lines of its log.
-    """
-
-    name: str
-    code: int
-    at: float
-    log: str
+    name: str  # name of the process
+    code: int  # its status, as `subprocess` has it
+    at: float  # when the end was seen, by the monotonic clock
+    log: str  # last lines of its log
 
 
 @dataclass
 class Supervisor:
-    """Supervisor of processes; to be polled regularly, by a thread that outlives them.
+    """Supervisor of processes; to be polled regularly, by a thread that outlives them."""
 
-    Attributes:
-        processes: Processes by name, in the order in which they are started.
-        draw: Source of the seconds after which a process is started again.
-        wanted: Names of the processes that are started, and again when they end.
-        due: When ended processes are started again, by name, on the monotonic clock.
-        endings: Ends that were not asked for.
-    """
-
-    processes: dict[str, Process]
-    draw: random.Random
+    processes: dict[str, Process]  # processes by name, in the order in which they are started
+    draw: random.Random  # source of the seconds after which a process is started again
+    # Names of the processes that are started, and again when they end.
     wanted: set[str] = field(default_factory=set)
+    # When ended processes are started again, by name, on the monotonic clock.
     due: dict[str, float] = field(default_factory=dict)
-    endings: list[Ending] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)  # ends that were not asked for
     # By process, that which was asked to end: seconds until its next start, and the statuses to end with.
     _asked: dict[int, tuple[float, tuple[int, ...]]] = field(default_factory=dict)
     _noted: dict[str, int] = field(default_factory=dict)  # the start of which the end was noted, by name

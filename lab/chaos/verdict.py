@@ -40,59 +40,36 @@ _SILENT_SECONDS = 30.0  # seconds of silence after which a worker may be taken o
 
 @dataclass
 class Found:
-    """Findings about one job.
+    """Findings about one job."""
 
-    Attributes:
-        iterations: Number of its iterations.
-        rewinds: Number of rewinds of its shards, all together; with all-reduce, of attempts that were begun.
-        redone: Iterations that were taken back and done again, of the shard with the most.
-        longest_stall: Longest time between two steps, in seconds.
-        error: Largest relative error of the parameters that were compared.
-        compared: Number of versions whose parameters were compared.
-        missing: Iterations of which the manager has no record, since it died before that was written.
-        sizes: Least and most samples of a batch, those that end an epoch left out.
-        changes: Changes of that size.
-        same_bits: True if the final parameters have the bits of a run without faults; None without such a
-            run.
-        violations: Violations, in words.
-    """
-
-    iterations: int = 0
+    iterations: int = 0  # number of its iterations
+    # Number of rewinds of its shards, all together; with all-reduce, of attempts that were begun.
     rewinds: int = 0
-    redone: int = 0
-    longest_stall: float = 0.0
-    error: float = 0.0
-    compared: int = 0
-    missing: int = 0
-    sizes: tuple[int, int] = (0, 0)
-    changes: int = 0
+    redone: int = 0  # iterations that were taken back and done again, of the shard with the most
+    longest_stall: float = 0.0  # longest time between two steps, in seconds
+    error: float = 0.0  # largest relative error of the parameters that were compared
+    compared: int = 0  # number of versions whose parameters were compared
+    missing: int = 0  # iterations of which the manager has no record, since it died before that was written
+    sizes: tuple[int, int] = (0, 0)  # least and most samples of a batch, those that end an epoch left out
+    changes: int = 0  # changes of that size
+    # True if the final parameters have the bits of a run without faults; None without such a run.
     same_bits: bool | None = None
-    violations: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)  # violations, in words
 
 
 @dataclass
 class Verdict:
-    """Outcome of a run.
+    """Outcome of a run."""
 
-    Attributes:
-        settings: Settings of the run.
-        faults: A line for each fault, for JSON.
-        without_target: Faults that found nothing to befall, by kind.
-        skipped: Reasons why kinds of faults could not be caused, by kind.
-        jobs: Findings about each job.
-        excused: Seconds of silence after which workers were taken out of the job, by worker.
-        violations: Violations, in words; of each job's, the first ones.
-        seconds: Duration of the whole run.
-    """
-
-    settings: ChaosConfig
-    faults: list[dict[str, Any]]
-    without_target: dict[str, int]
-    skipped: dict[str, str]
-    jobs: dict[str, Found] = field(default_factory=dict)
+    settings: ChaosConfig  # settings of the run
+    faults: list[dict[str, Any]]  # a line for each fault, for JSON
+    without_target: dict[str, int]  # faults that found nothing to befall, by kind
+    skipped: dict[str, str]  # reasons why kinds of faults could not be caused, by kind
+    jobs: dict[str, Found] = field(default_factory=dict)  # findings about each job
+    # Seconds of silence after which workers were taken out of the job, by worker.
     excused: dict[str, float] = field(default_factory=dict)
-    violations: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+    violations: list[str] = field(default_factory=list)  # violations, in words; of each job's, the first ones
+    seconds: float = 0.0  # duration of the whole run
 
     @property
     def counts(self) -> dict[str, tuple[int, int, int]]:

@@ -378,11 +378,7 @@ def bench_noise(repeats: int, adam: bool, json_path: Path | None) -> None:
 
 
 def _schedule(texts: tuple[str, ...]) -> tuple[Change, ...]:
-    """Read the values of `--change`.
-
-    Raises:
-        ValueError: A value is not of the form that the option's help gives.
-    """
+    """Read the values of `--change` (ValueError: a value is not of the form that the option's help gives)."""
     if texts == ("none",):
         return ()
     changes = []

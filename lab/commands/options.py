@@ -84,11 +84,7 @@ def by_workload(
 
 
 def share(text: str) -> float:
-    """Read a number above 0 and up to 1.
-
-    Raises:
-        ValueError: The text is no such number.
-    """
+    """Read a number above 0 and up to 1 (ValueError: the text is no such number)."""
     try:
         number = float(text)
     except ValueError:

@@ -21,19 +21,12 @@ _FIGURES = "figures.json"
 
 @dataclass(frozen=True)
 class FigureExperiment:
-    """Experiment from which figures are drawn.
+    """Experiment from which figures are drawn."""
 
-    Attributes:
-        command: Subcommand of `evenpace lab experiment`.
-        small: Its options by default: for minutes.
-        full: Its options with --full: for an hour or more.
-        result: Where its figures are, in its folder; empty if they go where --json says.
-    """
-
-    command: click.Command
-    small: tuple[str, ...]
-    full: tuple[str, ...]
-    result: str = ""
+    command: click.Command  # subcommand of `evenpace lab experiment`
+    small: tuple[str, ...]  # its options by default: for minutes
+    full: tuple[str, ...]  # its options with --full: for an hour or more
+    result: str = ""  # where its figures are, in its folder; empty if they go where --json says
 
 
 # The sums of shares leave a part of two cores to the services.

@@ -23,19 +23,12 @@ _WILD = 0.5  # standard deviation of a size's runs, relative to their mean, that
 
 @dataclass(frozen=True)
 class Point:
-    """Trainings with batches of one size.
+    """Trainings with batches of one size."""
 
-    Attributes:
-        size: Samples of a batch, from 1.
-        runs: How many trainings, from 1.
-        work: Their mean work to the target, above 0.
-        deviation: Its standard deviation over the runs.
-    """
-
-    size: int
-    runs: int
-    work: float
-    deviation: float
+    size: int  # samples of a batch, from 1
+    runs: int  # how many trainings, from 1
+    work: float  # their mean work to the target, above 0
+    deviation: float  # its standard deviation over the runs
 
     @property
     def error(self) -> float:
@@ -45,19 +38,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Law:
-    """The law W = work + slope B; neither is below 0, and one is above it.
+    """The law W = work + slope B; neither is below 0, and one is above it."""
 
-    Attributes:
-        work: W0, of very small batches; 0 where work is in proportion to the batch.
-        slope: W0 / B_c, work for each more sample of a batch; 0 where the size makes no difference.
-        work_error: Standard error of W0.
-        slope_error: Standard error of the slope.
-    """
-
-    work: float
-    slope: float
-    work_error: float
-    slope_error: float
+    work: float  # W0, of very small batches; 0 where work is in proportion to the batch
+    slope: float  # W0 / B_c, work for each more sample of a batch; 0 where the size makes no difference
+    work_error: float  # standard error of W0
+    slope_error: float  # standard error of the slope
 
     @property
     def critical(self) -> float:

@@ -31,41 +31,34 @@ UnequalShares = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ContendedOptions:
-    """The options of an experiment under contention.
-
-    Attributes:
-        settle: First iterations, which are left out of means and errors.
-        batch_size: Samples of an iteration, over all workers; None for what suits the workload.
-        seed: Seed of who is disturbed.
-        reuse: Models to start predictors from: a file or a folder.
-        target: Accuracy for the time and updates to it; None for 98% of what BSP ends with.
-        memory_bytes: What a worker's shares of memory in the schedule refer to.
-        containers: Whether each part runs in a container, instead of being a process of this machine.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """The options of an experiment under contention (InvalidRequestError: a value is not allowed)."""
 
     out: Folder
     shares: Shares = (0.35, 0.35, 0.35, 0.35)
     iterations: Annotated[int, Setting("Of each worker.", least=20)] = 300
+    # First iterations, which are left out of means and errors.
     settle: Annotated[int, Setting("First iterations, left out of means and errors.", least=0)] = 5
+    # Samples of an iteration, over all workers; None for what suits the workload.
     batch_size: Annotated[int | None, Setting("Over all workers.  [default: by workload]", least=1)] = None
     disturbance: Disturbance = field(default_factory=Disturbance)
-    seed: Seed = 1
+    seed: Seed = 1  # seed of who is disturbed
     learning: PredictorOptions = field(default_factory=lambda: PredictorOptions(first_fit=100))
+    # Models to start predictors from: a file or a folder.
     reuse: Annotated[
         Path | None, Setting("Start predictors from kept models: a file, or a folder of them.", exists=True)
     ] = None
     tolerance: Tolerance = TOLERANCE
+    # Accuracy for the time and updates to it; None for 98% of what BSP ends with.
     target: Annotated[
         float | None, Setting("Accuracy that is to be reached.  [default: 98% of BSP's]", least=0, most=1)
     ] = None
+    # What a worker's shares of memory in the schedule refer to.
     memory_bytes: Annotated[
         int,
         Setting("What a schedule's shares of memory refer to.", name="memory-mib", least=1, unit=2**20),
     ] = 256 * 2**20
     limit_kind: Limit = "auto"
+    # Whether each part runs in a container, instead of being a process of this machine.
     containers: Annotated[bool, Setting("Run each part in a container; see docs/containers.md.")] = False
     shards: Shards = 1
 
@@ -81,16 +74,13 @@ class ContendedOptions:
 class CoordinationConfig:
     """The configuration of all jobs of Figures 6 and 7.
 
-    Attributes:
-        settle: The part of a run, from 0 to below 1, that the hardware efficiency leaves out.
-        seeds: Seeds of first parameters and of the samples' order, each in a run of its own.
-
     Raises:
         InvalidRequestError: A value is not allowed, there is no seed, or one twice.
     """
 
     out: Folder
     shares: UnequalShares = (0.6, 0.4, 0.25, 0.15)
+    # The part of a run, from 0 to below 1, that the hardware efficiency leaves out.
     settle: Annotated[
         float,
         Setting(
@@ -99,6 +89,7 @@ class CoordinationConfig:
             below=1,
         ),
     ] = 0.5
+    # Seeds of first parameters and of the samples' order, each in a run of its own.
     seeds: Annotated[
         tuple[int, ...],
         Setting("A run with each; means.", metavar="SEED,...", read=partial(whole_numbers, "seeds", least=0)),
@@ -116,21 +107,15 @@ class CoordinationConfig:
 
 @dataclass(frozen=True)
 class BandwidthCut:
-    """A bandwidth that is cut.
+    """A bandwidth that is cut (InvalidRequestError: a value is out of its range)."""
 
-    Attributes:
-        worker: The worker's rank.
-        iteration: Finished iterations after which it is cut.
-        mbit: What is left, in megabits per second, each way.
-
-    Raises:
-        InvalidRequestError: A value is out of its range.
-    """
-
+    # The worker's rank.
     worker: Annotated[int, Setting("From 0.", name="cut-worker", metavar="RANK", least=0)] = 1
+    # Finished iterations after which it is cut.
     iteration: Annotated[
         int, Setting("Iteration.  [default: the middle of the run]", name="cut-at", least=1)
     ] = 150
+    # What is left, in megabits per second, each way.
     mbit: Annotated[
         float,
         Setting("What is left of the bandwidth, each way.", name="cut-to", metavar="MBIT/S", above=0),
@@ -144,15 +129,12 @@ class BandwidthCut:
 class MappingConfig:
     """The configuration of trainings on many mappings of micro-batches onto workers.
 
-    Attributes:
-        mappings: Names of mappings, in this order.
-        lr: Learning rate; a large one amplifies rounding errors.
-
     Raises:
         InvalidRequestError: A value is not allowed.
     """
 
     out: Folder
+    # Names of mappings, in this order.
     mappings: Annotated[
         tuple[str, ...],
         Setting("Mappings to train under.", metavar="NAME,...", choices=MAPPINGS, read=parse_names),
@@ -165,6 +147,7 @@ class MappingConfig:
     ] = "float64"
     exact: Annotated[bool, Setting("Sum exactly: all mappings end with the same bits.")] = False
     dropout: Annotated[float, Setting("Probability that a unit is dropped.", least=0, below=1)] = 0.2
+    # Learning rate; a large one amplifies rounding errors.
     lr: Annotated[float, Setting("Learning rate.", above=0, below=inf)] = 0.001
     samples: Annotated[int, Setting("First samples of the data, to train on.", least=1)] = 250
     test_samples: Annotated[int, Setting("First samples of the test data.", least=1)] = 500
@@ -181,11 +164,7 @@ class MappingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationConfig:
-    """The configuration of Figure 8.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """The configuration of Figure 8 (InvalidRequestError: a value is not allowed)."""
 
     policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = "leader_straggler"
     # Computing takes long enough for the default cut to be bearable.
@@ -205,22 +184,18 @@ class MigrationConfig:
 class NoiseConfig:
     """The configuration of drawn gradients, from which their noise is estimated.
 
-    Attributes:
-        batches: Samples of each contribution to an iteration.
-        halved: Whole batches of which two halves are compared, in samples.
-        norm: |G|, of the true gradient.
-        deviation: σ, of each element of one sample's gradient.
-
     Raises:
         InvalidRequestError: A value is not allowed.
     """
 
+    # Samples of each contribution to an iteration.
     batches: Annotated[
         tuple[int, ...],
         Setting(
             "Samples of each worker.", metavar="SIZE,...", read=partial(whole_numbers, "batches", least=1)
         ),
     ] = (8, 16, 32, 200)
+    # Whole batches of which two halves are compared, in samples.
     halved: Annotated[
         tuple[int, ...],
         Setting(
@@ -229,7 +204,9 @@ class NoiseConfig:
     ] = (16, 64, 256)
     draws: Annotated[int, Setting("Iterations that are drawn.", least=2)] = 40_000
     dimensions: Annotated[int, Setting("Elements of a gradient.", least=1)] = 100
+    # |G|, of the true gradient.
     norm: Annotated[float, Setting("Norm of the true gradient.", above=0, below=inf)] = 3.0
+    # Σ, of each element of one sample's gradient.
     deviation: Annotated[
         float, Setting("Deviation of each element of a sample's gradient.", above=0, below=inf)
     ] = 0.5
@@ -247,13 +224,11 @@ class NoiseConfig:
 class NoiseTrainingConfig:
     """The configuration of a training whose gradient noise is estimated, beside drawn gradients.
 
-    Attributes:
-        train: The data set, as `lab.data.load` names it; None: nothing is trained.
-
     Raises:
         ValueError: A value is not allowed.
     """
 
+    # The data set, as `lab.data.load` names it; None: nothing is trained.
     train: Annotated[
         str | None,
         Setting("Train on this data set, too: digits, mnist:DIR or cifar10:DIR (CifarNet).", metavar="DATA"),
@@ -277,21 +252,14 @@ class NoiseTrainingConfig:
 
 @dataclass(frozen=True)
 class ForecastConfig:
-    """The configuration of forecasts of measured noise scales.
+    """The configuration of forecasts of measured noise scales (ValueError: a value is not allowed)."""
 
-    Attributes:
-        data: Folder with a folder for each model, of files `validation-M.csv`.
-        horizons: Epochs from the last one known to the one that is forecast.
-        every: Epochs from one forecast to the next.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
-
+    # Folder with a folder for each model, of files `validation-M.csv`.
     data: Annotated[
         Path,
         Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True),
     ]
+    # Epochs from the last one known to the one that is forecast.
     horizons: Annotated[
         tuple[int, ...],
         Setting("Epochs ahead.", metavar="EPOCHS,...", read=partial(whole_numbers, "horizons", least=1)),
@@ -306,18 +274,13 @@ class ForecastConfig:
 class SizersConfig:
     """The configuration of trainings with batches of each sizer's size.
 
-    Attributes:
-        data: The data set, as `lab.data.load` names it.
-        runs: A sizer and a rule of learning rates each, as SIZER:RULE; all are compared with the first.
-        batch_size: Samples of the first batch, and the least.
-        most: Samples of a batch at most.
-        rate: Learning rate for batches of `batch_size`.
-
     Raises:
         ValueError: A value is not allowed.
     """
 
+    # The data set, as `lab.data.load` names it.
     data: Annotated[str, Setting("digits, mnist:DIR or cifar10:DIR.", metavar="DATA")] = "digits"
+    # A sizer and a rule of learning rates each, as SIZER:RULE; all are compared with the first.
     runs: Annotated[
         tuple[str, ...],
         Setting("Sizer and rule of learning rates.", metavar="SIZER:RULE,...", read=parse_names),
@@ -328,6 +291,7 @@ class SizersConfig:
     most: Annotated[int, Setting("Samples of a batch at most.", least=1)] = 512
     loss: Annotated[float, Setting("Loss over all samples that ends a training.", above=0, below=inf)] = 0.05
     epochs: Annotated[int, Setting("Epochs at most.", least=1)] = 3000
+    # Learning rate for batches of `batch_size`.
     rate: Annotated[float, Setting("Learning rate of the first batch.", above=0, below=inf)] = 0.05
     seeds: Annotated[
         tuple[int, ...],

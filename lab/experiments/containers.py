@@ -109,11 +109,7 @@ class ContainerCluster(LocalCluster):
 
 
 def require_engine() -> None:
-    """Check that containers can be run.
-
-    Raises:
-        ContainerError: The engine is missing or does not answer.
-    """
+    """Check that containers can be run (ContainerError: the engine is missing or does not answer)."""
     if shutil.which("docker") is None:
         raise ContainerError("there is no docker command; on Debian: apt-get install docker.io")
     docker("info", "--format", "{{.ID}}")
@@ -124,11 +120,7 @@ def require_engine() -> None:
 
 
 def docker(*arguments: str) -> str:
-    """Run a command of Docker's, and return its output.
-
-    Raises:
-        ContainerError: The command failed.
-    """
+    """Run a command of Docker's, and return its output (ContainerError: the command failed)."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ContainerError(f"docker {' '.join(arguments)}: {done.stderr.strip()}")

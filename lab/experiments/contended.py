@@ -35,36 +35,23 @@ _SNAPSHOTS = 15  # snapshots of the parameters in a run, about, for the curves o
 
 @dataclass(frozen=True, kw_only=True)
 class ContendedConfig(ContendedOptions, RunConfig):
-    """The configuration that all schemes share; each worker makes all iterations, whatever the scheme.
+    """The configuration that all schemes share; each worker makes all iterations, whatever the scheme."""
 
-    Attributes:
-        schedule: Who is disturbed when.
-    """
-
-    schedule: Schedule
+    schedule: Schedule  # who is disturbed when
 
 
 @dataclass(frozen=True)
 class ContendedRun:
-    """Measurements of a run; times in seconds.
+    """Measurements of a run; times in seconds."""
 
-    Attributes:
-        scheme: The scheme that was run.
-        records: Records of the finished iterations, as `IterationRecord.plain` returns them.
-        snapshots: Snapshots in the order of time; the last is from after the end.
-        seconds: Time for which all workers took part.
-        manager_cpu: CPU time of the manager and its training process.
-        tasks: Number of competing tasks that were started.
-        workers: Number of workers.
-    """
-
-    scheme: Scheme
+    scheme: Scheme  # the scheme that was run
+    # Records of the finished iterations, as `IterationRecord.plain` returns them.
     records: list[dict[str, Any]]
-    snapshots: list[ParameterSnapshot]
-    seconds: float
-    manager_cpu: float
-    tasks: int
-    workers: int
+    snapshots: list[ParameterSnapshot]  # snapshots in the order of time; the last is from after the end
+    seconds: float  # time for which all workers took part
+    manager_cpu: float  # CPU time of the manager and its training process
+    tasks: int  # number of competing tasks that were started
+    workers: int  # number of workers
 
     def iteration_time(self, skip: int = 0) -> float:
         """Return the mean seconds in which as many gradients are applied as there are workers.

@@ -49,19 +49,12 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Place beside a worker that is a process of this machine.
+    """Place beside a worker that is a process of this machine."""
 
-    Attributes:
-        pid: Id of the worker's process.
-        cores: Cores that the worker may use.
-        memory_bytes: Bytes to which the schedule's shares of memory refer.
-        cpu: CPU to which the worker is bound; None for any.
-    """
-
-    pid: int
-    cores: float
-    memory_bytes: int
-    cpu: int | None = None
+    pid: int  # id of the worker's process
+    cores: float  # cores that the worker may use
+    memory_bytes: int  # bytes to which the schedule's shares of memory refer
+    cpu: int | None = None  # CPU to which the worker is bound; None for any
 
     def start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         """Run a command beside the worker, in its control groups and on its CPU."""
@@ -91,17 +84,11 @@ class ProcessPlace:
 
 @dataclass(frozen=True)
 class ContainerPlace:
-    """Place in a worker's container, whose image must have stress-ng.
+    """Place in a worker's container, whose image must have stress-ng."""
 
-    Attributes:
-        container: Name of the container.
-        cores: Cores that it may use.
-        memory_bytes: Bytes of memory that it may use.
-    """
-
-    container: str
-    cores: float
-    memory_bytes: int
+    container: str  # name of the container
+    cores: float  # cores that it may use
+    memory_bytes: int  # bytes of memory that it may use
 
     def start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         """Run a command in the worker's container."""
@@ -154,9 +141,6 @@ class Contention:
         schedule: The schedule, in any unit of time.
         places: Places by the workers' ranks.
 
-    Attributes:
-        started: Number of tasks started so far.
-
     Raises:
         ContentionError: stress-ng is not installed.
         ValueError: The schedule names more workers than there are.
@@ -168,7 +152,7 @@ class Contention:
         self._schedule = schedule
         self._places = places
         self._running: dict[Task, subprocess.Popen[bytes]] = {}
-        self.started = 0
+        self.started = 0  # number of tasks started so far
 
     def update(self, now: float) -> None:
         """Start and stop tasks for the time `now`, in the schedule's unit.

@@ -31,24 +31,14 @@ _MOST_MEMORY = (
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """A competing task beside one worker.
+    """A competing task beside one worker (ValueError: a value is out of its range; the message names it)."""
 
-    Attributes:
-        worker: The worker's rank, from 0.
-        start: When it begins, in the schedule's unit.
-        end: When it ends.
-        cpu: Demand for CPU time, as a share of what the worker may use; 1 competes as an equal for all of it.
-        memory: Memory that it holds, as a share of what the worker may use.
-
-    Raises:
-        ValueError: A value is out of its range; the message names it.
-    """
-
-    worker: int
-    start: float
-    end: float
+    worker: int  # the worker's rank, from 0
+    start: float  # when it begins, in the schedule's unit
+    end: float  # when it ends
+    # Demand for CPU time, as a share of what the worker may use; 1 competes as an equal for all of it.
     cpu: float = 1.0
-    memory: float = 0.0
+    memory: float = 0.0  # memory that it holds, as a share of what the worker may use
 
     def __post_init__(self) -> None:
         if self.worker < 0:
@@ -65,17 +55,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Competing tasks, by their start.
+    """Competing tasks, by their start."""
 
-    Attributes:
-        tasks: In the order of their starts.
-        unit: Unit of their times.
-        source: Source of the schedule, for people.
-    """
-
-    tasks: tuple[Task, ...]
-    unit: Unit
-    source: str
+    tasks: tuple[Task, ...]  # in the order of their starts
+    unit: Unit  # unit of their times
+    source: str  # source of the schedule, for people
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", tuple(sorted(self.tasks, key=lambda task: task.start)))
@@ -220,11 +204,7 @@ def read_schedule(path: Path, unit: Unit) -> Schedule:
 
 
 def write_schedule(schedule: Schedule, path: Path) -> None:
-    """Write a schedule in the format of `read_schedule`.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a schedule in the format of `read_schedule` (OSError: the file cannot be written)."""
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(COLUMNS)

@@ -33,19 +33,12 @@ _NOT_REACHED = "not reached"
 
 @dataclass(frozen=True)
 class TrainedWorkload:
-    """Workload that is trained with every scheme.
+    """Workload that is trained with every scheme."""
 
-    Attributes:
-        training: The workload and its options.
-        iterations: Of a synchronous scheme; the others make as many updates.
-        total_batch_size: Over all workers.
-        target: Accuracy to be reached, from 0 to 1; None for 98% of what BSP ends with.
-    """
-
-    training: Training
-    iterations: int
-    total_batch_size: int
-    target: float | None = None
+    training: Training  # the workload and its options
+    iterations: int  # of a synchronous scheme; the others make as many updates
+    total_batch_size: int  # over all workers
+    target: float | None = None  # accuracy to be reached, from 0 to 1; None for 98% of what BSP ends with
 
 
 def choose(names: Sequence[str], policies: Sequence[str]) -> list[Scheme]:

@@ -17,19 +17,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Batch sizes and times, iteration by iteration.
+    """Batch sizes and times, iteration by iteration."""
 
-    Attributes:
-        workers: Names of the workers.
-        iterations: Iteration numbers, (iterations,).
-        batch_sizes: Batch sizes in samples, (iterations, workers).
-        times: Batch processing times in seconds, (iterations, workers).
-    """
-
-    workers: tuple[str, ...]
-    iterations: NDArray[np.int64]
-    batch_sizes: Array
-    times: Array
+    workers: tuple[str, ...]  # names of the workers
+    iterations: NDArray[np.int64]  # iteration numbers, (iterations,)
+    batch_sizes: Array  # batch sizes in samples, (iterations, workers)
+    times: Array  # batch processing times in seconds, (iterations, workers)
 
     def part(self, first: int, last: int | None = None) -> "Trajectory":
         """Return the part from iteration `first` to before iteration `last`, or to the end."""
@@ -41,19 +34,13 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Phase:
-    """Batch sizes and times of workers at the end of a part of a run, and when they became equal.
+    """Batch sizes and times of workers at the end of a part of a run, and when they became equal."""
 
-    Attributes:
-        reached: Iterations from the phase's start until all took about the same time; None if they never did.
-        batch_sizes: By worker: the median over the last window, samples.
-        times: By worker: the median batch processing time over the last window, seconds.
-        imbalance: The longest of these times, as a multiple of their mean.
-    """
-
+    # Iterations from the phase's start until all took about the same time; None if they never did.
     reached: int | None
-    batch_sizes: dict[str, float]
-    times: dict[str, float]
-    imbalance: float
+    batch_sizes: dict[str, float]  # by worker: the median over the last window, samples
+    times: dict[str, float]  # by worker: the median batch processing time over the last window, seconds
+    imbalance: float  # the longest of these times, as a multiple of their mean
 
 
 def trajectory(records: Sequence[Record], total: int) -> Trajectory:

@@ -24,11 +24,7 @@ _TITLES = {
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Write a figure as a picture.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a figure as a picture (OSError: the file cannot be written)."""
     with rc_context(style.STYLE):
         figure.savefig(path, dpi=_DPI)
 

@@ -44,19 +44,12 @@ _TABLES = dict(zip(("resnet32", "transformer"), VIRTUALFLOW, strict=True))
 
 @dataclass(frozen=True)
 class MappedRun:
-    """Outcome of a training on one mapping.
+    """Outcome of a training on one mapping."""
 
-    Attributes:
-        state: Parameters and running statistics that worker 0 ended with, (elements,).
-        apart: Largest difference between what the workers that stayed to the end have.
-        splits: Batch sizes of the workers in each iteration, by name.
-        seconds: Duration, with the processes' starts.
-    """
-
-    state: torch.Tensor
-    apart: float
-    splits: list[dict[str, int]]
-    seconds: float
+    state: torch.Tensor  # parameters and running statistics that worker 0 ended with, (elements,)
+    apart: float  # largest difference between what the workers that stayed to the end have
+    splits: list[dict[str, int]]  # batch sizes of the workers in each iteration, by name
+    seconds: float  # duration, with the processes' starts
 
 
 class MappedTraining:

@@ -8,36 +8,24 @@ Kind = Literal["joins", "leaves", "dies", "changes"]
 
 @dataclass(frozen=True)
 class Event:
-    """Event in the middle of a training.
+    """Event in the middle of a training."""
 
-    Attributes:
-        after: Part of the iterations that are done before, from 0 to 1.
-        kind: A worker joins; leaves, as an operator asks; dies by SIGKILL; or the most that it takes changes.
-        worker: Number of the worker.
-        share: For a change, the part of the whole batch that it takes from then on at most.
-    """
-
-    after: float
+    after: float  # part of the iterations that are done before, from 0 to 1
+    # A worker joins; leaves, as an operator asks; dies by SIGKILL; or the most that it takes changes.
     kind: Kind
-    worker: int
-    share: float = 1.0
+    worker: int  # number of the worker
+    share: float = 1.0  # for a change, the part of the whole batch that it takes from then on at most
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """Mapping of a batch's micro-batches onto workers.
+    """Mapping of a batch's micro-batches onto workers."""
 
-    Attributes:
-        shares: For each worker that there is at the start, the part of the whole batch that it takes at most.
-        events: What happens meanwhile, in order.
-        all_reduce: Whether ranks all-reduce gradients, in place of a parameter server.
-        micro_batches: Whether there are any; without, workers compute their parts as a whole.
-    """
-
+    # For each worker that there is at the start, the part of the whole batch that it takes at most.
     shares: tuple[float, ...]
-    events: tuple[Event, ...] = ()
-    all_reduce: bool = False
-    micro_batches: bool = True
+    events: tuple[Event, ...] = ()  # what happens meanwhile, in order
+    all_reduce: bool = False  # whether ranks all-reduce gradients, in place of a parameter server
+    micro_batches: bool = True  # whether there are any; without, workers compute their parts as a whole
 
     @property
     def workers(self) -> int:

@@ -28,11 +28,7 @@ _TOLERANCE = 0.15  # tolerated imbalance: single iterations of a limited process
 
 
 def _check(cut: BandwidthCut, config: UnequalConfig) -> None:
-    """Make sure that it is a cut in the middle of such a run.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Make sure that it is a cut in the middle of such a run (ValueError: it is not)."""
     if cut.worker >= len(config.shares):
         raise ValueError(f"cut of worker {cut.worker}: there are {len(config.shares)} workers, from 0")
     if not _WINDOW <= cut.iteration <= config.iterations - _WINDOW:

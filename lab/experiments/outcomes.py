@@ -13,15 +13,10 @@ from evenpace.reports import files
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training has ended with.
+    """What a training has ended with."""
 
-    Attributes:
-        state: Parameters and running statistics, (elements,).
-        figures: Other figures: numbers, texts, and lists of them.
-    """
-
-    state: torch.Tensor
-    figures: dict[str, Any]
+    state: torch.Tensor  # parameters and running statistics, (elements,)
+    figures: dict[str, Any]  # other figures: numbers, texts, and lists of them
 
 
 class Outcomes:

@@ -26,25 +26,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A figure or table of the paper.
+    """A figure or table of the paper."""
 
-    Attributes:
-        name: Name for files and links.
-        title: Number and subject of the figure.
-        part: Name of the experiment that measures it.
-        paper: How the paper measured it.
-        here: How it is measured here, and what that cannot show.
-        claims: Returns the claims, from the experiment's figures.
-        draw: Draws the figure, from the experiment's figures.
-    """
-
-    name: str
-    title: str
-    part: str
-    paper: str
-    here: str
-    claims: Callable[[Figures], list[Claim]]
-    draw: Callable[[Figures], Figure | None]
+    name: str  # name for files and links
+    title: str  # number and subject of the figure
+    part: str  # name of the experiment that measures it
+    paper: str  # how the paper measured it
+    here: str  # how it is measured here, and what that cannot show
+    claims: Callable[[Figures], list[Claim]]  # returns the claims, from the experiment's figures
+    draw: Callable[[Figures], Figure | None]  # draws the figure, from the experiment's figures
 
 
 def _efficiency(figures: Figures) -> list[Claim]:

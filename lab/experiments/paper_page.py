@@ -19,21 +19,13 @@ _PIXELS = 100  # pixels of an inch of a figure, at most
 
 @dataclass(frozen=True)
 class ExperimentOutcome:
-    """Outcome of an experiment.
+    """Outcome of an experiment."""
 
-    Attributes:
-        command: Command line that runs it, for people.
-        figures: Content of its JSON file; None if there is none.
-        why_not: Reason why there is none, in words.
-        seconds: Its duration.
-        made: When it was run, in seconds since 1970.
-    """
-
-    command: str
-    figures: Mapping[str, Any] | None = None
-    why_not: str = ""
-    seconds: float = 0.0
-    made: float = 0.0
+    command: str  # command line that runs it, for people
+    figures: Mapping[str, Any] | None = None  # content of its JSON file; None if there is none
+    why_not: str = ""  # reason why there is none, in words
+    seconds: float = 0.0  # its duration
+    made: float = 0.0  # when it was run, in seconds since 1970
 
 
 def write(outcomes: Mapping[str, ExperimentOutcome], folder: Path, settings: str) -> Path:

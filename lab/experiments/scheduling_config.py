@@ -22,17 +22,12 @@ Traces = Annotated[
 class ElasticityConfig:
     """The configuration of jobs with priorities on one cluster, with and without resizing.
 
-    Attributes:
-        traces: Folder with cifar10, imagenet and bert.
-        seeds: Seeds of the jobs of a trace, a trace each.
-        interval: Seconds from one round of the policy to the next; the paper's acts at once.
-        resize_cost: Seconds without progress after a start or a resize; the paper says less than one.
-
     Raises:
         ValueError: A value is not allowed.
     """
 
-    traces: Traces
+    traces: Traces  # folder with cifar10, imagenet and bert
+    # Seeds of the jobs of a trace, a trace each.
     seeds: Annotated[
         tuple[int, ...],
         Setting(
@@ -41,7 +36,9 @@ class ElasticityConfig:
             read=partial(whole_numbers, "seeds", least=0),
         ),
     ] = (1, 2, 3)
+    # Seconds from one round of the policy to the next; the paper's acts at once.
     interval: Annotated[int, Setting("Seconds from round to round.", least=1)] = 5
+    # Seconds without progress after a start or a resize; the paper says less than one.
     resize_cost: Annotated[int, Setting("Seconds without progress after a resize.", least=0)] = 1
 
     def __post_init__(self) -> None:
@@ -80,9 +77,6 @@ class AutoscalingConfig:
 class EpochScalingConfig:
     """The configuration of jobs that choose their nodes for each epoch, by forecast batch sizes.
 
-    Attributes:
-        similarity: Threshold that batch sizes follow: a higher one asks for larger batches.
-
     Raises:
         ValueError: A value is not allowed.
     """
@@ -91,6 +85,7 @@ class EpochScalingConfig:
     nodes: Nodes = 16
     devices_per_node: DevicesPerNode = 4
     restart_cost: RestartCost = 30
+    # Threshold that batch sizes follow: a higher one asks for larger batches.
     similarity: Annotated[float, Setting("Threshold that batch sizes follow.", above=0, below=1)] = 0.1
 
     def __post_init__(self) -> None:

@@ -27,27 +27,16 @@ class RunTooShortError(EvenpaceError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The configuration that all schemes share.
+    """The configuration that all schemes share."""
 
-    Attributes:
-        training: What is trained.
-        elements: Parameters of its model.
-        shares: Cores that each worker may use.
-        iterations: Of a synchronous scheme.
-        total_batch_size: Samples of an iteration, over all workers.
-        tolerance: The manager's.
-        limit_kind: See `worker.resources.cpu_limits.limit_cpu`.
-        shards: Processes of the parameter server.
-    """
-
-    training: Training
-    elements: int
-    shares: tuple[float, ...]
-    iterations: int
-    total_batch_size: int
-    tolerance: float = 0.02
-    limit_kind: LimitKind = "auto"
-    shards: int = 1
+    training: Training  # what is trained
+    elements: int  # parameters of its model
+    shares: tuple[float, ...]  # cores that each worker may use
+    iterations: int  # of a synchronous scheme
+    total_batch_size: int  # samples of an iteration, over all workers
+    tolerance: float = 0.02  # the manager's
+    limit_kind: LimitKind = "auto"  # see `worker.resources.cpu_limits.limit_cpu`
+    shards: int = 1  # processes of the parameter server
 
 
 @dataclass(frozen=True)
@@ -55,16 +44,13 @@ class ParameterSnapshot:
     """Parameters at one moment of a run.
 
     Attributes:
-        seconds: Time since training began.
-        updates: Gradients that went into them, in the synchronous schemes one for each worker and step.
-        parameters: The parameters, (elements,).
         shards: Number of the shards that they were pulled from, in whose order they are; 0 where the tensors
             follow each other.
     """
 
-    seconds: float
-    updates: int
-    parameters: NDArray[np.float32]
+    seconds: float  # time since training began
+    updates: int  # gradients that went into them, in the synchronous schemes one for each worker and step
+    parameters: NDArray[np.float32]  # the parameters, (elements,)
     shards: int = 0
 
 

@@ -7,27 +7,16 @@ from predictors import PREDICTORS
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to run a training job.
+    """One way to run a training job."""
 
-    Attributes:
-        name: Name for the command line and the tables.
-        policy: Policy of the manager.
-        predictor: Predictor of the manager; None where it does not matter.
-        sync: Synchronisation mode, of `idl.synchronisation`.
-        staleness: Bound of staleness in the mode ssp.
-        backup_workers: Workers beyond those whose gradients make a step.
-        one_by_one: Whether workers take their samples one at a time, as FlexRR must.
-        stealing: Whether workers take samples over from each other within an iteration (FlexRR).
-    """
-
-    name: str
-    policy: str = "even"
-    predictor: str | None = None
-    sync: str = "bsp"
-    staleness: int | None = None
-    backup_workers: int = 0
-    one_by_one: bool = False
-    stealing: bool = False
+    name: str  # name for the command line and the tables
+    policy: str = "even"  # policy of the manager
+    predictor: str | None = None  # predictor of the manager; None where it does not matter
+    sync: str = "bsp"  # synchronisation mode, of `idl.synchronisation`
+    staleness: int | None = None  # bound of staleness in the mode ssp
+    backup_workers: int = 0  # workers beyond those whose gradients make a step
+    one_by_one: bool = False  # whether workers take their samples one at a time, as FlexRR must
+    stealing: bool = False  # whether workers take samples over from each other within an iteration (FlexRR)
 
     @property
     def synchronous(self) -> bool:

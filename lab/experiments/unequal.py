@@ -36,14 +36,11 @@ _BEYOND = 10  # multiple of a run's updates after which a worker without barrier
 class UnequalConfig(RunConfig):
     """The configuration that all schemes share; asynchronous ones make as many updates as synchronous ones.
 
-    Attributes:
-        snapshots: Of the parameters in a run, about; 0 for none.
-
     Raises:
         ValueError: There are fewer samples than workers.
     """
 
-    snapshots: int = 30
+    snapshots: int = 30  # of the parameters in a run, about; 0 for none
 
     def __post_init__(self) -> None:
         if self.total_batch_size < len(self.shares):
@@ -63,14 +60,13 @@ class UnequalRun:
     """Measurements of a run.
 
     Attributes:
-        scheme: The scheme that was run.
-        records: Records of the finished iterations, as `IterationRecord.plain` returns them.
         snapshots: Snapshots in the order of time, from the start of training to its last update. Their
             `updates` are gradients that went into the parameters, in the synchronous schemes one for each
             worker and step.
     """
 
-    scheme: Scheme
+    scheme: Scheme  # the scheme that was run
+    # Records of the finished iterations, as `IterationRecord.plain` returns them.
     records: list[dict[str, Any]]
     snapshots: list[ParameterSnapshot]
 

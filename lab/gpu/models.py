@@ -62,14 +62,10 @@ def _convolution(before: int, channels: int, size: int, stride: int) -> tuple[nn
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, and how to make a batch for it.
+    """A model, and how to make a batch for it."""
 
-    Attributes:
-        make: Gives a new model, on the CPU.
-        batch: Gives inputs and classes of so many samples on a device.
-    """
-
-    make: Callable[[], nn.Module]
+    make: Callable[[], nn.Module]  # gives a new model, on the CPU
+    # Gives inputs and classes of so many samples on a device.
     batch: Callable[[int, torch.device], tuple[torch.Tensor, torch.Tensor]]
 
     def step(self, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:

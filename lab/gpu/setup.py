@@ -15,17 +15,11 @@ class Skipped(Exception):  # noqa: N818 - it is no error
 
 @dataclass(frozen=True)
 class Setup:
-    """What a part is given.
+    """What a part is given."""
 
-    Attributes:
-        device: Where to run.
-        quick: Whether a look is enough: small models, few batches.
-        until: When to be done, on the monotonic clock.
-    """
-
-    device: torch.device
-    quick: bool
-    until: float
+    device: torch.device  # where to run
+    quick: bool  # whether a look is enough: small models, few batches
+    until: float  # when to be done, on the monotonic clock
 
     @property
     def on_gpu(self) -> bool:

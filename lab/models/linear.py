@@ -7,17 +7,11 @@ from torch import nn
 
 
 class SparseRows(NamedTuple):
-    """Samples as compressed sparse rows (CSR).
+    """Samples as compressed sparse rows (CSR)."""
 
-    Attributes:
-        columns: int64, (non-zeros,): their features.
-        values: float, (non-zeros,): their values.
-        offsets: int64, (samples + 1,): where each sample begins and the last one ends.
-    """
-
-    columns: torch.Tensor
-    values: torch.Tensor
-    offsets: torch.Tensor
+    columns: torch.Tensor  # int64, (non-zeros,): their features
+    values: torch.Tensor  # float, (non-zeros,): their values
+    offsets: torch.Tensor  # int64, (samples + 1,): where each sample begins and the last one ends
 
 
 class SparseLinear(nn.Module):

@@ -18,17 +18,11 @@ from scheduler.policies.pollux import Pollux
 
 
 class NodeGroup(NamedTuple):
-    """A number of like nodes.
+    """A number of like nodes."""
 
-    Attributes:
-        kind: The kind of their devices.
-        nodes: How many they are.
-        devices: Number of devices of each.
-    """
-
-    kind: str
-    nodes: int
-    devices: int
+    kind: str  # the kind of their devices
+    nodes: int  # how many they are
+    devices: int  # number of devices of each
 
     def __str__(self) -> str:
         """Return the form that `parse_cluster` reads."""
@@ -67,11 +61,7 @@ _WITHOUT_EFFECT = ("jobs",)
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """Workloads to simulate under policies, on one cluster.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
+    """Workloads to simulate under policies, on one cluster (ValueError: a value is not allowed)."""
 
     workload: Annotated[
         tuple[Path, ...],

@@ -30,32 +30,20 @@ from lab.simulator.record import FIGURES, Life, summary
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation is made of: two with equal ones have equal results.
+    """What a simulation is made of: two with equal ones have equal results."""
 
-    Attributes:
-        policy: Name of the policy.
-        inputs: Digest of arrivals and measurements.
-        conditions: Settings of cluster and clock, by name.
-    """
-
-    policy: str
-    inputs: str
-    conditions: tuple[tuple[str, int | float | str | None], ...]
+    policy: str  # name of the policy
+    inputs: str  # digest of arrivals and measurements
+    conditions: tuple[tuple[str, int | float | str | None], ...]  # settings of cluster and clock, by name
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a simulation.
+    """The result of a simulation."""
 
-    Attributes:
-        lives: Of its jobs.
-        shares: Each job's training on its fair share, in the same order.
-        figures: Over all jobs, by name.
-    """
-
-    lives: Sequence[Life]
-    shares: Sequence[FairShare]
-    figures: Mapping[str, Any]
+    lives: Sequence[Life]  # of its jobs
+    shares: Sequence[FairShare]  # each job's training on its fair share, in the same order
+    figures: Mapping[str, Any]  # over all jobs, by name
 
     @classmethod
     def of(cls, lives: Sequence[Life], shares: Sequence[FairShare], devices: int) -> "Outcome":
@@ -107,11 +95,7 @@ class Results:
         return simulation in self._outcomes
 
     def __getitem__(self, simulation: Simulation) -> Outcome:
-        """Return the outcome of a simulation.
-
-        Raises:
-            KeyError: It has not been run.
-        """
+        """Return the outcome of a simulation (KeyError: it has not been run)."""
         return self._outcomes[simulation]
 
     def add(self, simulation: Simulation, workload: Path, outcome: Outcome) -> None:

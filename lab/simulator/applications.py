@@ -150,32 +150,22 @@ def _normal(shape: Shape) -> Shape:
 
 @dataclass(frozen=True)
 class Epochs:
-    """A training with one batch size, epoch by epoch.
+    """A training with one batch size, epoch by epoch."""
 
-    Attributes:
-        progress: Iterations so far, counted in initial batches that would have done as much, (epochs,).
-        iterations: Iterations so far, (epochs,).
-        sqr: Squared norm of the gradient, (epochs,).
-        var: Trace of its covariance for a batch of the initial size, (epochs,).
-    """
-
-    progress: Array
-    iterations: Array
-    sqr: Array
-    var: Array
+    progress: Array  # iterations so far, counted in initial batches that would have done as much, (epochs,)
+    iterations: Array  # iterations so far, (epochs,)
+    sqr: Array  # squared norm of the gradient, (epochs,)
+    var: Array  # trace of its covariance for a batch of the initial size, (epochs,)
 
 
 class Application:
     """A model to train, with its measurements and limits.
 
     Attributes:
-        name: The model's.
-        epochs: Number of epochs after which a job ends.
         initial: Samples of the smallest whole batch that was trained with; progress is counted in these.
         largest: Samples of the largest whole batch that was trained with.
         batches: For each kind of devices, whole batches from the initial to the largest, and local ones of
             which step times were measured.
-        limits: What is fixed beside the measurements.
     """
 
     def __init__(
@@ -196,8 +186,8 @@ class Application:
         Raises:
             ValueError: A training has fewer epochs than a job, or an epoch without gradient and noise.
         """
-        self.name = name
-        self.limits = JobLimits() if limits is None else limits
+        self.name = name  # the model's
+        self.limits = JobLimits() if limits is None else limits  # what is fixed beside the measurements
         self._step_times = step_times
         self._sizes: Sequence[int] = sorted(trainings)
         self._trainings = trainings
@@ -208,7 +198,7 @@ class Application:
             most_local = self.limits.most_local.get(kind, most_local)
             self.batches[kind] = Limits(self.initial, self.largest, least_local, most_local)
         measured = min(len(training.progress) for training in trainings.values())
-        self.epochs = self.limits.epochs or measured
+        self.epochs = self.limits.epochs or measured  # number of epochs after which a job ends
         if measured < self.epochs:
             raise ValueError(f"{name}: a job has {self.epochs} epochs; {measured} were measured")
         for size, training in trainings.items():

@@ -15,16 +15,13 @@ _YEAR = 365.0 * 86_400  # seconds, after which drawn failures repeat
 class Capacity:
     """The nodes that are there, over time.
 
-    Attributes:
-        changes: Times in seconds, ascending from 0, each with the nodes that are there from then on.
-        period: Seconds after which the changes repeat; inf for never.
-
     Raises:
         ValueError: There is no change at 0, times do not ascend up to the period, or no node is ever there.
     """
 
+    # Times in seconds, ascending from 0, each with the nodes that are there from then on.
     changes: tuple[tuple[float, frozenset[str]], ...]
-    period: float = math.inf
+    period: float = math.inf  # seconds after which the changes repeat; inf for never
 
     def __post_init__(self) -> None:
         """Check the times."""

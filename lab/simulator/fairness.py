@@ -22,17 +22,11 @@ from scheduler.policies.packing import free_devices, take
 
 @dataclass(frozen=True, slots=True)
 class FairShare:
-    """A job's training on its fair share of a cluster.
+    """A job's training on its fair share of a cluster."""
 
-    Attributes:
-        contention: Average number of jobs, this one among them, that were present during its life.
-        devices: Devices of the share, of which the job may not be able to use all.
-        completion: Seconds from its submission to its end there.
-    """
-
-    contention: float
-    devices: int
-    completion: int
+    contention: float  # average number of jobs, this one among them, that were present during its life
+    devices: int  # devices of the share, of which the job may not be able to use all
+    completion: int  # seconds from its submission to its end there
 
     def rho(self, life: Life) -> float:
         """Return the finish-time fairness; completion times below the clock's second count as one.

@@ -29,52 +29,32 @@ class Span(NamedTuple):
 
 @dataclass
 class Life:
-    """What happened to a job; times are in seconds on the cluster's clock.
+    """What happened to a job; times are in seconds on the cluster's clock."""
 
-    Attributes:
-        name: The job's.
-        application: The model that it trained.
-        submitted: Time of its submission.
-        started: Time at which it first had devices; None before.
-        ended: Time at which its last epoch ended; None before.
-        restarts: Changes since it first started, to another placement with devices, that had a pause.
-        losses: How often it lost its devices with a node.
-        device_seconds: Device time, the pauses after changes among it.
-        placements: Times of changes, each with the placement from then on.
-        batches: Times of changes, each with the samples of the whole batch from then on.
-        epochs: Time at which each epoch ended.
-    """
-
-    name: str
-    application: str
-    submitted: int
-    started: int | None = None
-    ended: int | None = None
-    restarts: int = 0
-    losses: int = 0
-    device_seconds: int = 0
+    name: str  # the job's
+    application: str  # the model that it trained
+    submitted: int  # time of its submission
+    started: int | None = None  # time at which it first had devices; None before
+    ended: int | None = None  # time at which its last epoch ended; None before
+    restarts: int = 0  # changes since it first started, to another placement with devices, that had a pause
+    losses: int = 0  # how often it lost its devices with a node
+    device_seconds: int = 0  # device time, the pauses after changes among it
+    # Times of changes, each with the placement from then on.
     placements: list[tuple[int, Placement]] = field(default_factory=list)
+    # Times of changes, each with the samples of the whole batch from then on.
     batches: list[tuple[int, int]] = field(default_factory=list)
-    epochs: list[int] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)  # time at which each epoch ended
 
     @property
     def completion(self) -> int:
-        """Seconds from submission to end.
-
-        Raises:
-            ValueError: It has not ended.
-        """
+        """Seconds from submission to end (ValueError: it has not ended)."""
         if self.ended is None:
             raise ValueError(f"job {self.name!r} has not ended")
         return self.ended - self.submitted
 
     @property
     def spans(self) -> list[Span]:
-        """The times with devices, in their order.
-
-        Raises:
-            ValueError: It has not ended.
-        """
+        """The times with devices, in their order (ValueError: it has not ended)."""
         ends = [*(start for start, _ in self.placements[1:]), self.submitted + self.completion]
         return [
             Span(start, end, placement)
@@ -84,20 +64,12 @@ class Life:
 
     @property
     def ran(self) -> int:
-        """Seconds with devices, the pauses after changes among them.
-
-        Raises:
-            ValueError: It has not ended.
-        """
+        """Seconds with devices, the pauses after changes among them (ValueError: it has not ended)."""
         return sum(end - start for start, end, _ in self.spans)
 
     @property
     def waited(self) -> int:
-        """Seconds without devices, before the start and later.
-
-        Raises:
-            ValueError: It has not ended.
-        """
+        """Seconds without devices, before the start and later (ValueError: it has not ended)."""
         return self.completion - self.ran
 
 

@@ -10,30 +10,24 @@ class JobLimits:
     """What is fixed for all jobs of a model, beyond its measurements.
 
     Attributes:
-        epochs: Number of epochs after which a job ends; None for all that were measured.
-        most_local: Most samples at once on a device, by kind; without one, the most that was measured.
-        most_devices: Most devices of a job; None for no limit.
-        batch: Samples of the whole batch where no user's batch is used; None to follow the goodput.
         largest: Samples of the largest whole batch for which a policy plans, where it plans up to the user's
             batch; None for the user's.
-        memory_by_placement: Allow a placement no larger local batches than were measured on it.
-        slowdown: Seconds of training for each second that was measured.
-        restart_cost: Seconds without progress after a change; they count as device time.
-        expected_cost: Seconds that a policy takes a change to cost.
 
     Raises:
         ValueError: A cost is negative, or the slowdown is not above 0.
     """
 
-    epochs: int | None = None
+    epochs: int | None = None  # number of epochs after which a job ends; None for all that were measured
+    # Most samples at once on a device, by kind; without one, the most that was measured.
     most_local: Mapping[str, int] = field(default_factory=dict)
-    most_devices: int | None = None
+    most_devices: int | None = None  # most devices of a job; None for no limit
+    # Samples of the whole batch where no user's batch is used; None to follow the goodput.
     batch: int | None = None
     largest: int | None = None
-    memory_by_placement: bool = False
-    slowdown: float = 1.0
-    restart_cost: int = 30
-    expected_cost: int = 30
+    memory_by_placement: bool = False  # allow a placement no larger local batches than were measured on it
+    slowdown: float = 1.0  # seconds of training for each second that was measured
+    restart_cost: int = 30  # seconds without progress after a change; they count as device time
+    expected_cost: int = 30  # seconds that a policy takes a change to cost
 
     def __post_init__(self) -> None:
         """Check the costs and the slowdown."""
@@ -90,14 +84,10 @@ class Rules:
     """The clock of a simulation; the defaults are those of the published ones (Pollux, 5.3).
 
     Attributes:
-        interval: Seconds from one round of the policy to the next; devices that fall free in between wait.
         restart_cost: Seconds without progress after a changed placement; they count as device time. None
             for those of each model.
-        free_moves: Let a job go on at once where it moves to as many devices of the same kind on each node.
         checkpoint: Seconds of training from checkpoint to checkpoint; what was done since the last one is
             done again after the loss of a node. With 0, nothing is lost.
-        notice: Seconds before the loss of a node, in which it is not given out any more.
-        interference: Share of the progress that jobs lose that span nodes and share one of them.
         profiled: Let jobs know models of their step times, fitted to all that was measured, and the noise of
             the first epoch from the start. Else they learn by training, and try at most twice the devices
             that they have tried.
@@ -106,12 +96,14 @@ class Rules:
         ValueError: The interval is not above 0, another time is negative, or the share is not from 0 to 1.
     """
 
+    # Seconds from one round of the policy to the next; devices that fall free in between wait.
     interval: int = 60
     restart_cost: int | None = None
+    # Let a job go on at once where it moves to as many devices of the same kind on each node.
     free_moves: bool = False
     checkpoint: int = 0
-    notice: int = 0
-    interference: float = 0.0
+    notice: int = 0  # seconds before the loss of a node, in which it is not given out any more
+    interference: float = 0.0  # share of the progress that jobs lose that span nodes and share one of them
     profiled: bool = False
 
     def __post_init__(self) -> None:

@@ -27,19 +27,12 @@ class Configuration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainedEpoch:
-    """What happened in an epoch.
+    """What happened in an epoch."""
 
-    Attributes:
-        nodes: Number of nodes.
-        batch: Samples of the whole batch.
-        seconds: Duration, the pause for a changed number of nodes included.
-        efficiency: Statistical efficiency, relative to the smallest batch.
-    """
-
-    nodes: int
-    batch: int
-    seconds: float
-    efficiency: float
+    nodes: int  # number of nodes
+    batch: int  # samples of the whole batch
+    seconds: float  # duration, the pause for a changed number of nodes included
+    efficiency: float  # statistical efficiency, relative to the smallest batch
 
 
 Choose: TypeAlias = Callable[[int, TrainedEpoch | None], Configuration]

@@ -18,11 +18,7 @@ from scheduler.job import Job
 
 
 class SimulatedJob:
-    """A job that has arrived.
-
-    Attributes:
-        life: What has happened to it.
-    """
+    """A job that has arrived."""
 
     def __init__(
         self,
@@ -44,7 +40,7 @@ class SimulatedJob:
             asks_batch: Let it train with the batch of its submission.
             limits_batch: Let the policy plan for whole batches up to that of its submission.
         """
-        self.life = Life(arrival.name, application.name, arrival.submitted)
+        self.life = Life(arrival.name, application.name, arrival.submitted)  # what has happened to it
         self._application = application
         self._rules = rules
         self._weight = arrival.priority

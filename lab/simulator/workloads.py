@@ -6,26 +6,14 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job that a user submits.
+    """A job that a user submits (ValueError: the priority is not above 0, or not finite)."""
 
-    Attributes:
-        name: Unlike any other job's.
-        submitted: Seconds on the cluster's clock.
-        application: Name of the model to train.
-        devices: Number of devices that the user asks for, where the policy lets users ask.
-        batch: Samples of the whole batch that the user asks for, where the policy lets users ask.
-        priority: Weight, relative to other jobs', for policies that heed it.
-
-    Raises:
-        ValueError: The priority is not above 0, or not finite.
-    """
-
-    name: str
-    submitted: int
-    application: str
-    devices: int
-    batch: int
-    priority: float = 1.0
+    name: str  # unlike any other job's
+    submitted: int  # seconds on the cluster's clock
+    application: str  # name of the model to train
+    devices: int  # number of devices that the user asks for, where the policy lets users ask
+    batch: int  # samples of the whole batch that the user asks for, where the policy lets users ask
+    priority: float = 1.0  # weight, relative to other jobs', for policies that heed it
 
     def __post_init__(self) -> None:
         """Check the priority."""

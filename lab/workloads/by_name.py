@@ -22,18 +22,10 @@ WORKLOADS: dict[
 
 @dataclass(frozen=True)
 class Training:
-    """Workload and its options.
+    """Workload and its options (ValueError: there is no such workload)."""
 
-    Attributes:
-        name: Name in `WORKLOADS`.
-        arguments: Options of the workload, as `train_workload.py` takes them.
-
-    Raises:
-        ValueError: There is no such workload.
-    """
-
-    name: str
-    arguments: tuple[str, ...] = ()
+    name: str  # name in `WORKLOADS`
+    arguments: tuple[str, ...] = ()  # options of the workload, as `train_workload.py` takes them
 
     def __post_init__(self) -> None:
         if self.name not in WORKLOADS:
@@ -45,10 +37,6 @@ class Training:
         return make_parser().parse_args([*self.arguments, *more])
 
     def make(self, options: argparse.Namespace) -> Workload:
-        """Make the workload.
-
-        Raises:
-            DataError: Its data cannot be read.
-        """
+        """Make the workload (DataError: its data cannot be read)."""
         _, make = WORKLOADS[self.name]
         return make(options)

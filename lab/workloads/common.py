@@ -33,46 +33,31 @@ _WARM_UP = 16  # samples of the first pass
 
 @dataclass(frozen=True)
 class Workload:
-    """Model, data and optimiser of a training.
+    """Model, data and optimiser of a training."""
 
-    Attributes:
-        name: Name of the workload, such as "svm".
-        data: Description of the data, for people.
-        train_set: Map-style data set of (input, target).
-        test_set: Map-style data set of (input, target).
-        model: Model: inputs of a batch in, outputs out.
-        loss: Loss: outputs and targets in, the mean over the samples out.
-        predict: Prediction: outputs in, values to be compared with the targets out.
-        optimizer: Optimiser of the model's parameters.
-        collate: Makes a batch (inputs, targets) from a list of samples.
-        perplexity: True if the loss is that of a language model, so that exp(loss) is its perplexity.
-    """
-
-    name: str
-    data: str
-    train_set: MapStyleDataset
-    test_set: MapStyleDataset
-    model: nn.Module
+    name: str  # name of the workload, such as "svm"
+    data: str  # description of the data, for people
+    train_set: MapStyleDataset  # map-style data set of (input, target)
+    test_set: MapStyleDataset  # map-style data set of (input, target)
+    model: nn.Module  # model: inputs of a batch in, outputs out
+    # Loss: outputs and targets in, the mean over the samples out.
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    # Prediction: outputs in, values to be compared with the targets out.
     predict: Callable[[torch.Tensor], torch.Tensor]
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer  # optimiser of the model's parameters
+    # Makes a batch (inputs, targets) from a list of samples.
     collate: Callable[[list[Any]], Any] = default_collate
+    # True if the loss is that of a language model, so that exp(loss) is its perplexity.
     perplexity: bool = False
 
 
 @dataclass(frozen=True)
 class ModelSnapshot:
-    """Snapshot of a model during its training.
+    """Snapshot of a model during its training."""
 
-    Attributes:
-        iteration: Number of iterations that it has been trained for.
-        seconds: Time since this worker's training began.
-        state: The model's `state_dict`.
-    """
-
-    iteration: int
-    seconds: float
-    state: dict[str, Any]
+    iteration: int  # number of iterations that it has been trained for
+    seconds: float  # time since this worker's training began
+    state: dict[str, Any]  # the model's `state_dict`
 
 
 def options_parser(

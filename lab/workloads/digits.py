@@ -49,11 +49,7 @@ def _units(text: str) -> tuple[int, ...]:
 
 
 def make_digits(options: argparse.Namespace) -> common.Workload:
-    """Make the network on the data that the options name.
-
-    Raises:
-        DataError: The data cannot be read.
-    """
+    """Make the network on the data that the options name (DataError: the data cannot be read)."""
     data = load(options.data)
     torch.manual_seed(options.seed)
     model = make_model(data, options.dropout, batch_norm=options.batch_norm, hidden=options.hidden)

@@ -63,22 +63,14 @@ def resnet32_parser() -> argparse.ArgumentParser:
 
 
 def make_cifarnet(options: argparse.Namespace) -> common.Workload:
-    """Make CifarNet on the data that the options name.
-
-    Raises:
-        DataError: The data cannot be read.
-    """
+    """Make CifarNet on the data that the options name (DataError: the data cannot be read)."""
     data = _load(options.data)
     torch.manual_seed(options.seed)
     return image_workload("cifarnet", data, CifarNet(data.classes, options.dropout), options)
 
 
 def make_resnet32(options: argparse.Namespace) -> common.Workload:
-    """Make ResNet-32 on the data that the options name.
-
-    Raises:
-        DataError: The data cannot be read.
-    """
+    """Make ResNet-32 on the data that the options name (DataError: the data cannot be read)."""
     data = _load(options.data)
     torch.manual_seed(options.seed)
     model = ResNet32(data.classes, options.norm, options.dropout)

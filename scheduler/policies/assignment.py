@@ -20,38 +20,30 @@ _EQUAL = 1e-9  # relative difference of costs that is rounding error
 
 @dataclass(frozen=True)
 class Costs:
-    """A job's costs, the less the better; inf for what it may not have.
+    """A job's costs, the less the better; inf for what it may not have."""
 
-    Attributes:
-        within: Costs of 0, 1, ... devices of one node, to which the job would move; the first is finite.
-        across: Costs of 0, 1, ... devices of several nodes, likewise.
-        stays: Cost of the devices that it has.
-        parts: The devices that it has.
-    """
-
+    # Costs of 0, 1, ... devices of one node, to which the job would move; the first is finite.
     within: NDArray[np.float64]
-    across: NDArray[np.float64]
-    stays: float = np.inf
-    parts: Parts = ()
+    across: NDArray[np.float64]  # costs of 0, 1, ... devices of several nodes, likewise
+    stays: float = np.inf  # cost of the devices that it has
+    parts: Parts = ()  # the devices that it has
 
 
 class _Choices:
     """What is best for each job where a device has a price.
 
     Attributes:
-        price: Cost of each device.
         within: For each job and each limit, the number of devices of one node up to that with the least cost,
             price included, and that cost.
-        across: Likewise, of several nodes.
-        stays: Cost of staying, price included, (jobs,).
-        moves: Least cost of not staying, price included, (jobs,).
     """
 
     def __init__(self, jobs: Sequence[Costs], price: float) -> None:
-        self.price = price
+        self.price = price  # cost of each device
         self.within = [_least_up_to(job.within, price) for job in jobs]
-        self.across = [_least_up_to(job.across, price) for job in jobs]
+        self.across = [_least_up_to(job.across, price) for job in jobs]  # likewise, of several nodes
+        # Cost of staying, price included, (jobs,).
         self.stays = [job.stays + price * _number(job.parts) for job in jobs]
+        # Least cost of not staying, price included, (jobs,).
         self.moves = [
             min(within[-1][1], across[-1][1]) for within, across in zip(self.within, self.across, strict=True)
         ]
@@ -128,14 +120,10 @@ def _price(devices: int, jobs: Sequence[Costs]) -> float:
 
 
 class _Search:
-    """The devices of all jobs, changed step by step.
-
-    Attributes:
-        parts: The devices of each job, (jobs,).
-    """
+    """The devices of all jobs, changed step by step."""
 
     def __init__(self, nodes: Occupancy, jobs: Sequence[Costs], priced: _Choices, free: _Choices) -> None:
-        self.parts: list[Parts] = [()] * len(jobs)
+        self.parts: list[Parts] = [()] * len(jobs)  # the devices of each job, (jobs,)
         self._jobs = jobs
         self._nodes = nodes
         self._priced = priced

@@ -187,11 +187,7 @@ def _limits(
 def _solved(
     costs: NDArray[np.float64], upper: NDArray[np.float64], limits: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the variables, at least 0, with the least cost.
-
-    Raises:
-        RuntimeError: The solver failed.
-    """
+    """Return the variables, at least 0, with the least cost (RuntimeError: the solver failed)."""
     from scipy.optimize import linprog  # the command line, which names policies, does without SciPy
 
     solved = linprog(costs, A_ub=upper, b_ub=limits, method="highs")

@@ -11,13 +11,7 @@ Parts: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Occupancy:
-    """The free devices of nodes.
-
-    Attributes:
-        sizes: Number of devices of each node, (nodes,).
-        free: Free devices of each node, (nodes,).
-        jobs: The jobs that have devices on each node, with their number; (nodes,).
-    """
+    """The free devices of nodes."""
 
     def __init__(self, sizes: Sequence[int], most_nodes: int, *, avoid: bool = True) -> None:
         """Make nodes that are free.
@@ -27,8 +21,9 @@ class Occupancy:
             most_nodes: The most nodes that one job may span.
             avoid: Let at most one job that spans nodes have a part on each node.
         """
-        self.sizes = sizes
-        self.free = list(sizes)
+        self.sizes = sizes  # number of devices of each node, (nodes,)
+        self.free = list(sizes)  # free devices of each node, (nodes,)
+        # The jobs that have devices on each node, with their number; (nodes,).
         self.jobs: list[dict[int, int]] = [{} for _ in sizes]
         self._most_nodes = most_nodes
         self._avoid = avoid

@@ -13,11 +13,7 @@ _MANAGER_FILE = "manager.address"
 
 @dataclass(frozen=True)
 class Access:
-    """A certificate and a token of a job's, and where its manager is, in the files of one folder.
-
-    Attributes:
-        folder: The folder.
-    """
+    """A certificate and a token of a job's, and where its manager is, in the files of one folder."""
 
     folder: Path
 

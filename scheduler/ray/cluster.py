@@ -156,11 +156,7 @@ class JobHandle:
         self._ask(self._controller.cancel.remote())
 
     def resize(self, workers: int) -> None:
-        """Have the job use up to so many workers from now on.
-
-        Raises:
-            InvalidRequestError: It cannot.
-        """
+        """Have the job use up to so many workers from now on (InvalidRequestError: it cannot)."""
         self._ask(self._controller.resize.remote(workers))
 
     def goodbye(self) -> None:
@@ -169,11 +165,7 @@ class JobHandle:
             self._ask(self._controller.goodbye.remote())
 
     def _check_cluster(self) -> None:
-        """Check that the cluster's head listens.
-
-        Raises:
-            UnavailableError: It does not.
-        """
+        """Check that the cluster's head listens (UnavailableError: it does not)."""
         where = ray.get_runtime_context().gcs_address
         try:
             _knock(where)
@@ -242,11 +234,7 @@ def check_resources(submission: Submission) -> None:
 
 
 def find(name: str) -> JobHandle:
-    """Return the job of a name.
-
-    Raises:
-        InvalidRequestError: No job of this name runs on the cluster.
-    """
+    """Return the job of a name (InvalidRequestError: no job of this name runs on the cluster)."""
     try:
         return JobHandle(name, ray.get_actor(actor_name(name), NAMESPACE))
     except ValueError as error:

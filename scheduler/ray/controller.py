@@ -66,29 +66,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class News:
-    """What is new of a job.
+    """What is new of a job."""
 
-    Attributes:
-        start: The start of the controller that says so; lines are numbered anew in each.
-        lines: The process and the text of each line of its log; the controller's own are of "job".
-        last: Number of the last line, for the next question.
-        waits: Why each process that is waited for does not run, by name.
-        running: Number of workers that run.
-        failures: Number of failures so far.
-        manager: Where the manager listens, HOST:PORT; None before it does.
-        progress: None before the manager knows the job.
-        finish: The job's end; None while it goes on.
-    """
-
-    start: str
+    start: str  # the start of the controller that says so; lines are numbered anew in each
+    # The process and the text of each line of its log; the controller's own are of "job".
     lines: Sequence[tuple[str, str]]
-    last: int
-    waits: Mapping[str, str]
-    running: int
-    failures: int
-    manager: str | None
-    progress: Progress | None
-    finish: Finish | None
+    last: int  # number of the last line, for the next question
+    waits: Mapping[str, str]  # why each process that is waited for does not run, by name
+    running: int  # number of workers that run
+    failures: int  # number of failures so far
+    manager: str | None  # where the manager listens, HOST:PORT; None before it does
+    progress: Progress | None  # none before the manager knows the job
+    finish: Finish | None  # the job's end; None while it goes on
 
 
 @dataclass
@@ -203,11 +192,7 @@ class Controller:
         self._supervisor.cancelled = True
 
     def resize(self, workers: int) -> None:
-        """Use up to so many workers from now on.
-
-        Raises:
-            InvalidRequestError: The job cannot.
-        """
+        """Use up to so many workers from now on (InvalidRequestError: the job cannot)."""
         self._supervisor.resize(workers)
 
     def goodbye(self) -> None:

@@ -62,12 +62,7 @@ class Pace:
 
 
 class ManagerCalls:
-    """A thread that calls a job's manager: asks how far the job has come, and has it change the job.
-
-    Attributes:
-        job_state: The job's state as the manager said last, or `PAUSING`; empty before it knew the job.
-        progress: The last answer about the job.
-    """
+    """A thread that calls a job's manager: asks how far the job has come, and has it change the job."""
 
     def __init__(self, job: str, secrets: JobSecrets) -> None:
         self._job = job
@@ -76,10 +71,11 @@ class ManagerCalls:
         self._manager: Address | None = None
         self._changes: dict[str, tuple[Change, Callable[[], None] | None]] = {}  # those to be made
         self._made: set[str] = set()
+        # The job's state as the manager said last, or `PAUSING`; empty before it knew the job.
         self.job_state = ""
         self._wake = threading.Event()
         self._stopped = False
-        self.progress: Progress | None = None
+        self.progress: Progress | None = None  # the last answer about the job
         self._pace = Pace()
         self._thread = threading.Thread(target=self._run, name="evenpace-manager-calls", daemon=True)
         self._thread.start()

@@ -44,20 +44,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Task:
-    """The command of a process.
+    """The command of a process."""
 
-    Attributes:
-        name: Its name in the job.
-        command: A command of evenpace with its arguments; `FOLDER` and `LISTEN` stand for what only the actor
-            knows.
-        files: Contents of files by name, which it finds in `FOLDER`; only its own user can read them.
-        environment: Variables added to those of the actor.
-    """
-
-    name: str
+    name: str  # its name in the job
+    # A command of evenpace with its arguments; `FOLDER` and `LISTEN` stand for what only the actor knows.
     command: Sequence[str]
+    # Contents of files by name, which it finds in `FOLDER`; only its own user can read them.
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables added to those of the actor
 
     @property
     def is_service(self) -> bool:
@@ -67,23 +61,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Described:
-    """What an actor says of its process.
+    """What an actor says of its process."""
 
-    Attributes:
-        actor: The actor's own id, another after each of its restarts.
-        node: Ray's id of its node.
-        seen: The process.
-        log: What was added to its log since the last answer.
-        log_end: Position after `log`, for the next question.
-        version: Version of evenpace on its node.
-    """
-
-    actor: str
-    node: str
-    seen: Seen
-    log: bytes
-    log_end: int
-    version: str = __version__
+    actor: str  # the actor's own id, another after each of its restarts
+    node: str  # Ray's id of its node
+    seen: Seen  # the process
+    log: bytes  # what was added to its log since the last answer
+    log_end: int  # position after `log`, for the next question
+    version: str = __version__  # version of evenpace on its node
 
 
 class ProcessActor:

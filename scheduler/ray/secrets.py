@@ -23,14 +23,11 @@ _FILES = (CA_FILE, CERTIFICATE_FILE, KEY_FILE)
 
 @dataclass(frozen=True)
 class JobSecrets:
-    """What the processes of a job need to trust each other; files' contents by name.
+    """What the processes of a job need to trust each other; files' contents by name."""
 
-    Attributes:
-        service: For services: the authority, which certifies each on its node, and the tokens' key.
-        client: For workers, and whoever looks after the job: a certificate for calling, and the job's token.
-    """
-
+    # For services: the authority, which certifies each on its node, and the tokens' key.
     service: Mapping[str, bytes] = field(repr=False)
+    # For workers, and whoever looks after the job: a certificate for calling, and the job's token.
     client: Mapping[str, bytes] = field(repr=False)
 
 

@@ -30,26 +30,21 @@ class Seen:
     Attributes:
         phase: "placing": its actor has no node, or does not answer; "ready": the actor has a node, and has
             not started the process; "running"; "ended"; "lost": the actor died.
-        generation: The number of the process's last start, as `Start` gave it; -1 before the first.
         status: Exit status of a process that has ended, as `subprocess` has it; of a lost actor 1 if it could
             not begin, as where evenpace is not installed, and None if its node was lost.
-        address: Where a service listens, or listened before it ended, as HOST:PORT; None before.
-        host: Address of its node; None while it is placed.
-        port: A free port of its node, at which the workers' group can meet.
-        reason: Why it is lost, or the end of its log.
-        goes_in: Seconds until its node goes, 0 where that is not known; None for one that stays.
-        actor: What tells the actor from others that the process had before.
     """
 
     phase: Phase
-    generation: int = -1
+    generation: int = -1  # the number of the process's last start, as `Start` gave it; -1 before the first
     status: int | None = None
+    # Where a service listens, or listened before it ended, as HOST:PORT; None before.
     address: str | None = None
-    host: str | None = None
-    port: int | None = None
-    reason: str = ""
+    host: str | None = None  # address of its node; None while it is placed
+    port: int | None = None  # a free port of its node, at which the workers' group can meet
+    reason: str = ""  # why it is lost, or the end of its log
+    # Seconds until its node goes, 0 where that is not known; None for one that stays.
     goes_in: float | None = None
-    actor: str = ""
+    actor: str = ""  # what tells the actor from others that the process had before
 
     @property
     def leaving(self) -> bool:
@@ -76,16 +71,11 @@ class Create:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a process, whatever is left of its last start being ended before.
+    """Start a process, whatever is left of its last start being ended before."""
 
-    Attributes:
-        name: The process.
-        generation: The number of this start; it is higher than that of the one before.
-        environment: Variables that say who is in the workers' group.
-    """
-
-    name: str
-    generation: int
+    name: str  # the process
+    generation: int  # the number of this start; it is higher than that of the one before
+    # Variables that say who is in the workers' group.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -118,15 +108,10 @@ class Resume:
 
 @dataclass(frozen=True)
 class Finish:
-    """End the job.
+    """End the job."""
 
-    Attributes:
-        state: "done", "failed" or "cancelled".
-        reason: Why, in words; empty where it is done.
-    """
-
-    state: Literal["done", "failed", "cancelled"]
-    reason: str = ""
+    state: Literal["done", "failed", "cancelled"]  # "done", "failed" or "cancelled"
+    reason: str = ""  # why, in words; empty where it is done
 
 
 Action = Create | Start | Drain | Remove | Pause | Resume | Finish
@@ -134,23 +119,14 @@ Action = Create | Start | Drain | Remove | Pause | Resume | Finish
 
 @dataclass
 class _Suspect:
-    """A generation of a group of workers, of which at least one has ended otherwise than well.
+    """A generation of a group of workers, of which at least one has ended otherwise than well."""
 
-    Attributes:
-        name: The first of them.
-        seen: What was seen of it.
-        since: Since when that is known, in seconds since the job was submitted.
-        ended: The workers whose ends were seen.
-        was_lost: Whether one was lost with its node.
-        counted: Whether it counts as a failure.
-    """
-
-    name: str
-    seen: Seen
-    since: float
-    ended: set[str] = field(default_factory=set)
-    was_lost: bool = False
-    counted: bool = False
+    name: str  # the first of them
+    seen: Seen  # what was seen of it
+    since: float  # since when that is known, in seconds since the job was submitted
+    ended: set[str] = field(default_factory=set)  # the workers whose ends were seen
+    was_lost: bool = False  # whether one was lost with its node
+    counted: bool = False  # whether it counts as a failure
 
 
 class Supervisor:
@@ -170,7 +146,6 @@ class Supervisor:
     Attributes:
         failures: Failures so far: workers that ended with an error, and services that could not be started.
             The loss of a node is none.
-        cancelled: Whether the job is to be ended.
     """
 
     def __init__(self, submission: Submission) -> None:
@@ -189,7 +164,7 @@ class Supervisor:
         self._draining: set[str] = set()  # workers that are released since their node goes, or by `resize`
         self._paused = False  # by this supervisor
         self._wanted = submission.workers.most
-        self.cancelled = False
+        self.cancelled = False  # whether the job is to be ended
 
     @property
     def failures(self) -> int:

@@ -67,23 +67,14 @@ _COMMENT = re.compile(r"<!-- run: (.*?)-->", re.DOTALL)
 
 @dataclass(frozen=True)
 class Block:
-    """Block of code in a document.
+    """Block of code in a document."""
 
-    Attributes:
-        path: The document.
-        line: Where its text begins, counted from 1.
-        language: What it is marked with.
-        text: Without indentation.
-        directives: As in the comment before it.
-        hidden: Whether readers do not see it.
-    """
-
-    path: Path
-    line: int
-    language: str
-    text: str
-    directives: Mapping[str, str] = field(default_factory=dict)
-    hidden: bool = False
+    path: Path  # the document
+    line: int  # where its text begins, counted from 1
+    language: str  # what it is marked with
+    text: str  # without indentation
+    directives: Mapping[str, str] = field(default_factory=dict)  # as in the comment before it
+    hidden: bool = False  # whether readers do not see it
 
     @property
     def place(self) -> str:
@@ -102,11 +93,7 @@ class Block:
 
 
 def blocks(path: Path) -> list[Block]:
-    """The blocks of a document, in order.
-
-    Raises:
-        ValueError: A comment is wrong, or what follows it is no block.
-    """
+    """The blocks of a document, in order (ValueError: a comment is wrong, or what follows it is no block)."""
     found: list[Block] = []
     said: dict[str, str] | None = None
     for token in MarkdownIt("commonmark").parse(path.read_text()):

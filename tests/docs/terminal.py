@@ -40,9 +40,6 @@ class Terminal:
         name: Unique in the folder.
         environment: Of its commands.
         through: A command to start the bash through, which becomes it.
-
-    Attributes:
-        log: The file with everything that was printed.
     """
 
     def __init__(
@@ -51,7 +48,7 @@ class Terminal:
         self._files = folder / ".terminals" / name
         self._files.mkdir(parents=True)
         self._scripts = 0
-        self.log = self._files / "output"
+        self.log = self._files / "output"  # the file with everything that was printed
         with self.log.open("wb") as output:
             self._bash = subprocess.Popen(
                 [*through, sys.executable, "-m", "tests.scripts.terminal_shell"],
@@ -85,11 +82,7 @@ class Terminal:
         self.wait_for_end(self.start(script), seconds)
 
     def wait_for_end(self, status: Path, seconds: float) -> None:
-        """Wait for the end of a script that was started.
-
-        Raises:
-            AssertionError: As from `run`.
-        """
+        """Wait for the end of a script that was started (AssertionError: as from `run`)."""
         deadline = time.monotonic() + seconds
         while not status.exists():
             assert self._bash.poll() is None, f"a command failed:\n{self._told(status)}"

@@ -46,11 +46,7 @@ class Page:
         self._main = self._terminal()
 
     def run(self) -> None:
-        """Run everything.
-
-        Raises:
-            AssertionError: A block did not do what it should.
-        """
+        """Run everything (AssertionError: a block did not do what it should)."""
         try:
             for block in self._blocks:
                 self._take(block)

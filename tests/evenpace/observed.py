@@ -26,14 +26,10 @@ ADDED = ("_total", "_bucket", "_sum", "_count")
 
 @dataclass
 class Observed:
-    """The cluster.
+    """The cluster."""
 
-    Attributes:
-        folder: Its files.
-        popens: The processes by part; workers by "worker 0" and so on.
-    """
-
-    folder: Path
+    folder: Path  # its files
+    # The processes by part; workers by "worker 0" and so on.
     popens: dict[str, subprocess.Popen] = field(default_factory=dict)
 
     def log(self, name):

@@ -33,12 +33,7 @@ def cluster(tmp_path_factory):
 
 
 class Job:
-    """A workload, trained by two workers, of which one takes at most `limit` samples of a batch.
-
-    Attributes:
-        metrics: The first worker's lines.
-        states: Each worker's trained model.
-    """
+    """A workload, trained by two workers, of which one takes at most `limit` samples of a batch."""
 
     def __init__(self, cluster, wait_until, folder, name, *arguments, limit=8):
         for i in range(2):
@@ -50,8 +45,9 @@ class Job:
             )
         wait_until(lambda: not cluster.check(), "the end of training", 480)
         assert not (folder / "1.jsonl").exists()
+        # The first worker's lines.
         self.metrics = [json.loads(line) for line in (folder / "0.jsonl").read_text().splitlines()]
-        self.states = [torch.load(folder / f"{i}.pt") for i in range(2)]
+        self.states = [torch.load(folder / f"{i}.pt") for i in range(2)]  # each worker's trained model
 
     def learned(self, iterations):
         """Check that the evaluations are at `iterations`, and that the loss goes down."""

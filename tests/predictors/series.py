@@ -14,19 +14,12 @@ SPIKES = 0.03  # of the iterations: twice as slow, once, and nothing announces i
 
 @dataclass(frozen=True)
 class Series:
-    """Measurements of a played job, (iterations, workers) each.
+    """Measurements of a played job, (iterations, workers) each."""
 
-    Attributes:
-        speeds: As measured.
-        cpu: Usage at the end of each iteration.
-        memory: Likewise.
-        expected: The mean speed of one who knows the contention: the noise floor's prediction.
-    """
-
-    speeds: np.ndarray
-    cpu: np.ndarray
-    memory: np.ndarray
-    expected: np.ndarray
+    speeds: np.ndarray  # as measured
+    cpu: np.ndarray  # usage at the end of each iteration
+    memory: np.ndarray  # likewise
+    expected: np.ndarray  # the mean speed of one who knows the contention: the noise floor's prediction
 
 
 def noisy(clear, rng, noise=0.04, spikes=SPIKES):

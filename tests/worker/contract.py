@@ -33,14 +33,10 @@ class Sgd(Protocol):
         rates: The learning rate of each step; the last one holds for all that follow.
         dtypes: Each parameter's type; None: float32.
         options: Those of `distribute`.
-
-    Attributes:
-        values: The parameters' values now.
-        dtypes: Their types now.
     """
 
-    values: list[np.ndarray]
-    dtypes: list[str]
+    values: list[np.ndarray]  # the parameters' values now
+    dtypes: list[str]  # their types now
 
     def __init__(
         self,

@@ -31,11 +31,6 @@ class Loader(ABC):
         compare_samples: Whether workers that join compare a few samples.
         options: Further options of `Slices`.
 
-    Attributes:
-        session: The session with the services.
-        slices: This worker's parts of the batches.
-        source: As given.
-
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
     """
@@ -52,8 +47,9 @@ class Loader(ABC):
         compare_samples: bool = False,
         **options: Any,
     ) -> None:
-        self.session = session or own_session()
+        self.session = session or own_session()  # the session with the services
         self.source = source
+        # This worker's parts of the batches.
         self.slices = Slices(len(source), batch_size, self.session, advice=self._advice, **options)
         if compare_samples:
             self.session.training.samples = partial(fingerprints, source)

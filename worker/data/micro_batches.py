@@ -27,21 +27,13 @@ class Draws(IntEnum):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples that are computed together, with the same result on whichever worker.
+    """Samples that are computed together, with the same result on whichever worker."""
 
-    Attributes:
-        position: The epoch's position of its first sample.
-        indices: Indices of its samples in the data set, (n,).
-        count: Samples that its gradient is weighted by: n, or 0 where the worker has no part in the batch.
-        spec: The data that the job trains on.
-        epoch: The epoch's number.
-    """
-
-    position: int
-    indices: NDArray[np.int64]
-    count: int
-    spec: JobSpec
-    epoch: int
+    position: int  # the epoch's position of its first sample
+    indices: NDArray[np.int64]  # indices of its samples in the data set, (n,)
+    count: int  # samples that its gradient is weighted by: n, or 0 where the worker has no part in the batch
+    spec: JobSpec  # the data that the job trains on
+    epoch: int  # the epoch's number
 
     def seed(self, draws: Draws) -> int:
         """Return the seed of its random numbers for a purpose, from 0 to 2^63 - 1."""

@@ -25,18 +25,16 @@ class StreamOrder:
     """The order in which a stream's samples are used: a function of these numbers and the epoch alone.
 
     Attributes:
-        size: Samples in the stream.
         shuffle_buffer: Samples of a block, within which they are permuted; 0 keeps the stream's order. A
             block as large as the stream gives the order of a shuffled map-style data set.
-        seed: Seed of the permutations.
 
     Raises:
         InvalidRequestError: A number is out of its range.
     """
 
-    size: int
+    size: int  # samples in the stream
     shuffle_buffer: int = 0
-    seed: int = 0
+    seed: int = 0  # seed of the permutations
 
     def __post_init__(self) -> None:
         if not 0 <= self.shuffle_buffer < 2**31:
@@ -77,9 +75,6 @@ class Stream:
         size: Number of samples; None takes the data set's length if it has one, and counts them otherwise.
         log_fields: Structured fields of log lines.
 
-    Attributes:
-        size: Number of samples.
-
     Raises:
         InvalidRequestError: The data set cannot be iterated over more than once.
     """
@@ -97,7 +92,7 @@ class Stream:
                 f"or a generator"
             )
         self._dataset = dataset
-        self.size = _size(dataset, log_fields) if size is None else size
+        self.size = _size(dataset, log_fields) if size is None else size  # number of samples
         self._recent_samples = 0  # that are kept
         self._iterator: Iterator[Any] = iter(())
         self._next = -1  # the place of the iterator's next sample; -1 before the first iterator

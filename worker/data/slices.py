@@ -26,16 +26,14 @@ class Slice:
     """This worker's part of one batch.
 
     Attributes:
-        assignment: This worker's assignment in the manager's plan.
         indices: Indices of the samples in the data set, (count,). With a count of 0 there are as many as this
             worker takes at least, and their gradient has no weight: every loop goes through every iteration,
             so that learning-rate schedules agree, and all workers take part in an all-reduce.
-        micro_batches: The same in micro-batches; empty in a job without.
     """
 
-    assignment: Assignment
+    assignment: Assignment  # this worker's assignment in the manager's plan
     indices: NDArray[np.int64]
-    micro_batches: Sequence[MicroBatch] = ()
+    micro_batches: Sequence[MicroBatch] = ()  # the same in micro-batches; empty in a job without
 
     @property
     def epoch(self) -> int:
@@ -57,9 +55,7 @@ class Slices:
         advice: What a loop has to do for each batch, in the framework's words; for errors.
 
     Attributes:
-        session: The session with the services.
         spec: The data that the job trains on, and its order.
-        order: The current epoch's permutation, (dataset_size,).
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
@@ -82,8 +78,9 @@ class Slices:
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         session.training.declare(self.spec)
-        self.session = session
+        self.session = session  # the session with the services
         self._advice = advice
+        # The current epoch's permutation, (dataset_size,).
         self.order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._order_epoch = -1  # the epoch that `order` is of
         self._epochs_begun = 0

@@ -22,20 +22,16 @@ class Source:
         size: Its samples.
         load: Loads samples; it is given their indices, (count,).
         collate: Makes a batch of what `load` returns.
-
-    Attributes:
-        drawing: What may draw random numbers, by name.
-        is_seeded: Whether generators are seeded before a micro-batch's samples are loaded.
     """
 
-    is_seeded = True
+    is_seeded = True  # whether generators are seeded before a micro-batch's samples are loaded
 
     def __init__(
         self, dataset: Any, size: int, load: Callable[..., Any], collate: Callable[[Any], Any]
     ) -> None:
         self.load = load
         self.collate = collate
-        self.drawing = {"dataset": dataset, "collate_fn": collate}
+        self.drawing = {"dataset": dataset, "collate_fn": collate}  # what may draw random numbers, by name
         self._size = size
 
     def __len__(self) -> int:

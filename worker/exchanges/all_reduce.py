@@ -21,19 +21,12 @@ _MOST_FAILURES = 10  # to form a group; each may be another member's death
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """Seconds that a worker spent on the parts of a change to another group.
+    """Seconds that a worker spent on the parts of a change to another group."""
 
-    Attributes:
-        connect: Connecting the members, and wrapping the model for them.
-        state: Sending or receiving the training's state, 0 where nobody lacks any.
-        compare: Comparing the members' states.
-        meet: Waiting at the manager until all members were there.
-    """
-
-    connect: float
-    state: float
-    compare: float
-    meet: float = 0.0
+    connect: float  # connecting the members, and wrapping the model for them
+    state: float  # sending or receiving the training's state, 0 where nobody lacks any
+    compare: float  # comparing the members' states
+    meet: float = 0.0  # waiting at the manager until all members were there
 
 
 class Former(Protocol):
@@ -91,12 +84,6 @@ class AllReduce:
 
     The ranks are those that something else has put into one process group; or, after `form_groups_by`, the
     job's members, in a group that the manager has them form for each attempt.
-
-    Attributes:
-        kind: The name of the exchange, which is told to the manager by `join`.
-        weighted_samples: Samples of the current iteration whose weight is in the gradient.
-        group_times: What the last change to another group took; None before the first.
-        on_abandoned: Called, by any thread, with the error after which the job cannot go on.
     """
 
     loader_finishes = True
@@ -104,9 +91,11 @@ class AllReduce:
     reconnects = 0
 
     def __init__(self) -> None:
-        self.kind = FIXED_GROUP
-        self.weighted_samples = 0
+        self.kind = FIXED_GROUP  # the name of the exchange, which is told to the manager by `join`
+        self.weighted_samples = 0  # samples of the current iteration whose weight is in the gradient
+        # What the last change to another group took; None before the first.
         self.group_times: GroupTimes | None = None
+        # Called, by any thread, with the error after which the job cannot go on.
         self.on_abandoned: Callable[[EvenpaceError], None] | None = None
         self._weighted_by: str | None = None  # the function that weighted the current iteration's gradient
         self._has_weighted = False
@@ -198,11 +187,7 @@ class AllReduce:
         return self._weighted_by is not None
 
     def joined(self, joined: Joined, identity: Any, host: str) -> None:
-        """Check that the workers wait for each other.
-
-        Raises:
-            InvalidRequestError: They do not.
-        """
+        """Check that the workers wait for each other (InvalidRequestError: they do not)."""
         mode = joined.synchronisation.mode
         if mode != "bsp":
             raise InvalidRequestError(f"the job's mode is {mode}, which needs a parameter server")

@@ -21,12 +21,11 @@ class Exchange(Protocol):
     where there is none. `recover` may come at any time after `joined`. Calls of other threads are named.
 
     Attributes:
-        kind: The exchange's name, one of `idl.exchange`, which `join` tells the manager.
         loader_finishes: Whether an iteration is over when the loop asks for its next batch; otherwise it is
             when the script's optimiser has stepped, which calls `Session.finish_iteration`.
     """
 
-    kind: str
+    kind: str  # the exchange's name, one of `idl.exchange`, which `join` tells the manager
     loader_finishes: bool
 
     @property

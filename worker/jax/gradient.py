@@ -39,11 +39,7 @@ class Taker(Protocol):
 
 
 def _check_takes(loss_fn: Callable[..., Any], *arguments: Any, **key: Any) -> None:
-    """Check that a loss can be called with these arguments.
-
-    Raises:
-        InvalidRequestError: It cannot.
-    """
+    """Check that a loss can be called with these arguments (InvalidRequestError: it cannot)."""
     try:
         takes = inspect.signature(loss_fn)
     except ValueError:  # it has none

@@ -16,17 +16,13 @@ class MeasuredBatch(SlicedBatch):
         part: The slice.
         load: Function that loads a micro-batch.
         measures: Whether norms are of use.
-
-    Attributes:
-        measures: As given.
-        gradient: The gradient that `value_and_grad` has returned last; None before that.
-        squares: Samples and squared norm of the mean gradient of each micro-batch that it is from.
     """
 
     def __init__(self, part: Slice, load: Callable[[MicroBatch], Any], measures: bool) -> None:
         super().__init__(part, load, "`value_and_grad(params, batch)`", seed_generators)
         self.measures = measures
-        self.gradient: Any = None
+        self.gradient: Any = None  # the gradient that `value_and_grad` has returned last; None before that
+        # Samples and squared norm of the mean gradient of each micro-batch that it is from.
         self.squares: list[tuple[int, Any]] = []
 
     def take(self, gradient: Any, squares: Sequence[Any]) -> None:

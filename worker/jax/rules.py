@@ -17,17 +17,11 @@ Schedule = Callable[[Any], Any]  # from the number of steps so far to the next o
 
 @dataclass(frozen=True)
 class Rule:
-    """The parameter server's optimiser and its options; to be made by `sgd`, `adam` and `adamw`.
+    """The parameter server's optimiser and its options; to be made by `sgd`, `adam` and `adamw`."""
 
-    Attributes:
-        name: The optimiser's name in `idl/parameter_server.thrift`.
-        learning_rate: A number, or a schedule of optax.
-        constants: The other options, by the parameter server's names.
-    """
-
-    name: str
-    learning_rate: float | Schedule
-    constants: dict[str, float]
+    name: str  # the optimiser's name in `idl/parameter_server.thrift`
+    learning_rate: float | Schedule  # a number, or a schedule of optax
+    constants: dict[str, float]  # the other options, by the parameter server's names
 
     def options(self, step: int) -> dict[str, float]:
         """Return all options of a step; steps are counted from 0."""

@@ -29,12 +29,10 @@ class Accumulation:
 
     Args:
         session: The session with a parameter server, whose `gradient` takes the mean, or the exact sums.
-
-    Attributes:
-        model_seeds: The seeds of the model's layers, if an optimiser was given its model.
     """
 
     def __init__(self, session: Session) -> None:
+        # The seeds of the model's layers, if an optimiser was given its model.
         self.model_seeds: ModelSeeds | None = None
         self._session = session
         self._part: Slice | None = None  # that is under way, or was gone through last
@@ -48,11 +46,7 @@ class Accumulation:
             self.model_seeds.set(seed)
 
     def begin(self, part: Slice) -> None:
-        """Begin a slice.
-
-        Raises:
-            InvalidRequestError: It was begun before.
-        """
+        """Begin a slice (InvalidRequestError: it was begun before)."""
         if self._part is part:
             raise InvalidRequestError(
                 f"the micro-batches of iteration {part.assignment.iteration} were gone through before"
@@ -99,11 +93,7 @@ class Accumulation:
         return self._added == len(slice_.micro_batches)
 
     def end_micro_batch(self) -> None:
-        """Check that the micro-batch's gradient was added.
-
-        Raises:
-            InvalidRequestError: It was not.
-        """
+        """Check that the micro-batch's gradient was added (InvalidRequestError: it was not)."""
         part = self._micro_batch
         if part is not None:
             raise InvalidRequestError(

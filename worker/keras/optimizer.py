@@ -47,9 +47,6 @@ class VariableLink:
         weights: The model's, of which this worker takes the others from the first one.
         bucket: Elements with which a bucket of gradients is complete.
 
-    Attributes:
-        failure: The error that an exchange has raised; TensorFlow's graphs pass on its text alone.
-
     Raises:
         InvalidRequestError: The parameter server lacks this kind of optimiser, one of its options, or
             constraints; there is nothing to train, or a service refuses.
@@ -67,6 +64,7 @@ class VariableLink:
         self._optimizer = optimizer
         self._session = loader.session
         self._accumulation = loader.accumulation
+        # The error that an exchange has raised; TensorFlow's graphs pass on its text alone.
         self.failure: Exception | None = None
         self._server = ParameterServer.of(self._session.exchange)
         name, self._options = describe_keras(optimizer)

@@ -47,32 +47,22 @@ _RETRY_SECONDS = 0.5  # after a call that failed
 class PartitionConfig:
     """Settings of a worker's partition.
 
-    Attributes:
-        manager: The DataPartitionManager's address.
-        job: The job's name.
-        worker: This worker's name.
-        listen: The address at which its peers reach it; port 0 chooses a free one.
-        seed: Seed of the order of its samples.
-        room: Most bytes of other workers' samples that it takes.
-        connect_timeout: Seconds in which the manager must be reached.
-        start_timeout: Seconds in which all workers must have joined.
-        credentials: This worker's certificate and token, where the services require them.
-        insecure: Whether it may listen to other machines without TLS.
-
     Raises:
         InvalidRequestError: Its peers could not reach the address `listen`.
     """
 
-    manager: Address
-    job: str
-    worker: str
+    manager: Address  # the DataPartitionManager's address
+    job: str  # the job's name
+    worker: str  # this worker's name
+    # The address at which its peers reach it; port 0 chooses a free one.
     listen: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
-    seed: int = 0
-    room: int = 2**30
-    connect_timeout: float = 30.0
-    start_timeout: float = 600.0
+    seed: int = 0  # seed of the order of its samples
+    room: int = 2**30  # most bytes of other workers' samples that it takes
+    connect_timeout: float = 30.0  # seconds in which the manager must be reached
+    start_timeout: float = 600.0  # seconds in which all workers must have joined
+    # This worker's certificate and token, where the services require them.
     credentials: Credentials | None = None
-    insecure: bool = False
+    insecure: bool = False  # whether it may listen to other machines without TLS
 
     def __post_init__(self) -> None:
         if self.listen.host in ("0.0.0.0", "::"):
@@ -90,10 +80,6 @@ class PartitionLink:
         read: Reads one of them by its index; called by one thread at a time.
         form: The samples' form.
 
-    Attributes:
-        dataset_size: Samples of all workers together.
-        address: The address at which its peers reach it.
-
     Raises:
         EvenpaceError: The manager cannot be reached or refuses, or not all workers have joined in time.
     """
@@ -101,7 +87,7 @@ class PartitionLink:
     def __init__(
         self, config: PartitionConfig, samples: int, read: Callable[[int], Any], form: SampleForm
     ) -> None:
-        self.dataset_size = 0
+        self.dataset_size = 0  # samples of all workers together
         self._config = config
         self._log_fields = {"job": config.job, "worker": config.worker}
         self._samples = samples
@@ -129,7 +115,7 @@ class PartitionLink:
         # Peers know this worker's incarnation from the manager, which requires tokens: TLS is enough here.
         security = Security(self._credentials, insecure=config.insecure or self._credentials.tls)
         self._server = PeerServer(PeerService(config.job, form, self._take), config.listen, security)
-        self.address = self._server.address
+        self.address = self._server.address  # the address at which its peers reach it
         try:
             self._join(config.connect_timeout)
         except BaseException:

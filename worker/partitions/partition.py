@@ -27,36 +27,22 @@ class OtherWorker:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSample:
-    """A sample that another worker has handed over.
+    """A sample that another worker has handed over."""
 
-    Attributes:
-        origin: The worker whose data set has it.
-        index: Its index in the origin's data set.
-        sample: The sample itself.
-        size: Bytes of memory that it takes.
-    """
-
-    origin: OtherWorker
-    index: int
-    sample: Any
-    size: int
+    origin: OtherWorker  # the worker whose data set has it
+    index: int  # its index in the origin's data set
+    sample: Any  # the sample itself
+    size: int  # bytes of memory that it takes
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Samples that are handed over together, all or none.
+    """Samples that are handed over together, all or none."""
 
-    Attributes:
-        number: The chunk's number, larger than those of all chunks before.
-        receiver: The worker that they are sent to.
-        own: Indices of samples of the sender's data set.
-        returned: Samples of the receiver's data set that the sender has.
-    """
-
-    number: int
-    receiver: OtherWorker
-    own: tuple[int, ...]
-    returned: tuple[ReceivedSample, ...]
+    number: int  # the chunk's number, larger than those of all chunks before
+    receiver: OtherWorker  # the worker that they are sent to
+    own: tuple[int, ...]  # indices of samples of the sender's data set
+    returned: tuple[ReceivedSample, ...]  # samples of the receiver's data set that the sender has
 
     def __len__(self) -> int:
         return len(self.own) + len(self.returned)
@@ -78,15 +64,11 @@ class Partition:
         incarnation: The incarnation as which it takes part, until it rejoins as another.
         seed: Seed of the order in which samples are used, and of the choice of those handed over.
         room: Most bytes of other workers' samples that are taken.
-
-    Attributes:
-        incarnation: The present incarnation.
-        generation: The generation of the present members; -1 before the first.
     """
 
     def __init__(self, samples: int, incarnation: str, seed: int | Sequence[int], room: int) -> None:
-        self.incarnation = incarnation
-        self.generation = -1
+        self.incarnation = incarnation  # the present incarnation
+        self.generation = -1  # the generation of the present members; -1 before the first
         self._random = np.random.default_rng(seed)
         self._room = room
         self._members: dict[str, str] = {}  # name to incarnation

@@ -31,9 +31,6 @@ class SampleForm:
         revive: Converts an array to the type that it has in the example: called with the array or tensor
             there, and an array of the same dtype.
 
-    Attributes:
-        size: Bytes of the example's arrays.
-
     Raises:
         InvalidRequestError: The example holds an object of another type.
     """
@@ -44,14 +41,10 @@ class SampleForm:
         arrays = _arrays(example)
         self._dtypes = [array.dtype.name for array in arrays]
         self._dimensions = [array.ndim for array in arrays]
-        self.size = sum(array.nbytes for array in arrays)
+        self.size = sum(array.nbytes for array in arrays)  # bytes of the example's arrays
 
     def pack(self, index: int, sample: Any) -> Any:
-        """Make a `Sample` of data_partition.thrift.
-
-        Raises:
-            InvalidRequestError: The sample is not of this form.
-        """
+        """Make a `Sample` of data_partition.thrift (InvalidRequestError: the sample is not of this form)."""
         arrays = _arrays(sample)
         self._check(index, [array.dtype.name for array in arrays], [array.ndim for array in arrays])
         packed = [

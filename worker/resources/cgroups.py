@@ -15,17 +15,11 @@ _V1_UNLIMITED_BYTES = 2**62
 
 @dataclass(frozen=True)
 class Cgroup:
-    """One control group.
+    """One control group."""
 
-    Attributes:
-        version: Of the interface: 1 or 2.
-        top: Where its hierarchy is mounted, as a directory that this process can read.
-        path: The group's own directory, `top` or below.
-    """
-
-    version: int
-    top: Path
-    path: Path
+    version: int  # of the interface: 1 or 2
+    top: Path  # where its hierarchy is mounted, as a directory that this process can read
+    path: Path  # the group's own directory, `top` or below
 
     @property
     def inner_path(self) -> PurePosixPath:

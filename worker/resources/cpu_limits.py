@@ -37,16 +37,11 @@ _CLOSE_TIMEOUT = 5.0  # seconds, for processes to leave a group or for the duty 
 
 
 class CpuLimit:
-    """A limit in force, until it is closed or the `with` block ends.
-
-    Attributes:
-        kind: How it is enforced: "cgroup v2", "cgroup v1" or "stop/continue".
-        share: Cores that the process may use.
-    """
+    """A limit in force, until it is closed or the `with` block ends."""
 
     def __init__(self, kind: str, share: float, lift: Callable[[], None]) -> None:
-        self.kind = kind
-        self.share = share
+        self.kind = kind  # how it is enforced: "cgroup v2", "cgroup v1" or "stop/continue"
+        self.share = share  # cores that the process may use
         self._lift: Callable[[], None] | None = lift
 
     def close(self) -> None:

@@ -16,12 +16,10 @@ class Device:
 
     Args:
         named: Its kind as the user names it; None to go by what is found.
-
-    Attributes:
-        threads: The threads that the worker computes with on its CPU; None where that is not known.
     """
 
     def __init__(self, named: str | None = None) -> None:
+        # The threads that the worker computes with on its CPU; None where that is not known.
         self.threads: int | None = None
         self._named = named
         self._found = ""

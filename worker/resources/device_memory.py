@@ -22,20 +22,13 @@ _CHANGE = 0.05  # share by which a limit must be below the last reported one to 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The use of a device's memory, in bytes.
+    """The use of a device's memory, in bytes."""
 
-    Attributes:
-        total: The device's memory.
-        others: Memory that this process cannot have: of other processes, and of the driver for this one.
-        peak: The most that this process's tensors have taken since the last reading.
-        limit: The most that this process is allowed to take.
-        shortages: Number of times so far that memory kept for reuse had to be given back for an allocation.
-    """
-
-    total: int
-    others: int
-    peak: int
-    limit: int
+    total: int  # the device's memory
+    others: int  # memory that this process cannot have: of other processes, and of the driver for this one
+    peak: int  # the most that this process's tensors have taken since the last reading
+    limit: int  # the most that this process is allowed to take
+    # Number of times so far that memory kept for reuse had to be given back for an allocation.
     shortages: int = 0
 
     @property
@@ -98,12 +91,10 @@ class MemoryWatch:
     Args:
         session: The session whose iterations are watched; this object is to be its meter's `memory_usage`.
         read: Returns the device's figures, with the peak since the last call.
-
-    Attributes:
-        samples: Samples that were processed at once in this iteration, if not the whole slice.
     """
 
     def __init__(self, session: "Session", read: Callable[[], DeviceMemory]) -> None:
+        # Samples that were processed at once in this iteration, if not the whole slice.
         self.samples: int | None = None
         self._session = session
         self._read = read

@@ -30,16 +30,11 @@ class Budget:
 
     Unused seconds are kept for one period at most; overdrawn ones are paid back in full, so that the mean is
     exact however late the process is checked.
-
-    Attributes:
-        share: Cores that the process may use, in the mean.
-        period: Seconds of income that the budget holds.
-        balance: CPU seconds left; negative when overdrawn.
     """
 
-    share: float
-    period: float
-    balance: float = 0.0
+    share: float  # cores that the process may use, in the mean
+    period: float  # seconds of income that the budget holds
+    balance: float = 0.0  # CPU seconds left; negative when overdrawn
 
     def settle(self, elapsed: float, used: float) -> None:
         """Account for `elapsed` seconds of wall-clock time and `used` seconds of CPU time."""

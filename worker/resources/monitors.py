@@ -27,11 +27,10 @@ class Usage:
     Attributes:
         cpu: Share of the CPU capacity that others take, 0 to 1. An equal competitor on this process's only
             CPU, or within its quota, takes one half.
-        memory: Occupied share of the memory, by any process, 0 to 1.
     """
 
     cpu: float
-    memory: float
+    memory: float  # occupied share of the memory, by any process, 0 to 1
 
 
 @dataclass(frozen=True)

@@ -55,12 +55,10 @@ class AbortableCarrier:
         abort: Aborts the backend: operations under way end, later ones raise RuntimeError. Called once, in a
             thread of its own, since it may take long.
         connections: Duplicates of connections by which the group's members meet beside it.
-
-    Attributes:
-        broken: Why operations cannot be completed any more, in words; None while they can.
     """
 
     def __init__(self, abort: Callable[[], None], connections: Sequence[socket]) -> None:
+        # Why operations cannot be completed any more, in words; None while they can.
         self.broken: str | None = None
         self._abort = abort
         self._connections = connections

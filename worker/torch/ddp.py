@@ -359,29 +359,18 @@ def weighted(
 
 @dataclass
 class _Reduction:
-    """The state of the communication hook.
+    """The state of the communication hook."""
 
-    Attributes:
-        session: This worker's session.
-        exchange: Its exchange, which is told that gradients were weighted.
-        accumulation: Knows the micro-batch under way.
-        group: The model's process group.
-        cadence: The iterations in which norms are taken where there are no micro-batches.
-        preconditioner: That of the model's optimiser; None for none.
-        own: Squared norm of this worker's own gradient, as far as its buckets are ready.
-        pairs: Takes the gradients of the only rank; None where there are others.
-        watch: Measures backward passes and reductions; None where that cannot be.
-    """
-
-    session: Session
-    exchange: AllReduce
-    accumulation: Accumulation
-    group: distributed.ProcessGroup
-    cadence: Cadence
-    preconditioner: Preconditioner | None = None
+    session: Session  # this worker's session
+    exchange: AllReduce  # its exchange, which is told that gradients were weighted
+    accumulation: Accumulation  # knows the micro-batch under way
+    group: distributed.ProcessGroup  # the model's process group
+    cadence: Cadence  # the iterations in which norms are taken where there are no micro-batches
+    preconditioner: Preconditioner | None = None  # that of the model's optimiser; None for none
+    # Squared norm of this worker's own gradient, as far as its buckets are ready.
     own: torch.Tensor | float = 0.0
-    pairs: ConsecutivePairs | None = None
-    watch: BackwardWatch | None = None
+    pairs: ConsecutivePairs | None = None  # takes the gradients of the only rank; None where there are others
+    watch: BackwardWatch | None = None  # measures backward passes and reductions; None where that cannot be
 
 
 def _reduce(

@@ -18,9 +18,6 @@ class ExactSums:
     Args:
         parameters: The parameters whose `grad` is summed, by name.
         statistics: The running statistics whose values are summed, by name.
-
-    Attributes:
-        flat: (elements,) int64: sums of the parameters' gradients, then of the statistics.
     """
 
     def __init__(
@@ -28,6 +25,7 @@ class ExactSums:
     ) -> None:
         elements = sum(tensor.numel() for tensor in (*parameters.values(), *statistics.values()))
         device = next(iter(parameters.values())).device
+        # (elements,) int64: sums of the parameters' gradients, then of the statistics.
         self.flat = torch.zeros(elements, dtype=torch.int64, device=device)
         trained = sum(tensor.numel() for tensor in parameters.values())
         self._gradients = _Part(self.flat[:trained], parameters, statistics=False)

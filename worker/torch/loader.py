@@ -27,12 +27,9 @@ class MapStyleDataset(Protocol):
 
 
 class Loader(loader.Loader):
-    """Any evenpace loader for PyTorch.
+    """Any evenpace loader for PyTorch."""
 
-    Attributes:
-        accumulation: What sums up micro-batches; functions that exchange gradients set it.
-    """
-
+    # What sums up micro-batches; functions that exchange gradients set it.
     accumulation: Accumulation | None = None
     _advice = "call optimizer.step() for each batch, which a GradScaler leaves out after an overflow"
     _seed_generators = staticmethod(seed_generators)

@@ -90,16 +90,12 @@ def watch_memory(session: "Session", device: torch.device) -> MemoryWatch | None
 
 
 class WithinMemory:
-    """A forward and backward pass that is done in smaller pieces where memory runs out; see `within_memory`.
-
-    Attributes:
-        limit: Most samples that are tried at once; None until memory has run out.
-    """
+    """A forward and backward pass, done in smaller pieces where memory runs out; see `within_memory`."""
 
     def __init__(
         self, forward_backward: Callable[..., Any], model: nn.Module, session: "Session", weighs: bool
     ) -> None:
-        self.limit: int | None = None
+        self.limit: int | None = None  # most samples that are tried at once; None until memory has run out
         self._forward_backward = forward_backward
         self._weighs = weighs
         self._parameters = [p for p in model.parameters() if p.requires_grad]

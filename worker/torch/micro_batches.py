@@ -50,7 +50,6 @@ class Accumulation:
         preconditioner: That of the ranks' optimiser, for the norms of gradients; None for none.
 
     Attributes:
-        samples_at_hand: Samples of the micro-batch that is computed at present; None outside of one.
         last_factor: What the sums in `grad` are multiplied by after the micro-batch that is computed at
             present; None unless it is the last of its slice, and its backward pass adds to `grad`.
     """
@@ -63,6 +62,7 @@ class Accumulation:
         reduce: Callable[[torch.Tensor, distributed.ProcessGroup], None] | None = None,
         preconditioner: Preconditioner | None = None,
     ) -> None:
+        # Samples of the micro-batch that is computed at present; None outside of one.
         self.samples_at_hand: int | None = None
         self.last_factor: float | None = None
         self._session = session
@@ -344,11 +344,7 @@ class SlicedBatch(sliced_batch.SlicedBatch):
 
     @property
     def accumulation(self) -> Accumulation:
-        """What takes the sums.
-
-        Raises:
-            InvalidRequestError: The model's parameters are not known.
-        """
+        """What takes the sums (InvalidRequestError: the model's parameters are not known)."""
         if self._accumulation is None:
             raise InvalidRequestError(
                 "the job has micro-batches, whose gradients are to be summed: call distribute(optimizer, "

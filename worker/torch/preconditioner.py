@@ -28,13 +28,10 @@ class Preconditioner:
 
     Args:
         optimizer: The optimiser.
-
-    Attributes:
-        every: Norms are taken in iterations that are multiples of this, to save time.
     """
 
     def __init__(self, optimizer: torch.optim.Adam) -> None:
-        self.every = 1
+        self.every = 1  # norms are taken in iterations that are multiples of this, to save time
         self._optimizer = optimizer
         self._period = 0  # of `STEPS` iterations, that the diagonals hold for
         self._diagonals: dict[torch.Tensor, torch.Tensor] = {}  # by parameter

@@ -126,17 +126,13 @@ class _Guesses:
 
     It does not know the loader that uses it: in a cycle of references, torch's loading processes would not be
     ended in time.
-
-    Attributes:
-        slices: The slices of the job's batches.
-        epoch: The current epoch.
-        asked: Iteration, and seeds and indices, of the batches that were asked for, oldest first.
     """
 
-    slices: Slices
+    slices: Slices  # the slices of the job's batches
 
     def __init__(self) -> None:
-        self.epoch = -1
+        self.epoch = -1  # the current epoch
+        # Iteration, and seeds and indices, of the batches that were asked for, oldest first.
         self.asked: deque[tuple[int, _Guess]] = deque()
 
     def __iter__(self) -> Iterator[list[_Guess]]:
@@ -183,9 +179,6 @@ class _Pickled(torch_data.Dataset[bytes]):
 
     Args:
         samples_of: The script's data set.
-
-    Attributes:
-        samples_of: As given.
     """
 
     def __init__(self, samples_of: Any) -> None:

@@ -38,23 +38,14 @@ _WHOLE = -1  # in place of a shard's index
 
 @dataclass(frozen=True)
 class _Holding:
-    """What a member has of which state, as it tells the others.
+    """What a member has of which state, as it tells the others."""
 
-    Attributes:
-        lacks: Whether it lacks the newest state, as the manager knows.
-        attempt: The attempt with whose state it began.
-        steps: Steps that it has made since.
-        holds_gradient: Whether it has the gradient of one more.
-        index: Its shard; `_WHOLE` for all of them.
-        count: Number of shards.
-    """
-
-    lacks: int
-    attempt: int
-    steps: int
-    holds_gradient: int
-    index: int
-    count: int
+    lacks: int  # whether it lacks the newest state, as the manager knows
+    attempt: int  # the attempt with whose state it began
+    steps: int  # steps that it has made since
+    holds_gradient: int  # whether it has the gradient of one more
+    index: int  # its shard; `_WHOLE` for all of them
+    count: int  # number of shards
 
     def is_a_step_behind(self, other: "_Holding") -> bool:
         """Return whether this member has all that it needs for the step that makes its state another's."""

@@ -44,21 +44,15 @@ class _Unit:
 
 @dataclass
 class Part:
-    """One shard of all parameters and of the optimiser's state, without the other ranks.
+    """One shard of all parameters and of the optimiser's state, without the other ranks."""
 
-    Attributes:
-        index: Which shard it is.
-        count: Number of shards.
-        shards: Shards of parameters, by the whole parameters that are to have them.
-        slots: The optimiser's state of them, likewise.
-        gradients: Their gradients, likewise.
-    """
-
-    index: int
-    count: int
+    index: int  # which shard it is
+    count: int  # number of shards
+    # Shards of parameters, by the whole parameters that are to have them.
     shards: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
+    # The optimiser's state of them, likewise.
     slots: dict[nn.Parameter, dict[str, Any]] = field(default_factory=dict)
-    gradients: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)  # their gradients, likewise
 
 
 class Shards:

@@ -32,13 +32,9 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 
 
 class Carrier(Protocol):
-    """Carries a group's operations by one of PyTorch's backends, and ends them where a member has gone.
+    """Carries a group's operations by one of PyTorch's backends, and ends them where a member has gone."""
 
-    Attributes:
-        broken: Why operations cannot be completed any more, in words; None while they can.
-    """
-
-    broken: str | None
+    broken: str | None  # why operations cannot be completed any more, in words; None while they can
 
     def run(self, begin: Callable[[], Any], result: Any) -> Any:
         """Begin an operation, and return its work, which ends without an error.
@@ -168,17 +164,14 @@ class GlooCarrier:
 
     Args:
         connections: Duplicates of its connections, by which it can be cut off.
-
-    Attributes:
-        connections: Likewise.
-        broken: Why operations cannot be completed any more, in words; None while they can.
-        raises: Whether operations wait, and raise an error where they cannot be completed, from now on.
     """
 
     def __init__(self, connections: list[socket.socket]) -> None:
+        # Why operations cannot be completed any more, in words; None while they can.
         self.broken: str | None = None
+        # Whether operations wait, and raise an error where they cannot be completed, from now on.
         self.raises = False
-        self.connections = connections
+        self.connections = connections  # likewise
         self._lock = threading.Lock()
         self._open: dict[Any, Any] = {}  # futures that have not ended, with their results
         self._works: deque[Any] = deque(maxlen=_RECENT)

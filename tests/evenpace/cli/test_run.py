@@ -20,17 +20,13 @@ FOR_EVER = (SCRIPT, "--workers", "2", "--", "--iterations", "1000000", "--pace",
 
 
 class Run:
-    """A run as a user starts it, whose output is read line by line.
-
-    Attributes:
-        popen: The process of `evenpace run`.
-        lines: The lines so far.
-    """
+    """A run as a user starts it, whose output is read line by line."""
 
     def __init__(self, *words):
         command = [sys.executable, "-m", "evenpace", "run", *map(str, words)]
+        # The process of `evenpace run`.
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.lines = []
+        self.lines = []  # the lines so far
 
     def read_until(self, pattern):
         """Read lines up to the first that matches, and return the match."""

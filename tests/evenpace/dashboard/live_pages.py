@@ -40,21 +40,13 @@ _TIMES = {
 
 @dataclass(frozen=True)
 class Page:
-    """A page that runs.
+    """A page that runs."""
 
-    Attributes:
-        url: Its address, with a slash at the end.
-        popen: The process that was started: a manager, or the page itself.
-        manager: The manager's address.
-        log: What the process logs.
-        context: For HTTPS.
-    """
-
-    url: str
-    popen: "subprocess.Popen[bytes]"
-    manager: Address
-    log: Path
-    context: ssl.SSLContext | None = None
+    url: str  # its address, with a slash at the end
+    popen: "subprocess.Popen[bytes]"  # the process that was started: a manager, or the page itself
+    manager: Address  # the manager's address
+    log: Path  # what the process logs
+    context: ssl.SSLContext | None = None  # for HTTPS
 
     @property
     def host(self) -> str:
@@ -168,9 +160,6 @@ class Uneven:
         micro_batch: Samples of a micro-batch, of which each computes up to 4 at once; None for a job without.
         noise_scale: The scale of the gradient noise that the reports' norms have; None for reports without.
         transfers: Whether they measure their transfers.
-
-    Attributes:
-        done: Iterations that worker-0 was answered for, each once and in order.
     """
 
     BATCH = 64  # samples for each worker, on average
@@ -189,7 +178,7 @@ class Uneven:
         self._transfers = transfers
         self._micro_batch = micro_batch
         self._noise_scale = noise_scale
-        self.done: list[int] = []
+        self.done: list[int] = []  # iterations that worker-0 was answered for, each once and in order
         self._manager = manager
         self._speeds = speeds
         self._credentials = credentials

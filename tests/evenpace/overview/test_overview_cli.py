@@ -188,14 +188,10 @@ _SCREENS = 40_000  # bytes at the end of what was written, which hold the last s
 
 
 class Terminal:
-    """`evenpace top` on a terminal of its own.
-
-    Attributes:
-        raw: All that it wrote.
-    """
+    """`evenpace top` on a terminal of its own."""
 
     def __init__(self, *arguments, lines=24, columns=140):
-        self.raw = b""
+        self.raw = b""  # all that it wrote
         self._end, other = pty.openpty()
         self.resize(lines, columns)
         self._popen = subprocess.Popen(

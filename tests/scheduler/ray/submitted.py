@@ -18,14 +18,10 @@ SCRIPT = ROOT / "tests/scripts/train_least_squares.py"
 
 
 class Command:
-    """An `evenpace` command that runs in the background.
-
-    Attributes:
-        out: File of all that it prints.
-    """
+    """An `evenpace` command that runs in the background."""
 
     def __init__(self, folder, name, environment, *arguments):
-        self.out = folder / f"{name}.out"
+        self.out = folder / f"{name}.out"  # file of all that it prints
         with self.out.open("w") as stream:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "evenpace", *map(str, arguments)],

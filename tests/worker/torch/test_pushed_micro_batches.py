@@ -40,22 +40,15 @@ STEPS = EPOCHS * SAMPLES // BATCH
 
 
 class Trained:
-    """What a worker has trained, and when its pushes have begun.
-
-    Attributes:
-        values: The model's parameters and buffers, (elements,), in double precision.
-        attempts: The job's attempts that it has seen.
-        at_ends: By iteration, for each of its micro-batches, whether a push had begun once it was computed.
-        at_once: By iteration, the micro-batches that it was to compute at once.
-        factors: Of each micro-batch, what gradients were to be multiplied by.
-    """
+    """What a worker has trained, and when its pushes have begun."""
 
     def __init__(self):
-        self.values = torch.empty(0)
-        self.attempts = set()
+        self.values = torch.empty(0)  # the model's parameters and buffers, (elements,), in double precision
+        self.attempts = set()  # the job's attempts that it has seen
+        # By iteration, for each of its micro-batches, whether a push had begun once it was computed.
         self.at_ends = {}
-        self.at_once = {}
-        self.factors = []
+        self.at_once = {}  # by iteration, the micro-batches that it was to compute at once
+        self.factors = []  # of each micro-batch, what gradients were to be multiplied by
 
 
 def state_of(model):
