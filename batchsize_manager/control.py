@@ -22,8 +22,6 @@ def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> 
     """Make the change that a `ControlRequest` asks for.
 
     Args:
-        managed: The job to change.
-        request: The request as it came from the wire.
         learning: The maker of policies.
         now: The time in seconds, on the job's clock.
 

@@ -213,7 +213,6 @@ class ManagedJob:
         """Answer a heartbeat.
 
         Args:
-            call: The call.
             recover: The attempt with which the worker has to recover; None for none.
         """
         reply = _wire.HeartbeatReply(

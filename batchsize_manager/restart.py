@@ -28,8 +28,6 @@ def restore_jobs(
     Args:
         writer: The writer of the state, to which nothing has been put yet.
         learning: The maker of the jobs' policies.
-        config: Options of the jobs.
-        limited_log: The log of events of jobs.
 
     Returns:
         The jobs that go on, and by name the reasons why others cannot.

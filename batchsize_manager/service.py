@@ -456,7 +456,6 @@ class ManagerService:
         """Carry out the effects of a job's last event.
 
         Args:
-            managed: The job.
             asker: The worker whose call it was, if that waits for an answer.
         """
         effects = managed.job.take_effects()

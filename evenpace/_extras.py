@@ -8,9 +8,6 @@ from collections.abc import Iterator
 def needing(extra: str) -> Iterator[None]:
     """Import what an extra of evenpace installs.
 
-    Args:
-        extra: Its name in pyproject.toml.
-
     Raises:
         ModuleNotFoundError: A package is missing; the message says what to install.
     """

@@ -33,7 +33,6 @@ def serve(
     """Serve until SIGINT or SIGTERM, then shut down cleanly.
 
     Args:
-        service: The service.
         address: The address to listen on; port 0 takes a free one.
         limits: Limits of what peers may do.
         security: Credentials and the checks of peers.

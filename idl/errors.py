@@ -49,7 +49,6 @@ class RewoundError(EvenpaceError):
 
     Args:
         message: The reason, in words.
-        attempt: The attempt that the shard is in.
     """
 
     def __init__(self, message: str, attempt: int) -> None:

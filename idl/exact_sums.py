@@ -66,7 +66,6 @@ class FixedPoint:
 
         Args:
             largest: The largest absolute value, or NaN if there is one among them.
-            of: The name of the tensor that has it.
 
         Raises:
             InvalidRequestError: The largest is not below the limit; the message names both.
@@ -89,7 +88,6 @@ def add_to(
         values: (elements,), the mean over the micro-batch.
         count: Samples of the micro-batch; with 0, nothing is added, whatever the values are.
         total: Samples of the batch.
-        layout: The layout of both arrays.
 
     Raises:
         InvalidRequestError: A value is not below its limit; the sums are no longer usable.

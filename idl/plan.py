@@ -89,7 +89,6 @@ def make_plan(
 
     Args:
         iteration: The iteration's number.
-        epoch: The epoch's number.
         start: The first slice's first position in the epoch's permutation.
         counts: Samples by worker's name, in the order of the slices.
         attempt: Number of times that the job has been rewound before.

@@ -454,7 +454,6 @@ def _read(struct: Any, into: type[T], **left_out: Any) -> T:
     """Read a struct as the dataclass that has the same fields and checks their ranges.
 
     Args:
-        struct: The struct.
         into: The dataclass.
         left_out: The values of fields that may be left out.
     """

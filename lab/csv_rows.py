@@ -50,7 +50,6 @@ class Row:
         """Return a finite number above 0.
 
         Args:
-            column: Name of the column.
             when_empty: When it may be empty or missing, which gives NaN; None: never.
 
         Raises:

@@ -45,7 +45,6 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
 
     Args:
         config: What to train, on what.
-        json_path: Further file for the summary.
 
     Returns:
         The summary.
@@ -116,7 +115,6 @@ def run_mapping_demo(config: DemoConfig, json_path: Path | None = None) -> dict[
 
     Args:
         config: Data, seed, shards and folder.
-        json_path: Further file for the figures.
 
     Returns:
         The figures of `lab.experiments.mapping.run`.

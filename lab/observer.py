@@ -23,7 +23,6 @@ class Observer:
     Args:
         manager: The manager's address, or its places.
         shards: The addresses, or places, of the parameter server's shards, in the workers' order.
-        job: The job's name.
         credentials: A certificate, and a token of the job, where the services ask for them.
         timeout: Seconds within which the manager has to answer.
 

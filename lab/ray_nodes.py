@@ -191,7 +191,6 @@ def job_processes(job: str, name: str | None = None) -> list[psutil.Process]:
     """Return the processes of a job that run on this machine, those that Ray's actors have started.
 
     Args:
-        job: The job's name.
         name: That of one process of it, such as "manager", "ps-0" or "w0"; None for all.
     """
     found = []

@@ -118,9 +118,6 @@ class TraceRecorder:
     The usage that a worker reports with iteration k is the one known when k + 1 begins, so a row needs the
     report before. A worker's first iteration, and one after an iteration that it took no part in, has no row.
 
-    Args:
-        path: The file.
-
     Raises:
         ValueError: The file exists and is not a trace that can be continued.
         OSError: The file cannot be read or written.
@@ -310,7 +307,6 @@ def usage_trace(
         iterations: Number of iterations.
         iterations_per_step: Number of iterations in a step of the usage.
         perturbation: Changes of speed that do not show in the usage.
-        seed: Seed of everything that is drawn.
 
     Raises:
         ValueError: A number is out of its range, there is no such machine, it is named twice, or the
@@ -377,14 +373,12 @@ def contention_trace(
     are drawn, but not when this one ends.
 
     Args:
-        workers: Number of workers.
         iterations: Number of iterations.
         slowdown: Share of its speed that a worker keeps under contention.
         shortest: Iterations of the shortest period.
         longest: Iterations of the longest period.
         usage_noise: Standard deviation of measured CPU and memory usage.
         perturbation: Changes of speed that do not show in the usage.
-        seed: Seed of everything that is drawn.
 
     Raises:
         ValueError: A number is out of its range.

@@ -98,7 +98,6 @@ class CheckpointStore:
 
         Args:
             seconds: Age of the last write from which on a folder is removed.
-            but: Names of jobs that are kept.
         """
         self._thread.submit(self._remove_old, seconds, {_folder_name(name) for name in but})
 
@@ -141,7 +140,6 @@ class JobStore:
 
     Args:
         folder: The folder of this job's checkpoints.
-        job: The job's name.
         ledger: The ledger's file; None for no ledger.
         found: Whether the folder may hold checkpoints already.
 

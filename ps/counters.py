@@ -32,7 +32,6 @@ class TimedSink(GradientSink):
     """A sink that adds a gradient to a shard and measures how long the adding takes.
 
     Args:
-        shard: The shard that the gradient is added to.
         contribution: The gradient's place in the batch.
         dtype: Of the elements that arrive.
         tally: The counters that the time is added to.

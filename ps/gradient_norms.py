@@ -42,7 +42,6 @@ class NormMeter:
 
         Args:
             optimizer: The optimiser of the layout.
-            steps: Steps that it has taken.
         """
         if self._preconditioner is not None:
             self._preconditioner.update(optimizer, steps)

@@ -35,9 +35,6 @@ _SWEEP_SECONDS = 60.0  # between looks at the folder
 class Jobs:
     """All jobs of a shard process.
 
-    Args:
-        config: The process's settings.
-
     Raises:
         UnavailableError: Another process uses the folder.
         OSError: The folder cannot be used.
@@ -124,7 +121,6 @@ class Jobs:
 
         Args:
             nbytes: Bytes that are to fit into the memory.
-            jobs: Jobs that are to be added.
 
         Raises:
             InvalidRequestError: There is no room even then.
@@ -153,7 +149,6 @@ class Jobs:
         """Drop a job whose state a failure has left half changed; its newest checkpoint is read when needed.
 
         Args:
-            job: The job.
             error: The failure.
 
         Returns:

@@ -84,7 +84,6 @@ def load_state(
 
     Args:
         optimizer: An optimiser with one parameter in each group.
-        name: The name that it was made with.
         options: The options of each group that it was made with. A slot that they do not use is left out, as
             in torch.optim.
         steps: Steps taken so far.

@@ -89,7 +89,6 @@ class Parameters(ABC):
 
         Args:
             parameters: (elements,), not copied.
-            version: The version of these parameters.
             state: The state that the optimiser continues from, not copied.
 
         Raises:

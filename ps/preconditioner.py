@@ -34,7 +34,6 @@ class Preconditioner:
 
         Args:
             optimizer: The optimiser, with one parameter in each group.
-            steps: Steps that it has taken.
         """
         period = steps // STEPS
         if self._of is not None and optimizer is self._of() and period == self._period:

@@ -410,7 +410,6 @@ class GradientSink:
     """A sink that adds a gradient to a shard piece by piece as it arrives; see `rpc.service.Sink`.
 
     Args:
-        shard: The shard.
         contribution: The gradient's place in the batch.
         dtype: Of the elements that arrive; they are added up in the shard's own, which None stands for.
     """

@@ -156,8 +156,6 @@ class ShardJob:
         """Note that a worker waits for a version, for which it has pushed its gradient to every shard.
 
         Args:
-            worker: The worker's name.
-            version: The version that it waits for.
             settled: Whether it knows that all workers have pushed theirs to every shard.
 
         Returns:
@@ -174,8 +172,6 @@ class ShardJob:
         """Return the sink for what a worker sends beside the parameters, which is held until these arrive.
 
         Args:
-            worker: The worker's name.
-            incarnation: Its incarnation.
             slot: The slot of the optimiser's state, or `UNTRAINED`.
             steps: The optimiser's steps so far.
             length: The bytes that are sent.
@@ -199,11 +195,7 @@ class ShardJob:
         """Set the job's first parameters, and the optimiser's state that the same worker has sent before.
 
         Args:
-            worker: The worker that sent the parameters.
-            incarnation: The worker's incarnation.
             parameters: (elements,), not copied.
-            version: The version of these parameters.
-            attempt: The attempt that begins with them.
 
         Raises:
             InvalidRequestError: A part of the state is missing.
@@ -447,10 +439,6 @@ class ShardJob:
 
     def _await(self, what: tuple[str, int], begin: "Callable[[], Future[T]]") -> T:
         """Return the result of another thread's work, begun by the first of several calls for it.
-
-        Args:
-            what: Names the work.
-            begin: Begins it.
 
         Raises:
             UnavailableError: The work is not done yet; the call is to be repeated.

@@ -50,7 +50,6 @@ def create_authority(folder: Path, days: int, *, force: bool = False) -> Path:
 
     Args:
         folder: The authority's folder, which is made if there is none.
-        days: Days for which the authority is valid.
         force: Whether to replace an authority that is there.
 
     Returns:
@@ -82,10 +81,8 @@ def issue(folder: Path, name: str, hosts: Sequence[str], days: int, *, force: bo
     """Issue a certificate, with all files that its owner needs in a folder of its own.
 
     Args:
-        folder: The authority's folder.
         name: The owner's name, and that of the new folder in `folder`.
         hosts: Host names and addresses at which clients call the owner, if it is a service.
-        days: Days for which the certificate is valid.
         force: Whether to replace a certificate that is there.
 
     Returns:

@@ -141,7 +141,6 @@ class Client:
         Each call may be repeated: the services recognise a repetition by its identity and iteration.
 
         Args:
-            method: The method's name.
             request: Its first argument.
             bulk: Its second argument, if it has one.
             into: The memory that the answer's bulk field is written to; must have its length.

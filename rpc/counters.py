@@ -52,9 +52,6 @@ class MethodTally:
 class ServerTally:
     """Counters of a server.
 
-    Args:
-        methods: The methods of its service.
-
     Attributes:
         accepted: Connections that were accepted.
         refused: Connections that were closed with a reason.

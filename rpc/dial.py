@@ -31,7 +31,6 @@ def dial(
     """Connect, with the TLS handshake if any.
 
     Args:
-        address: The server's address.
         timeout: Seconds for the connection, and for each step of the handshake.
         contexts: Contexts for TLS; None for plain TCP.
         note: Called with each connection before it is made; another thread may `shut_down` it.

@@ -19,7 +19,6 @@ class Guard:
     """Access control of one connection.
 
     Args:
-        limits: The server's limits.
         keys: Keys that tokens are checked with; None where no tokens are required.
         secure: Whether no TLS handshake has to be completed first.
         now: Seconds, from `time.monotonic`.

@@ -14,7 +14,6 @@ class LimitedLog:
     """A limited logger; each level has a limit of its own, so that many warnings do not hide errors.
 
     Args:
-        log: The logger that lines are passed on to.
         per_second: Lines of one level per second, at most.
         left_out: The line for those left out, with a `%d` for their number.
         clock: Returns the time in seconds.

@@ -100,11 +100,7 @@ class Rate:
 
 
 class Admission(Generic[T]):
-    """The connections of a server, by address, and which of them are not authenticated yet.
-
-    Args:
-        limits: The server's limits.
-    """
+    """The connections of a server, by address, and which of them are not authenticated yet."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits

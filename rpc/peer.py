@@ -63,9 +63,6 @@ class ConnectionServer(Protocol):
 class Peer(asyncio.BufferedProtocol):
     """One connection of a server.
 
-    Args:
-        server: The server.
-
     Attributes:
         active_at: When bytes last arrived or an answer was sent, in the monotonic clock's seconds.
     """

@@ -183,7 +183,6 @@ def command_line(
 
     Args:
         command: The command, such as "manager".
-        arguments: The command's arguments.
         program: The module that runs the command line, followed by arguments of its own.
         killed: Whether it is killed when this process ends, instead of ending in good order.
     """

@@ -18,7 +18,6 @@ class Reloaded(Generic[T]):
     While the files are being replaced they may not belong together: then the last value is used.
 
     Args:
-        files: The files whose changes are noticed.
         make: Reads them; raises an `EvenpaceError` where they cannot be used.
     """
 

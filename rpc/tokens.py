@@ -111,7 +111,6 @@ class TokenKeys:
 
         Args:
             text: The token.
-            job: The job's name.
             now: Seconds since 1970.
 
         Raises:
@@ -130,7 +129,6 @@ def write_new_key(file: Path, *, add: bool) -> None:
     """Draw a key, and write it to a new file or before the keys of an existing one.
 
     Args:
-        file: The key file.
         add: Whether the file may exist.
 
     Raises:

@@ -110,8 +110,6 @@ class Goodput:
         """Return the goodput (4), in samples of the initial batch's worth per second; arrays are broadcast.
 
         Args:
-            nodes: Number of nodes that have a replica.
-            replicas: Number of replicas.
             local: Samples of each replica's gradient.
             accumulations: Gradients that each replica computes in addition to the one that is synchronised.
         """

@@ -21,7 +21,6 @@ class ThroughputCurves:
 
         Args:
             models: Of each replica's kind of devices, (replicas,).
-            nodes: Number of nodes that have a replica.
 
         Raises:
             ValueError: There is no node, or there are more than replicas.

@@ -226,7 +226,6 @@ class OpenServices:
 
     Args:
         workers: Workers of each job.
-        shards: Number of shards.
         job: As `manager_service` takes it.
 
     Attributes:

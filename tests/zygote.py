@@ -132,11 +132,7 @@ def set_aside() -> Iterator[None]:
 
 
 class _Zygote:
-    """The process that forks, for those who ask it to.
-
-    Args:
-        requests: The socket to it.
-    """
+    """The process that forks, for those who ask it to."""
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests

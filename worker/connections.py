@@ -26,8 +26,6 @@ def make_exchange(config: SessionConfig, norms: OwnNorms, meter: Meter, log_fiel
     """Make the exchange with the parameter server that a session's settings name; without one, an all-reduce.
 
     Args:
-        config: The session's settings.
-        norms: Takes the norms of gradients.
         meter: Measures transfers.
         log_fields: Returns the structured fields of log lines.
     """

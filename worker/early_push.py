@@ -29,7 +29,6 @@ class EarlyPush:
     be given up.
 
     Args:
-        session: The worker's session.
         server: Its exchange.
         order: The order of the flat array.
         groups: Returns the parameter groups, if their options have changed since the last step.

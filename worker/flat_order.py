@@ -48,8 +48,6 @@ class FlatOrder:
         groups: Each tensor's group; within a bucket, a group's tensors are next to each other.
         ready: The tensors' numbers in the order in which a backward pass computes their gradients; of no
             effect where there is one bucket.
-        shards: Number of shards.
-        bucket: Elements with which a bucket is complete.
 
     Attributes:
         ends: For each bucket, the flat element of each shard's range up to which the range is complete once
@@ -121,7 +119,6 @@ class FlatArrays:
     Args:
         flat: (elements,).
         order: The order of the tensors' elements.
-        shapes: The tensors' shapes.
     """
 
     def __init__(self, flat: NDArray[Any], order: FlatOrder, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -183,8 +180,6 @@ def backward_order(
         groups: Elements of each parameter that is trained, by group.
         statistics: Elements of each of the statistics, which come last, as one more group.
         places: Each parameter's place in the forward pass; a backward pass goes from the last to the first.
-        shards: Number of shards.
-        bucket: Elements with which a bucket is complete.
     """
     trained = len(places)
     ready = sorted(range(trained), key=lambda number: (places[number], number), reverse=True)

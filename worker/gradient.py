@@ -16,7 +16,6 @@ class Gradient:
     """The mean gradient over a slice, or its exact sums; and in groups of statistics, their values.
 
     Args:
-        layout: The layout of the parameters.
         exact: Whether sums are exact, as `idl.exact_sums` makes them.
         norms: Takes the norms of micro-batches.
 

@@ -47,8 +47,6 @@ def squared_norm(
     Groups of statistics are left out.
 
     Args:
-        gradient: The gradient.
-        layout: Its layout.
         minus: The other one; None for none.
         diagonal: A preconditioner, (elements,), that both are multiplied by; None for none.
     """

@@ -62,7 +62,6 @@ class Manager(Protocol):
         """Propose the first iteration of an attempt, and return the first assignment in it.
 
         Args:
-            attempt: The attempt.
             iteration: The iteration.
             place: Epoch and first position of its batch; None if the shards do not know.
         """
@@ -110,7 +109,6 @@ def recover(
         shards: This worker's calls to the parameter server.
         error: The error by which the need of recovery was noticed.
         first: The iteration to begin with where nothing was trained yet; None if this worker has trained.
-        pull: Pulls the parameters for an assignment.
         timeout: Seconds for the whole recovery.
         log_fields: Returns the structured fields of log lines.
 

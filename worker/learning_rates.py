@@ -36,7 +36,6 @@ def factor_by(rule: Rule | str, optimizer: str) -> Factor:
 
     Args:
         rule: The rule; "auto" is "sqrt" for Adam and AdamW, and "adascale" for SGD.
-        optimizer: The optimiser's name.
 
     Raises:
         InvalidRequestError: There is no such rule; or, when the function is called, a script's own function

@@ -73,7 +73,6 @@ class _WaitLog:
     """The log of one call that waits for other workers: what for, once it has waited for long.
 
     Args:
-        job: The job's name.
         until: What the job is to do then, in words: "to begin".
         quiet: Seconds of waiting before the first line.
         log_fields: Returns the structured fields of log lines.
@@ -360,7 +359,6 @@ class Membership:
         """Enter another attempt.
 
         Args:
-            attempt: The attempt.
             iteration: The iteration that it may begin with, as far as this worker knows.
             place: Epoch and first position of that iteration's batch; None if the shards do not know.
 
@@ -381,7 +379,6 @@ class Membership:
         """Enter another attempt together with all other members, for which the manager has a group formed.
 
         Args:
-            attempt: The attempt.
             steps: Steps that this worker's parameters have had.
             place: Epoch, and the position after the batch of the last step; None where there was none.
             store: HOST:PORT of the store that this worker serves.

@@ -15,7 +15,6 @@ def end_with_parent(parent: int, by: signal.Signals = signal.SIGTERM) -> None:
 
     Args:
         parent: The parent's process id, as the parent knows it.
-        by: The signal.
 
     Raises:
         UnavailableError: The parent has ended already.

@@ -38,7 +38,6 @@ class Session:
     """One worker's part in one job.
 
     Args:
-        config: The session's settings.
         exchange: How this worker's gradients meet the others'; None for the parameter server that the
             settings name, or without one, for an all-reduce.
     """

@@ -319,7 +319,6 @@ class ShardClients:
         Other calls may be made meanwhile.
 
         Args:
-            version: The version.
             into: (elements,) to be filled; in use until the pull has been finished or given up.
         """
         requests, intos = self._pull_requests(version), self._divided(into)
@@ -433,8 +432,6 @@ class ShardClients:
         """Have the shards go on from a version, in an attempt that they were fenced for.
 
         Args:
-            attempt: The attempt.
-            version: The version of the parameters.
             reset: Whether the parameters are to be set again, since some shards lack them and nothing was
                 trained.
 

@@ -22,7 +22,6 @@ class Attempts:
     nothing is planned.
 
     Args:
-        members: The job's members.
         iterations: The job's iterations.
         outbox: Collects the effects.
 

@@ -103,10 +103,8 @@ class BatchSizer:
 
         Args:
             iteration: The iteration, which is to be planned.
-            epoch: The epoch of its batch.
             size: Samples of a whole batch so far.
             members: The members that it is planned for, with bounds in units.
-            policy: The policy that splits it.
             observed: Function from a record to what policies observe of it, in units.
 
         Returns:

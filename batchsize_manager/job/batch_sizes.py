@@ -92,7 +92,6 @@ class Batches:
 
         Args:
             iteration: The iteration.
-            epoch: The epoch of its batch.
             start: The first position of its batch in the epoch.
         """
         self._go_back(iteration)
@@ -110,7 +109,6 @@ class Batches:
 
         Args:
             iteration: The iteration.
-            members: The number of members.
             gain_of: Function from another size than the script's to `Scaling.gain`.
 
         Returns:

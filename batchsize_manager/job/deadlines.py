@@ -60,11 +60,9 @@ def missing(
 
     Args:
         members: The members by name.
-        attempt: The attempt whose rendezvous it is.
         config: The job's: `silence` has the seconds without a heartbeat, after which a member is silent, and
             `report_timeout` those after which it is late, since it joined or last reported, and the first has
             arrived.
-        now: The time.
     """
     silence = config.silence
     arrived = [m.arrival.at for m in members.values() if m.arrival is not None and m.has_arrived(attempt)]
@@ -104,7 +102,6 @@ def overdue(
         planned: The first iteration that is not planned.
         report_timeout: Seconds that others wait for a report, at least.
         typical: Seconds that an iteration typically takes.
-        now: The time.
     """
     before = now - max(report_timeout, _PATIENCE * typical)
     since: dict[int, float] = {}  # iteration to the time since when others are done with it

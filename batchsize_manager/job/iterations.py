@@ -110,7 +110,6 @@ class Iterations:
         """Take a member's unfinished parts from it.
 
         Args:
-            worker: The member's name.
             redo: Whether others are to redo these parts; if not, they are lost.
             first: The first iteration whose part is taken.
         """
@@ -129,7 +128,6 @@ class Iterations:
 
         Args:
             progress: The iteration.
-            members: The number of members.
         """
         if progress.is_settled:
             return bool(progress.done) or not self.reported_by_one

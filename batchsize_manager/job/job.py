@@ -47,7 +47,6 @@ class Job:
     Args:
         spec: The data set and the batches.
         config: The job's configuration.
-        policy: The policy that splits batches.
         first_iteration: The job's first iteration: above 0 for a job that goes on from a checkpoint.
         position: Epoch and first position of that iteration's batch; None where they follow from the
             iteration, since batches have always had the size of `spec`.
@@ -121,10 +120,8 @@ class Job:
         """Make a worker a member; a repeated call of the same incarnation is no error.
 
         Args:
-            worker: The worker's name.
             incarnation: The id of this start of the worker; a restarted worker has another.
             bounds: The batch sizes that it can take.
-            now: The time.
             exchange: The way in which it exchanges gradients with the others, one of `idl.exchange`.
             device: The kind of device that it computes on, in words; empty where it does not say.
             threads: The threads that it computes with, if it says so.
@@ -250,10 +247,7 @@ class Job:
         """Handle a worker's heartbeat, which names the attempt that it is in.
 
         Args:
-            worker: The worker's name.
             incarnation: The id of this start of the worker.
-            attempt: The attempt that it is in.
-            now: The time.
             between: Whether its script does something else, between two batches or before the first.
 
         Returns:
@@ -321,11 +315,9 @@ class Job:
         have to call, and their calls together decide (`rendezvous`).
 
         Args:
-            worker: The worker's name.
             incarnation: The id of this start of the worker.
             attempt: The new attempt.
             iteration: The iteration from which all shards can go on.
-            now: The time.
             place: Epoch and first position of that iteration's batch, if the shards know it; the job's own
                 record of it may date from before a change of the batch's size.
             store: Address of the worker's store; only where the manager forms the group, as for `Arrival`.
@@ -365,9 +357,7 @@ class Job:
         """Take out a worker that leaves by itself.
 
         Args:
-            worker: The worker's name.
             incarnation: The id of this start of the worker.
-            now: The time.
             failed: Whether it leaves by an error, before it has finished.
 
         Raises:
@@ -508,7 +498,6 @@ class Job:
         """Answer a member that asks what to do, after a report or another call.
 
         Args:
-            worker: The member's name.
             incarnation: The id of this start of the worker.
             reported: The iteration that it has just reported; -1 if it calls for another reason.
             known: The last iteration of which it says that it has a part already; else -1.

@@ -308,7 +308,6 @@ class Members:
         """Remember a member that counts as dead since its connection broke, in case it is heard of again.
 
         Args:
-            worker: The member's name.
             since: Members that were cut off before, and were last heard of before this time, are forgotten.
         """
         self._cut_off = {name: m for name, m in self._cut_off.items() if m.heard_at >= since}
@@ -356,7 +355,6 @@ class Members:
         """Check that the members can take a batch, some of them with changed bounds.
 
         Args:
-            changed: The changed bounds, by member's name.
             least: Samples of the batch, or the fewest that a sizer may make of it.
             total: Samples of the batch.
             complete: Whether the present members have to take all of it, since no other is awaited.

@@ -32,10 +32,7 @@ class Operations:
     All methods raise `InvalidRequestError` where the change cannot be made, and have changed nothing then.
 
     Args:
-        members: The job's members.
         iterations: The job's iterations.
-        planner: The job's planner.
-        attempts: The job's attempts.
         presence: The job's changes of membership.
         outbox: Collects the effects.
         advance: Function of the time that completes and plans iterations, called after each change.
@@ -70,7 +67,6 @@ class Operations:
             balancing: The names of the new policy and its predictor.
             policy: The new policy; models of the old one that it was not made with are lost.
             what: The change in words, as "the policy from even to proportional".
-            now: The time.
         """
         self._iterations.discard_undelivered()
         self._planner.policy, self.balancing = policy, balancing
@@ -84,7 +80,6 @@ class Operations:
         Args:
             total: Samples of a whole batch; where the size follows the number of members, for as many
                 members as start the job.
-            now: The time.
         """
         batches = self._planner.batches
         samples = batches.spec.dataset_size
@@ -113,7 +108,6 @@ class Operations:
 
         Args:
             sizing: The sizer and its bounds.
-            now: The time.
         """
         sizer, batches = self._planner.sizer, self._planner.batches
         before = sizer.name
@@ -164,11 +158,9 @@ class Operations:
         Members that are leaving already do not count. A job that has not started starts with this number.
 
         Args:
-            workers: The number of members.
             drained: The names of members to release first, if any have to go. Then silent ones go, and those
                 that were cut off, then those that were not measured yet, then the slowest; of equals, the
                 one that joined last.
-            now: The time.
         """
         members = self._members
         if members.reduce:

@@ -26,7 +26,6 @@ class Planner:
     Args:
         config: The job's configuration.
         policy: The policy that splits batches at first.
-        batches: The batches to split.
         sizer: The chooser of their size.
         members: The job's members; some may be released here, if the policy finds them dispensable.
         outbox: Collects the effects.
@@ -148,8 +147,6 @@ class Planner:
 
         Args:
             iteration: The iteration to plan; all before it are planned.
-            attempt: The present attempt.
-            now: The time.
 
         Raises:
             InfeasibleError: The members cannot take the batch.

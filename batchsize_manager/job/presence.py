@@ -19,10 +19,7 @@ class Presence:
 
     Args:
         config: The job's configuration.
-        members: The job's members.
         iterations: The job's iterations.
-        planner: The job's planner.
-        attempts: The job's attempts.
         outbox: Collects the effects.
 
     Attributes:
@@ -84,9 +81,7 @@ class Presence:
         """Take a member out of the job; the parts that it leaves undone are redone by others, or lost.
 
         Args:
-            worker: The member's name.
             why: The reason, which follows the name in the job's log: "left".
-            now: The time.
             by: The time at which others that wait for its part of a reduction have to go on without it.
         """
         redoes, recovers = self._members.redoes, self._members.recovers
@@ -127,9 +122,6 @@ class Presence:
         """Plan for a suspended member again.
 
         Args:
-            worker: The member's name.
-            member: The member.
-            now: The time.
             iteration: The iteration that its present call reports, if any.
 
         Returns:

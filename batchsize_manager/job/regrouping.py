@@ -36,10 +36,7 @@ class Regrouping:
     """The changes of the members' group.
 
     Args:
-        members: The job's members.
         iterations: The job's iterations.
-        planner: The job's planner.
-        attempts: The job's attempts.
         presence: The job's changes of membership.
         outbox: Collects the effects.
         first_iteration: The job's first iteration, before which no member has any state.

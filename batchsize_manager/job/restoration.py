@@ -30,8 +30,6 @@ def restore_job(
         config: The job's configuration.
         policy: The policy that splits batches; it observes the latest records.
         records: Records of complete iterations, of any attempt; the last ones may be missing.
-        events: Earlier events, in words.
-        now: The time.
     """
     job = Job(state.spec, config, policy, state.first_iteration, total=state.batch_size, why="")
     job.outbox.events.extend(events)

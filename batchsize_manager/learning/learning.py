@@ -24,7 +24,6 @@ class Learning:
 
     Args:
         policy: A name in `batchsize_manager.policies.POLICIES`.
-        options: The options of policies.
         folder: The folder in which each job's fitted models are kept; None: they are not kept.
     """
 
@@ -71,9 +70,7 @@ class Learning:
         """Run the fit that a job's policy has due, if any.
 
         Args:
-            job: The job whose policy learns.
             learned: Function that is called after a successful fit.
-            name: The job's name.
         """
         policy = job.planner.policy
 

@@ -55,7 +55,6 @@ class Trainer:
             fit: The fit, which is sent to the process by pickle.
             done: Function that is called in the event loop with the weights, or None if the fit failed; not
                 after `close`.
-            log_fields: Fields of the log line of a failure.
         """
         future = asyncio.get_running_loop().run_in_executor(self._thread, self._run, fit)
 

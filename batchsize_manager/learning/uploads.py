@@ -50,7 +50,6 @@ class Upload:
     """One upload, a `rpc.service.Sink`. Takes no memory for bytes that have not arrived.
 
     Args:
-        uploads: All uploads that are under way.
         length: Bytes that are to come.
     """
 

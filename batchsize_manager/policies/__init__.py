@@ -99,7 +99,6 @@ def make_job_policy(name: str, options: PolicyOptions | None = None, models: Mod
 
     Args:
         name: A name in `POLICIES`.
-        options: The policy's options.
         models: The registry's first models; None: those of the options.
 
     Raises:

@@ -13,7 +13,6 @@ class MeteredPolicy(PolicyWrapper):
     """A wrapper that measures how long another policy takes.
 
     Args:
-        policy: The policy to measure.
         tally: The histograms that the durations in seconds are added to.
     """
 

@@ -138,7 +138,6 @@ class RegistryPolicy(PolicyWrapper):
 
     Args:
         policy: The other policy, which starts from the registry's models for workers that join.
-        registry: The models so far.
     """
 
     def __init__(self, policy: Policy, registry: ModelRegistry) -> None:

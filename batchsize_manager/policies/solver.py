@@ -20,7 +20,6 @@ class InfeasibleError(ValueError):
     Args:
         total: Units of the batch.
         capacity: Units that the workers can take together.
-        workers: Number of workers.
         cuts: The batch's cuts into micro-batches, where these are the units; None: they are samples.
     """
 
@@ -74,7 +73,6 @@ def split_evenly_in_time(curves: TimeCurves, total: int, bounds: Sequence[Bounds
     not. The remainder after whole granularities goes to one worker, if one has room.
 
     Args:
-        curves: The workers' time curves.
         total: Units to split.
         bounds: The workers' bounds, (workers,).
 

@@ -38,7 +38,6 @@ def gain(noise: Noise, before: int, after: int, seconds_before: float, seconds_a
     M₀ falls out. A larger batch pays the less, the smaller φ is.
 
     Args:
-        noise: The gradient noise.
         before: Samples of the one batch.
         after: Samples of the other.
         seconds_before: Seconds of an iteration with the one.

@@ -18,8 +18,6 @@ async def read_past(
     """Read records from the file that a writer has open, without holding up the event loop.
 
     Args:
-        writer: The writer.
-        job: The job's name.
         run: The run of the job; None for its last.
         first: The first iteration asked for.
         limit: The most iterations to return.

@@ -73,12 +73,7 @@ class SavedEvent:
 
 
 class StateReader:
-    """A reader of a state file; see `open_state`. All methods raise `StateError` if it proves damaged.
-
-    Args:
-        path: The file.
-        connection: A connection to the file.
-    """
+    """A reader of a state file; see `open_state`. All methods raise `StateError` if it proves damaged."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path

@@ -92,7 +92,6 @@ def option(config: type, name: str, default: Any = MISSING, text: str | None = N
 
     Args:
         config: A dataclass.
-        name: Name of the field.
         default: Default instead of the field's own, in the field's unit; None for none.
         text: Help instead of the field's own.
     """

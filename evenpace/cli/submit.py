@@ -167,10 +167,8 @@ def _follow(handle: "JobHandle", *, leave: bool, where: str, page: "JobPage | No
     """Show a job until it ends or, by Ctrl-C, is left or ended; exit with its status.
 
     Args:
-        handle: The job.
         leave: Whether Ctrl-C leaves it.
         where: The cluster's address.
-        page: A page about it.
     """
     from evenpace.cli.job_lines import JobLines
     from scheduler.ray.following import end, follow

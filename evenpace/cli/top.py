@@ -57,8 +57,6 @@ def watch(console: Console, client: ManagerClient, job: str | None, manager: str
     """Show the screen until q or Ctrl-C.
 
     Args:
-        console: Console on a terminal.
-        client: Client of the manager.
         job: Name of the job to show; None for all.
         manager: Address of the manager, to be shown.
         interval: Seconds between polls of the manager.

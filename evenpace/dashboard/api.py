@@ -62,7 +62,6 @@ class Api:
 
     Args:
         config: The page's configuration.
-        poller: The poller of the manager, which holds the jobs.
         viewers: The viewers who follow the event stream.
     """
 

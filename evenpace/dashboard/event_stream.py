@@ -64,7 +64,6 @@ class EventStream:
     """The answer to one viewer, as an ASGI application.
 
     Args:
-        viewers: All viewers, to which this one is added.
         events: Function that returns the present values by the event's name; changed ones are sent.
     """
 

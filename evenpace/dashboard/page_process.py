@@ -17,7 +17,6 @@ class PageProcess:
     """The page of a manager; its address is bound at once.
 
     Args:
-        http: The address to listen on, which is checked.
         options: Options of `evenpace dashboard` beside the addresses.
         announced: Whether it prints where it is.
 

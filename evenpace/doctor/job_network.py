@@ -19,7 +19,6 @@ def bound_by_network(client: ManagerClient, summary: Any, about: str) -> Iterato
     """Find out whether communication is the bottleneck of most workers of a job in its latest iterations.
 
     Args:
-        client: Connection to the manager.
         summary: `JobSummary` of the wire.
         about: The finding's subject.
     """

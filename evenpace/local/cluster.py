@@ -52,8 +52,6 @@ class LocalCluster:
     """Context manager that starts a manager and shards, then workers on request, and stops all at its end.
 
     Args:
-        folder: Folder for the processes' logs.
-        workers: Number of workers that the job waits for.
         shards: Number of processes of the parameter server.
         host: Address of this machine on which the services listen.
         credentials: Credentials of all processes, if they are to speak TLS; the token is for the workers.
@@ -174,8 +172,6 @@ class LocalCluster:
         """Set up a training script as a worker, without starting it.
 
         Args:
-            name: Name of the worker.
-            script: The script.
             arguments: Its arguments, or a function that returns them for the number of starts before.
             options: More options of `evenpace worker`, by name.
             share: CPU share of the worker; None for no limit.

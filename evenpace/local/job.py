@@ -35,7 +35,6 @@ def run(job: LocalJob, usual: Address, shows: Shows, finished: Callable[[Address
     """Run a job until its workers have ended well, then end its services; none of them stays behind.
 
     Args:
-        job: The job.
         usual: Address at which the manager listens, unless something else does.
         shows: What it is shown on.
         finished: Function that is called with the manager's address once all workers have ended well.

@@ -48,8 +48,6 @@ def profile(
     """Measure a script's steps at powers of two and their midpoints, up to what fits (VirtualFlow, 5.1.1).
 
     Args:
-        script: The script, which trains with evenpace.
-        arguments: Its arguments.
         config: What is measured.
         on_step: Called with a batch size, and the number of its steps measured so far.
 

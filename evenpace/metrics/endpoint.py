@@ -39,7 +39,6 @@ def exposed(address: Address, collector: Collector, credentials: Credentials | N
 
     Args:
         address: The address to listen on; port 0 takes a free one.
-        collector: The part's collector.
         credentials: With a certificate, TLS is spoken, and every peer must have a certificate of the same
             authorities.
 
@@ -114,8 +113,6 @@ class _Server(ThreadingWSGIServer):
     """An HTTP server with a thread for each connection.
 
     Args:
-        family: The address family.
-        address: The address to listen on.
         secure: Function that wraps a connection in TLS; None: no TLS.
     """
 

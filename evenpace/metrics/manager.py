@@ -27,8 +27,6 @@ def manager_collector(service: ManagerService, server: Server, most_workers: int
     """Return a collector of a manager's metrics.
 
     Args:
-        service: The manager's service.
-        server: The server that it runs in.
         most_workers: The most workers of a job for which there are metrics of each worker.
     """
     return service_collector("manager", server, _manager_figures(service, most_workers))
@@ -103,9 +101,7 @@ def progress(families: Families, job: str, record: IterationRecord, noise: Noise
 
     Args:
         families: The metrics.
-        job: The job's name.
         record: The iteration.
-        noise: The gradient noise.
         first_size: Samples of the script's batches, whose efficiency is 1.
     """
     if noise.known_scale is None:

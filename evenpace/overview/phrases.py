@@ -100,7 +100,6 @@ def exchange(name: str, attempt: int, size: int | None) -> str:
 
     Args:
         name: One of `idl.exchange`.
-        attempt: The job's attempt.
         size: Members of the group that the manager has formed; None if there is none at present.
     """
     if name != FORMED_GROUP:

@@ -47,7 +47,6 @@ class RecentFigures:
         recent: The last iterations.
         slots: The columns of their workers.
         cases: The workers' time curves: the flattest, the likely, and the steepest.
-        best: The workers' best speeds.
         whole: All iterations.
         most: Number of iterations.
     """

@@ -41,7 +41,6 @@ def gather(source: RunSource, made: float, progress: Callable[[int], None]) -> R
     """Read a run through, and return its report.
 
     Args:
-        source: The source of the run's records.
         made: The present time, in seconds since 1970.
         progress: Function that is called with the number of iterations of each page that was read.
 

@@ -39,7 +39,6 @@ def draw_workers(
         axes: Where.
         iterations: (points,)
         lines: By worker, (points,) each.
-        styles: By worker.
         spread: (points,)
         scale: Other values that would have to fit, such as those of a plot beside this one.
         reach: Other iterations that the axis would have to reach, likewise.
@@ -74,11 +73,9 @@ def draw_against(
     """Draw a quantity and its estimate for an even split, and shade the gain.
 
     Args:
-        axes: The axes to draw on.
         iterations: The iterations' numbers, (points,).
         real: The quantity, (points,).
         even: The estimate for an even split, (points,).
-        names: Names of both lines.
         won_below: Whether less is better.
     """
     ours, theirs = array(real), array(even)

@@ -31,7 +31,6 @@ class StoredRuns:
     """The runs in a manager's state.
 
     Args:
-        reader: A reader of the state.
         source_name: The state's place, in words.
     """
 
@@ -61,7 +60,6 @@ class LiveRuns:
     """The runs of a live manager.
 
     Args:
-        client: A client of the manager.
         source_name: The manager's address, in words.
     """
 

@@ -70,8 +70,6 @@ class StoredRun:
     """A run in a manager's state, also while the manager writes on; see `RunSource`.
 
     Args:
-        reader: A reader of the state.
-        saved: The run in it.
         source: The state's place, in words.
     """
 
@@ -125,7 +123,6 @@ class LiveRun:
     """A run of a live manager; see `RunSource`.
 
     Args:
-        client: A client of the manager.
         summary: The run's `JobSummary`.
         source: The manager's address, in words.
     """

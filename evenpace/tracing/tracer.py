@@ -95,12 +95,9 @@ class Tracer:
         """Send a span that has ended.
 
         Args:
-            key: The span's trace.
             path: The span's path; its parent's is the path without the last step, a worker's is the round.
-            name: Name for people.
             begin: Nanoseconds on the monotonic clock.
             end: Nanoseconds on the monotonic clock.
-            attributes: Further attributes.
         """
         offset = _wall_offset()
         context = Context()

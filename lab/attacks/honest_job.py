@@ -31,8 +31,6 @@ class HonestJob:
     """The honest job's workers and their progress; they end with the cluster.
 
     Args:
-        cluster: Cluster of the services, which listen.
-        folder: Folder for the workers' files.
         credentials: Credentials with the job's token, where the services ask for one.
         pace: Seconds that each iteration takes longer, as if a worker computed more.
         last: Iteration after which the job ends; None to go on until `finish`.

@@ -35,7 +35,6 @@ class Lurkers:
     Args:
         targets: The services.
         tally: Counts of what was tried, to which they add.
-        seed: Seed of their choices.
     """
 
     def __init__(self, targets: Sequence[Target], tally: Tally, seed: int) -> None:

@@ -40,7 +40,6 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
 
     Args:
         config: The trainings to run.
-        json_path: File for the figures.
 
     Raises:
         EvenpaceError: A process failed; the message has the end of its log.

@@ -53,7 +53,6 @@ class AllReduce:
         """Return the seconds of an iteration by a worker's batch: equation 7 of Cannikin.
 
         Args:
-            worker: The worker.
             table: Seconds that it computes for, by batch size; (sizes,).
             passes: Micro-batches of each batch size, (sizes,), of which the last one's backward pass counts.
         """

@@ -76,7 +76,6 @@ def run(
 
     Args:
         config: Policies, clusters and noise.
-        json_path: File for the figures.
         plot_path: File for a picture of the first seed's iteration times in each cluster.
 
     Raises:

@@ -42,7 +42,6 @@ class Transfers(Protocol):
         """Return the seconds of an iteration by a worker's batch, from those that it computes for.
 
         Args:
-            worker: The worker.
             table: Seconds that it computes for, by batch size; (sizes,).
             passes: Micro-batches of each batch size, (sizes,); 1 in a job without.
         """
@@ -169,8 +168,6 @@ def play(
     Args:
         policy: The policy, new.
         cluster: The workers and the batch.
-        changes: Changes of the workers' speeds.
-        noise: Noise on the times.
         iterations: The number of iterations.
         transfers: Those of gradients, which overlap with the backward pass; None for such as take no time.
         micro_batch: Samples of a micro-batch, in which the cluster's batches are then; None: they are in
@@ -270,7 +267,6 @@ def _prediction_error(
     """Return the largest relative error of the iterations' times that a policy predicts for other batches.
 
     Args:
-        policy: The policy.
         tables: See `best_split`.
         minima: Likewise.
         total: Samples of the batches that it has split.

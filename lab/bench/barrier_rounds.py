@@ -26,8 +26,6 @@ def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False)
 
     Args:
         workers: Number of workers, each with a connection.
-        rounds: Number of rounds that count.
-        json_path: File for the figures.
         tls: Whether to measure the manager with TLS, too.
     """
     console = Console()

@@ -39,9 +39,7 @@ class Worker:
     """One worker and its connection.
 
     Args:
-        job: Name of its job.
         number: Number of the worker within the job.
-        address: Address of the manager.
         context: Context for TLS; None for plain TCP.
     """
 
@@ -155,7 +153,6 @@ class Load:
     """The workers of one job, all joined, which report and are answered together; a context manager.
 
     Args:
-        address: Address of the manager.
         workers: Number of workers, each with a connection.
         credentials: Credentials for TLS; None for plain TCP.
     """

@@ -63,8 +63,6 @@ class _Job:
     Args:
         config: What is measured.
         parameters: Size of the model.
-        folder: Folder for all files.
-        cluster: The cluster, which runs.
     """
 
     def __init__(

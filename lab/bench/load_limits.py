@@ -29,13 +29,7 @@ class Refusal:
 
 
 def try_limits(address: Address, job: str, workers: int) -> list[Refusal]:
-    """Exceed each limit of a manager whose jobs, members and connections are all that it allows.
-
-    Args:
-        address: Address of the manager.
-        job: Name of a job that is full.
-        workers: Number of its members.
-    """
+    """Exceed each limit of a manager whose jobs, members and connections are all that it allows."""
     return [
         _tried("a job too many", lambda: _join(address, f"{job}-too-many", workers)),
         _tried("a member too many", lambda: _join(address, job, workers)),

@@ -41,7 +41,6 @@ def run(config: MicroBatchesConfig, json_path: Path | None) -> dict[str, Any]:
 
     Args:
         config: The configuration.
-        json_path: File for the figures.
 
     Raises:
         UnavailableError: A worker failed; the message has what it said.

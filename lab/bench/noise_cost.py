@@ -41,7 +41,6 @@ def run(repeats: int, json_path: Path | None = None, *, adam: bool = False) -> d
 
     Args:
         repeats: Medians are over as many.
-        json_path: File for the figures.
         adam: Whether gradients are preconditioned, as with Adam. There are no norms of micro-batches at the
             parameter server then, so that those are of ranks.
 

@@ -100,11 +100,8 @@ def run(
     Args:
         trace_path: File of the trace; None for a generated one, of contention that comes and goes.
         names: Names of predictors, in `PREDICTORS`; all if empty.
-        options: Options of the predictors that learn.
         warm_up: Iterations of each worker that do not count; by default those before the first fit.
         timing_workers: Numbers of workers to time predictors for; none if empty.
-        json_path: File for the figures.
-        plot_path: File for a picture.
 
     Raises:
         ValueError: The trace is invalid, or too short for the warm-up.
@@ -170,7 +167,6 @@ def lay_out(trace: Trace, warm_up: int) -> Grid:
     """Lay a trace out for a replay.
 
     Args:
-        trace: The trace.
         warm_up: Rows of each worker that do not count.
 
     Raises:
@@ -211,10 +207,7 @@ def replay(
     """Let a predictor predict each iteration's speeds before it sees them.
 
     Args:
-        name: Name of the predictor.
         grid: The trace.
-        options: Options of the predictor.
-        executor: Executor that runs the fits.
         advance: Called after each iteration.
     """
     predictor = make_predictor(name, options)

@@ -146,9 +146,7 @@ class RayJob:
     Args:
         cluster: The cluster. Services need nodes that are `STEADY`, workers those that have a `PLACE`.
         workers: As `--workers` has them.
-        shards: Shards of the parameter server.
         checkpoint_every: Versions between two checkpoints.
-        options: More options of the command.
         arguments: More arguments of the workers' script, `lab.chaos.journalling_worker`.
     """
 

@@ -38,7 +38,6 @@ class ServerLinks:
         """Return the seconds of an iteration by a worker's batch: equation 7 of Cannikin, its own.
 
         Args:
-            worker: The worker.
             table: Seconds that it computes for, by batch size; (sizes,).
             passes: Micro-batches of each batch size, (sizes,), of which the last one's backward pass counts.
         """

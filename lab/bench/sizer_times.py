@@ -38,7 +38,6 @@ def run(workers: int, iterations: int, json_path: Path | None) -> dict[str, Any]
     Args:
         workers: Of the job.
         iterations: That count.
-        json_path: File for the figures.
     """
     console = Console()
     times = {

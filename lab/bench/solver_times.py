@@ -35,10 +35,7 @@ def run(devices: int, micro_batches: int, repeats: int, json_path: Path | None =
     """Measure, print and write the figures.
 
     Args:
-        devices: Number of devices, all different.
-        micro_batches: Number of micro-batches to split.
         repeats: Number of splits of each kind of curves, each over other devices.
-        json_path: File for the figures.
 
     Raises:
         OSError: The file cannot be written.

@@ -56,7 +56,6 @@ def make_cluster(curves: GpuCurves, model: str, gpus: Sequence[str], total: int 
 
     Args:
         curves: Measured step times.
-        model: One of the models in them.
         gpus: GPUs that were measured for the model.
         total: Samples of the whole batch; by default half of what fits into all GPUs' memory.
 

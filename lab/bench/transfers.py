@@ -41,7 +41,6 @@ def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) ->
     Args:
         mib: Size of the gradient in MiB.
         repeats: Medians are over these, after one round that does not count.
-        json_path: File for the figures.
         tls: Whether to measure the parameter server with TLS, too.
     """
     console = Console()

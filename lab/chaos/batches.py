@@ -98,7 +98,6 @@ def scaled(sizes: Iterable[int], workers: int, most: int) -> set[int]:
 
     Args:
         sizes: Samples of a batch for all of a job's workers.
-        workers: Number of these.
         most: The greatest number of workers at one time.
     """
     members = range(1, most + 1)

@@ -44,7 +44,6 @@ class ChaosCluster:
     settings name it.
 
     Args:
-        settings: Settings of the run.
         folder: An empty folder, in which everything is written.
 
     Attributes:

@@ -40,10 +40,6 @@ _AHEAD = 40  # iterations from the order to stop to the last one
 def run(settings: ChaosConfig, json_path: Path | None) -> bool:
     """Let a cluster train under faults, print the outcome, and write it to a file.
 
-    Args:
-        settings: Settings of the run.
-        json_path: File for the whole outcome, as JSON.
-
     Returns:
         True if there was no violation. If there was one, the run's folder is kept.
 

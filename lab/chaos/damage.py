@@ -32,7 +32,6 @@ def copy_to_lose(shard: Path, others: Sequence[Path]) -> SparedCopy | None:
     """Find a job's newest checkpoint at a shard, where all shards have a whole one of an earlier version.
 
     Args:
-        shard: Folder of the shard's state.
         others: Folders of the other shards' state.
 
     Returns:

@@ -88,7 +88,6 @@ class FreezeUntilOut(Freeze):
     """SIGSTOP of a worker until the manager has given its part to others.
 
     Args:
-        process: Process of the worker.
         member_state: Returns a worker's state at the manager, by name; None if that does not answer.
     """
 
@@ -106,8 +105,6 @@ class Join:
     """Start of another worker, which is told to leave at the end.
 
     Args:
-        supervisor: Supervisor of the processes.
-        name: Name of the worker.
         trains: Returns whether a process has trained since its last start.
     """
 
@@ -131,9 +128,6 @@ class Drain:
     """Drain of a worker by an operator; the supervisor starts it again after its end.
 
     Args:
-        fault: The fault.
-        supervisor: Supervisor of the processes.
-        name: Name of the worker.
         drain: Asks the manager to drain a worker, unless it was asked just now.
     """
 
@@ -160,9 +154,6 @@ class Damage:
     The shard is stopped meanwhile, lest it replaces the file.
 
     Args:
-        fault: The fault.
-        supervisor: Supervisor of the processes.
-        name: Name of the shard.
         find: Returns the checkpoint that its job can lose, if there is one at present.
         harm: Damages a file, and returns how, in words.
         noticed: What the shard's log must say of a version that it finds damaged; None if it says nothing.
@@ -224,9 +215,6 @@ class StateDamage:
     """SIGKILL of the manager, and damage to its state before its next start, which must mend it.
 
     Args:
-        fault: The fault.
-        supervisor: Supervisor of the processes.
-        name: Name of the manager.
         harm: Damages the state, and returns how; None if there is nothing to damage.
     """
 
@@ -273,7 +261,6 @@ class Impostor:
     """Second run of a running process's command beside it: it must be refused, and end.
 
     Args:
-        process: The process.
         command: Another command, by default its own.
         refused: Pattern of the last message with which it is refused.
     """

@@ -102,10 +102,7 @@ def train(
     """Train until the iteration that the file `stop` has, once there is such a file, or until released.
 
     Args:
-        session: Session of this worker.
-        journal_path: File for the journal.
         stop: File that will have the last iteration.
-        out: File for the final parameters.
         pause: Seconds that each iteration takes longer.
         micro_batch: Samples of a micro-batch; None for a job without.
         per_sample: Seconds that each sample takes longer.

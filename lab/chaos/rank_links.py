@@ -26,7 +26,6 @@ class Ear:
     """The packets that come to one worker, some of which are dropped.
 
     Args:
-        address: The worker's address.
         prefix: Command to put before another one, so that it runs in the worker's network namespace.
 
     Raises:

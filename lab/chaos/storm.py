@@ -72,7 +72,6 @@ class Storm:
     """The faults of a run; `tick` is to be called often.
 
     Args:
-        cluster: Cluster that they befall.
         faults: Faults in the order of their times.
         log: File for JSON lines, one for each fault that is over.
 

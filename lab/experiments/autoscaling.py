@@ -45,9 +45,6 @@ def run(
 
     Args:
         config: Model and nodes.
-        console: Takes the table.
-        json_path: File for the figures.
-        plot_path: File for the plot.
 
     Raises:
         ValueError: The model is unknown, or the measurements are too few or of another form.
@@ -99,7 +96,6 @@ def result_of(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, Any]:
 
     Args:
         epochs: At least one.
-        devices: Devices of a node.
     """
     seconds = math.fsum(epoch.seconds for epoch in epochs)
     ends = accumulate(epoch.seconds for epoch in epochs)

@@ -58,9 +58,6 @@ def run(
 
     Args:
         data: File for `read_points`.
-        console: Takes the table.
-        json_path: File for the figures.
-        plot_path: File for the plot.
 
     Raises:
         ValueError: The data is not of this form.

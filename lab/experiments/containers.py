@@ -32,7 +32,6 @@ class ContainerCluster(LocalCluster):
     """`LocalCluster` each of whose processes runs in a container of its own, on a private network.
 
     Args:
-        folder: Folder for the processes' logs.
         options: Further arguments of `LocalCluster`.
     """
 

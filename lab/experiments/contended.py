@@ -70,9 +70,7 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
     """Run a scheme to its end.
 
     Args:
-        scheme: The scheme.
         config: Configuration of the run.
-        progress: Display of the progress.
 
     Raises:
         EvenpaceError: A process or a competing task failed; the message says which, and why.

@@ -117,7 +117,6 @@ def stress_command(task: Task, cores: float, memory_bytes: int) -> list[str]:
     """Return the command that runs one task.
 
     Args:
-        task: The task.
         cores: Cores that its worker may use.
         memory_bytes: Bytes of memory that its worker may use.
     """

@@ -131,7 +131,6 @@ class Disturbance:
         """Return the tasks beside so many workers.
 
         Args:
-            workers: The workers' number.
             iterations: Length of a random schedule.
             seed: Draws a random schedule, or the machines of a trace.
 
@@ -223,7 +222,6 @@ def trace_schedule(
         path: File of machines' usage for `lab.traces.read_usage`, such as the Google cluster trace.
         workers: Ranks from 0 on.
         step_seconds: Seconds that a step of the trace lasts in the experiment.
-        seed: Seed by which machines are chosen.
         machines: Names of the machines, one for each worker, instead of chosen ones.
 
     Raises:

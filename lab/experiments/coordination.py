@@ -72,11 +72,7 @@ def compare(
     """Run every scheme with every job and seed; the figures are saved after each run.
 
     Args:
-        jobs: Jobs with different workloads.
         schemes: Schemes, as `choose` returns them.
-        shared: Settings of all jobs.
-        json_path: File for the figures.
-        console: Console for the progress.
 
     Returns:
         The content of the file.

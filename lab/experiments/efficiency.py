@@ -26,7 +26,6 @@ def per_update_seconds(
     Args:
         records: Records of the iterations.
         curve: Curve of the run, of at least one point.
-        workers: Number of workers.
         synchronous: True if an iteration is one step with every worker's gradient.
         settle: First iterations, or as many updates as they have, that are left out.
 

@@ -73,8 +73,6 @@ def run(config: ElasticityConfig, console: Console, json_path: Path | None = Non
 
     Args:
         config: Measurements, seeds, and the simulation's clock.
-        console: Takes the tables.
-        json_path: File for the figures.
 
     Raises:
         ValueError: The measurements lack a model or are of another form.

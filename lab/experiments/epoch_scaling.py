@@ -52,8 +52,6 @@ def run(config: EpochScalingConfig, console: Console, json_path: Path | None = N
 
     Args:
         config: Measurements, nodes, and what batch sizes follow.
-        console: Takes the tables.
-        json_path: File for the figures.
 
     Raises:
         ValueError: No model has enough epochs, or the measurements are too few or of another form.

@@ -108,9 +108,6 @@ def slowdown(before: Trajectory, after: Trajectory, worker: str, window: int) ->
     """Return the ratio of a worker's median time right after a change to that right before it.
 
     Args:
-        before: Trajectory up to the change.
-        after: Trajectory from the change on.
-        worker: Name of the worker.
         window: Number of iterations on each side that medians are over.
 
     Raises:

@@ -26,7 +26,6 @@ class Board:
 
     Args:
         path: File that all workers open; made if it does not exist.
-        workers: Number of workers.
     """
 
     def __init__(self, path: Path, workers: int) -> None:
@@ -92,7 +91,6 @@ def positions(board: Board, worker: int, iteration: int, start: int, count: int)
     Over all workers, each position of their slices comes exactly once.
 
     Args:
-        board: Board that the workers share.
         worker: Rank of this worker.
         iteration: The iteration, from 0.
         start: First position of its own slice.

@@ -49,12 +49,6 @@ def run(
 ) -> dict[str, Any]:
     """Forecast every training's noise scales, print the errors, and write the figures.
 
-    Args:
-        config: What is forecast, from what.
-        console: Takes the tables.
-        json_path: File for the figures.
-        plot_path: File for the plot.
-
     Raises:
         ValueError: The data is not of this form, or too short for any forecast.
         OSError: A file cannot be read or written.

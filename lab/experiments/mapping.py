@@ -56,7 +56,6 @@ class MappedTraining:
     """Training of a workload on one mapping after the other.
 
     Args:
-        name: The workload's name.
         config: The configuration.
         data: What it trains on, as its script's `--data` has it; None for the default.
 
@@ -117,8 +116,6 @@ class MappedTraining:
         """Train on a mapping, by real processes.
 
         Args:
-            mapping: The mapping.
-            folder: Folder for logs and states.
             watch: Called with the number of finished iterations.
 
         Raises:
@@ -242,10 +239,8 @@ def run(
     """Train each workload on each mapping; figures are saved after each, as report.json and report.png.
 
     Args:
-        names: Names of workloads.
         data: What they train on, by name, where it is not the default.
         config: The configuration.
-        console: Console for progress and tables.
         again: Whether to train also what `config.out` has from a run with the same configuration.
 
     Returns:

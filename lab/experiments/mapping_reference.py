@@ -23,7 +23,6 @@ def train_alone(workload: Workload, options: argparse.Namespace, *, backwards: b
 
     Args:
         workload: The workload; its model is trained.
-        options: Its options.
         backwards: Whether an iteration's micro-batches are taken from the last to the first, whose sums are
             rounded otherwise: what the results differ by, the training has made of rounding errors alone.
     """

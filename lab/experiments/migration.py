@@ -44,11 +44,8 @@ def run_migration(
     """Train under LB-BSP, and cut the bandwidth on the way.
 
     Args:
-        policy: The balancing policy.
         config: Configuration of the run.
         cut: The cut; None for a run on this machine's loopback without one, which needs no root.
-        folder: Folder for the logs.
-        console: Console for the progress.
 
     Returns:
         The figure's values; times in seconds, batch sizes in samples.

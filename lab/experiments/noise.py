@@ -54,10 +54,7 @@ def run(
 
     Args:
         config: The draws, and the contributions of the training's workers.
-        console: Takes the tables.
-        json_path: File for the figures.
         training: What is trained, if anything is.
-        plot_path: File for the plot of a training.
 
     Raises:
         InvalidRequestError: Batches of one sample, or halves, are to be normalised.

@@ -23,7 +23,6 @@ class Outcomes:
     """The outcomes of an experiment's trainings, in files that are named for them.
 
     Args:
-        folder: Folder of the files.
         again: Whether to train also where there is an outcome.
         tell: Called with the title of a training whose outcome is taken from its file.
     """

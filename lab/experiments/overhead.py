@@ -43,11 +43,9 @@ def run(
     Args:
         workers: Numbers of workers, one for each measurement.
         iterations: Iterations of each measurement.
-        predictor: Predictor of the manager.
         first_fit: Iterations before its first fit.
         refit_every: Iterations between fits.
         json_path: Further place for the figures.
-        console: Console for the table.
     """
     console = console or Console()
     rows = [_measure(count, iterations, predictor, first_fit, refit_every) for count in workers]

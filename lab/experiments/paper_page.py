@@ -33,7 +33,6 @@ def write(outcomes: Mapping[str, ExperimentOutcome], folder: Path, settings: str
 
     Args:
         outcomes: Outcomes by the part's name; figures whose part is not among them are left out.
-        folder: Folder for the files.
         settings: Settings with which the experiments were run, in words.
 
     Raises:

@@ -101,8 +101,6 @@ def followed(cluster: LocalCluster, observer: Observer, gone: Collection[str] = 
     """Yield after each look of the observer at the job, once there is one; last after its workers' end.
 
     Args:
-        cluster: The cluster.
-        observer: The observer.
         gone: Names of workers that may have ended in any way; it may change meanwhile.
 
     Raises:

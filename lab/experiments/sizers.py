@@ -43,8 +43,6 @@ def run(
     Args:
         config: The configuration.
         console: Where the table goes.
-        json_path: File for the figures.
-        plot_path: File for the picture.
 
     Raises:
         ProcessFailedError: A process failed.

@@ -88,7 +88,6 @@ def run_unequal(
     Args:
         scheme: The scheme; not one with backup workers or stealing.
         config: Configuration of the run.
-        folder: Folder for the logs.
         watch: Called soon after each iteration, with the number of iterations done, or as many as the updates
             make up, and with the records of the finished iterations.
         network: Network with a place for each worker; None for this machine's own loopback.

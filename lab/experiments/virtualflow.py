@@ -48,8 +48,6 @@ def run(curves_path: Path | None, console: Console, json_path: Path | None = Non
 
     Args:
         curves_path: File of the published profiles, for `read_step_times`; None to leave them out.
-        console: Console for the tables.
-        json_path: File for the figures.
 
     Raises:
         ValueError: The file is no such file.

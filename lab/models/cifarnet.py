@@ -16,7 +16,6 @@ class CifarNet(nn.Sequential):
     """CNN of five layers: images (samples, 3, 32, 32) to logits (samples, classes).
 
     Args:
-        classes: Number of classes.
         dropout: Probability with which each unit of the first dense layer is dropped.
     """
 

@@ -23,7 +23,6 @@ class ResNet32(nn.Module):
     """Network of 32 layers with weights; images (samples, 3, height, width) in, (samples, classes) out.
 
     Args:
-        classes: Number of classes.
         norm: The normalisation after each convolution.
         dropout: Probability with which each of the classifier's inputs is dropped; 0 in the paper.
     """

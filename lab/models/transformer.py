@@ -15,8 +15,6 @@ class ByteTransformer(nn.Module):
 
     Args:
         context: The most bytes that it can look back on, and the longest length.
-        width: Width of the embedding.
-        layers: Number of layers.
         heads: Heads of attention in each layer.
         dropout: Probability of dropout, in attention and after each part of a layer.
 

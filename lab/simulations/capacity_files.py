@@ -15,7 +15,6 @@ def read_capacity(path: Path, nodes: Sequence[str]) -> Capacity:
     Args:
         path: The file. Where it names nodes, the first that it names is the cluster's first, and so on; of
             more than the cluster has, the others are not used.
-        nodes: The names of the cluster's nodes.
 
     Raises:
         ValueError: The file is of another form, or no node is ever there.

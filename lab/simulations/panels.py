@@ -23,10 +23,8 @@ def in_use(name: str, outcome: Outcome, styles: Mapping[str, WorkerStyle], devic
     """Return the plot of the devices in use over time, stacked by model.
 
     Args:
-        name: The plot's name.
         outcome: One simulation.
         styles: The colour of each model.
-        devices: Number of the cluster's devices.
         end: The time at which the axis ends, in seconds.
     """
     edges = np.linspace(0, end, _BINS + 1)

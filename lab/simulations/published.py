@@ -23,8 +23,6 @@ def published_mean(workload: Path, policy: str, conditions: Mapping[str, Any]) -
     """Return the published mean completion time of a workload under a policy, in seconds, if there is one.
 
     Args:
-        workload: File of the arrivals.
-        policy: Name of the policy.
         conditions: The settings of the simulation; there is a figure only for those that were published.
 
     Raises:

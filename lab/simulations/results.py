@@ -103,7 +103,6 @@ class Results:
 
         Args:
             simulation: What it was made of.
-            workload: File of its arrivals.
             outcome: Its result.
 
         Raises:

@@ -38,7 +38,6 @@ def run(
         config: Workloads, policies and cluster.
         console: Takes the progress and the table.
         json_path: File for the results; simulations whose results it has are not run again.
-        page_path: File for a page that shows them.
 
     Returns:
         The figures of each simulation by policy, then by the path of the workload.

@@ -38,7 +38,6 @@ def print_figures(console: Console, figures: Mapping[str, Mapping[str, Mapping[s
     """Print a table for each workload, and one of the means over them where there are several.
 
     Args:
-        console: Takes the tables.
         figures: By policy, then by the path of the workload.
     """
     paths = list(next(iter(figures.values())))

@@ -34,7 +34,6 @@ def read_applications(
 
     Args:
         folders: Each has folders of models; a model's files may lie in several of these.
-        kinds: The kinds of devices.
         limits: Of models that have any, by name.
         needed: Models that must not be left out for want of a measurement, as far as they are there at all.
 

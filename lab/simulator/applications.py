@@ -178,7 +178,6 @@ class Application:
         """Make a model of its measurements.
 
         Args:
-            name: The model's name.
             step_times: Of its iterations, by kind of devices.
             trainings: By samples of the whole batch.
             limits: None for those of the measurements alone.
@@ -302,10 +301,7 @@ class Application:
         """Return the seconds of an iteration, accumulation and all, on full nodes and one with the rest.
 
         Args:
-            kind: The devices' kind.
             batch: Samples of the whole batch.
-            devices: Number of replicas.
-            node: Devices of a node.
 
         Raises:
             ValueError: It lies outside of what was measured.

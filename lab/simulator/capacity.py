@@ -63,7 +63,6 @@ class Capacity:
         Args:
             counts: Times in seconds, each with the number of nodes from then on; more than there are count
                 as all.
-            nodes: The nodes' names.
 
         Raises:
             ValueError: A time comes twice, or no node is ever there.
@@ -80,7 +79,6 @@ class Capacity:
         """Return nodes that fail at random and come back; the draws of a year repeat.
 
         Args:
-            nodes: The nodes' names.
             between: Mean seconds that a node runs until it fails, exponentially distributed.
             repair: Seconds until it is back.
             seed: Of the draws.

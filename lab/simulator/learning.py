@@ -24,7 +24,6 @@ class Learner:
         """Make a learner.
 
         Args:
-            batches: The batches that are allowed, by kind.
             total: Samples of the whole batch where it is fixed.
             known: Models of step times that need not be learned, by kind; None for none.
             noise: The gradient's before any training; None where nothing is known of it.
@@ -70,9 +69,6 @@ class Learner:
         """Learn from some time of training; of a configuration the first step time counts.
 
         Args:
-            kind: The kind of the devices.
-            nodes: Number of nodes.
-            replicas: Number of replicas.
             local: Samples at once on each of them.
             step_time: Of this configuration.
             noise: The gradient's, as it is now.

@@ -83,7 +83,6 @@ def summary(lives: Sequence[Life], rhos: Sequence[float], devices: int) -> dict[
     Args:
         lives: Of all jobs.
         rhos: The finish-time fairness of each.
-        devices: Number of the cluster's devices.
 
     Raises:
         ValueError: A job has not ended, or there is none.

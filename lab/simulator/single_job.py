@@ -45,7 +45,6 @@ def train(application: Application, choose: Choose, devices: int, restart_cost: 
     Args:
         application: The model, measured on one kind of devices.
         choose: Chooses nodes and batch before each epoch.
-        devices: Devices of a node.
         restart_cost: Seconds without progress when the number of nodes changes.
 
     Raises:
@@ -84,9 +83,7 @@ def configure(batches: Limits, batch: float, nodes: int, devices: int) -> Config
     """Return the configuration with a whole batch, or with the least that fills the devices of some nodes.
 
     Args:
-        batches: The batches that are allowed.
         batch: Samples of the whole batch, at most the largest.
-        nodes: Number of nodes.
         devices: Devices of each.
     """
     replicas = nodes * devices

@@ -37,7 +37,6 @@ class _Workers:
         folder: For their lines and logs.
         command: Returns the command of a worker, without its script's arguments.
         arguments: Of the script.
-        count: The number of workers.
     """
 
     def __init__(

@@ -66,7 +66,6 @@ def options_parser(
     """Make a parser with the options that all workloads have.
 
     Args:
-        description: Description of the workload.
         data: Values of `--data`; the first word is the default.
         epochs: Default of `--epochs`.
         batch_size: Default of `--batch-size`.

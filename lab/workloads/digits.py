@@ -66,7 +66,6 @@ def make_model(
     epochs.
 
     Args:
-        data: The data set.
         dropout: Probability with which each of the last layer's inputs is dropped.
         batch_norm: Whether the first two convolutions are followed by batch normalisation.
         hidden: Units of further linear layers before the last one.

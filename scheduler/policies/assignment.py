@@ -233,7 +233,6 @@ class _Search:
         """Return a bound of the cost that a job could have by free devices beside its own.
 
         Args:
-            job: The job.
             within: Most free devices of a node.
             across: Most free devices across nodes.
         """

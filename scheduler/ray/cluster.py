@@ -122,7 +122,6 @@ class JobHandle:
     """A job on the cluster that this process is connected to.
 
     Args:
-        name: The job's name.
         controller: The actor that runs it.
     """
 

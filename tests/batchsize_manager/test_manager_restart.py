@@ -96,9 +96,6 @@ class Worker:
     """A worker with a speed of its own, which goes through a job's iterations whatever the manager does.
 
     Args:
-        address: The manager's address.
-        name: The worker's name.
-        tape: The tape of all workers.
         speed: Samples per second, by which it reports times.
     """
 

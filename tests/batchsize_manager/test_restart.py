@@ -35,13 +35,7 @@ pytestmark = pytest.mark.usefixtures("time_to_close")
 
 
 class Manager:
-    """The parts of a manager other than the wire; its jobs start with two workers.
-
-    Args:
-        folder: The folder of its state.
-        policy: The name of its policy.
-        options: The options of policies.
-    """
+    """The parts of a manager other than the wire; its jobs start with two workers."""
 
     def __init__(self, folder: Path, policy: str, options: PolicyOptions) -> None:
         config = JobConfig(workers=len(WORKERS))

@@ -32,7 +32,6 @@ def check_option(words, config, one, setting, own_default=True):
         words: The command's.
         config: The configuration.
         one: The field.
-        setting: Its setting.
         own_default: Whether the option's default is the field's; else it has none.
     """
     made = cli

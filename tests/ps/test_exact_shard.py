@@ -78,7 +78,6 @@ class ExactWorker:
 
     Args:
         address: The shard's.
-        name: Its name.
         elements: Parameters, which begin as zeros.
     """
 

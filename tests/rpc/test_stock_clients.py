@@ -264,9 +264,7 @@ class Survivor:
     """A stock client whose only fellow dies within the first iteration, once both have joined.
 
     Args:
-        kind: The kind of client.
         cluster: The services' addresses.
-        job: The job's name.
     """
 
     def __init__(self, kind: str, cluster: tuple[Address, Address], job: str) -> None:

@@ -151,8 +151,6 @@ def train(session, model, way="loop", change=leave, **options):
     """Train a model with one worker's part of each batch; return its variables, and the session's attempts.
 
     Args:
-        session: The session.
-        model: The model.
         way: "loop" for a traced step, "eager" for one that is not, "fit" for Keras's.
         change: Changes gradients before the step.
         options: Of `distribute`.

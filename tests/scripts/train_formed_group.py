@@ -71,11 +71,7 @@ def wait_for(path):
 
 
 class WaitForRecord:
-    """A hook of an optimiser, by which each step waits until the manager has the iteration's record.
-
-    Args:
-        session: This worker's session.
-    """
+    """A hook of an optimiser, by which each step waits until the manager has the iteration's record."""
 
     def __init__(self, session):
         self._session = session
@@ -174,7 +170,6 @@ def die_assembling(size, *ranks):
     """Let this process die where it has one of these ranks in a group that puts shards together.
 
     Args:
-        size: The group's size.
         ranks: The ranks.
     """
     from worker.torch import replicated_shards

@@ -29,7 +29,6 @@ class Sgd(Protocol):
 
     Args:
         start: The parameters' values.
-        loader: The adapter's loader.
         rates: The learning rate of each step; the last one holds for all that follow.
         dtypes: Each parameter's type; None: float32.
         options: Those of `distribute`.

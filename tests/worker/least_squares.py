@@ -17,8 +17,6 @@ class Worker(threading.Thread):
     """A worker of a small least-squares job, in a thread of its own; no framework.
 
     Args:
-        manager: The manager's address.
-        shards: The shards'.
         name: The worker's.
         iterations: After how many it leaves.
         at: Called with the session before each iteration is finished.

@@ -14,7 +14,6 @@ class Memory:
     """What the workers of a job share: parameters by version, and the gradient of the next step.
 
     Args:
-        rate: The learning rate.
         timeout: Seconds for which the other workers may keep one waiting.
     """
 

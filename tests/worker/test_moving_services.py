@@ -32,7 +32,6 @@ class MovingService(RestartableService):
     """A real service that a test starts again on another port, and of which a file says where it is.
 
     Args:
-        file: The file.
         arguments: Of `evenpace`, but for `--listen`.
         host: The name that the file has for this machine.
     """

@@ -44,7 +44,6 @@ def batch_seed(spec: JobSpec, assignment: Assignment, draws: Draws) -> int:
     """Return the seed, from 0 to 2^63 - 1, of what is drawn for a whole batch.
 
     Args:
-        spec: The data that the job trains on.
         assignment: Any worker's assignment of a part of the batch.
         draws: Before its micro-batches, or after them.
     """
@@ -58,7 +57,6 @@ def micro_batches_of(spec: JobSpec, order: NDArray[np.int64], assignment: Assign
     Args:
         spec: The data that the job trains on, with micro-batches.
         order: The epoch's permutation, (dataset_size,).
-        assignment: A worker's assignment.
 
     Raises:
         ValueError: The assignment does not begin and end on cuts.

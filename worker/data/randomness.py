@@ -108,7 +108,6 @@ def own_generators(name: str, value: Any) -> list[str]:
     `__call__` use of their modules.
 
     Args:
-        name: The object's name.
         value: The object.
     """
     found, seen, waiting = [], set[int](), [(name, value)]

@@ -73,7 +73,6 @@ class Stream:
     Args:
         dataset: Yields the same samples in the same order each time.
         size: Number of samples; None takes the data set's length if it has one, and counts them otherwise.
-        log_fields: Structured fields of log lines.
 
     Raises:
         InvalidRequestError: The data set cannot be iterated over more than once.

@@ -15,7 +15,6 @@ class SlicedBatch:
     A loader makes it when it yields it: from then on, what the script draws is seeded for the whole batch.
 
     Args:
-        part: The slice.
         load: Loads a micro-batch's samples, makes a batch of them, and seeds the computation that follows.
         way: How a script goes through it, for the error of one that takes it for a batch of samples.
         seed_generators: Seeds the generators that a script may draw from.

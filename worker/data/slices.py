@@ -47,9 +47,7 @@ class Slices:
     Args:
         dataset_size: Samples of the data set.
         batch_size: Samples of a whole batch, over all workers; or these by the first epoch that has them.
-        session: The session with the services.
         shuffle: Whether each epoch has a permutation of its own.
-        seed: Seed of the permutations.
         drop_last: Whether an epoch's last, smaller batch is left out.
         micro_batch: Samples of a micro-batch; None for a job without.
         advice: What a loop has to do for each batch, in the framework's words; for errors.

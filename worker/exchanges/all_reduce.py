@@ -64,7 +64,6 @@ class Former(Protocol):
         """Form the group of an attempt, in which all members have the same state then.
 
         Args:
-            attempt: The attempt.
             seat: This worker's place in the group.
             has_state: Called once this worker has the state with which the attempt begins; until then it has
                 what it had before, also where the group cannot be formed.
@@ -147,15 +146,7 @@ class AllReduce:
 
     @classmethod
     def of(cls, exchange: Exchange, otherwise: str) -> "AllReduce":
-        """Return a session's exchange, if it is an all-reduce.
-
-        Args:
-            exchange: The exchange.
-            otherwise: The error's text.
-
-        Raises:
-            InvalidRequestError: It is another one.
-        """
+        """Return a session's exchange, if it is an all-reduce (InvalidRequestError: it is another one)."""
         if not isinstance(exchange, cls):
             raise InvalidRequestError(otherwise)
         return exchange

@@ -68,7 +68,6 @@ class Exchange(Protocol):
         """Contribute the gradient of an assignment, which may have no samples.
 
         Args:
-            done: The assignment.
             groups: The parameter groups, if their options have changed.
             lr_scale: Factor of the learning rates in this iteration.
 

@@ -68,8 +68,6 @@ class ParameterServer:
     """One worker's part in the exchange by a parameter server.
 
     Args:
-        shards: This worker's clients of the shards.
-        norms: Takes the norms of gradients.
         meter: Is told the times of transfers, and of waiting for the other workers.
         timeout: Seconds for a recovery.
         log_fields: Returns the structured fields of log lines.

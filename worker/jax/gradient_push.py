@@ -19,7 +19,6 @@ class GradientPush:
 
     Args:
         push: Pushes its buckets.
-        gradients: The flat array of the gradient.
         order: Its order.
         pulled: Returns the leaves of the parameters as last pulled, which are the first tensors of the order.
     """

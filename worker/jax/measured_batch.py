@@ -13,8 +13,6 @@ class MeasuredBatch(SlicedBatch):
     """A worker's part of a batch in micro-batches, with the norms of the gradients that it had last.
 
     Args:
-        part: The slice.
-        load: Function that loads a micro-batch.
         measures: Whether norms are of use.
     """
 

@@ -84,7 +84,6 @@ class Optimizer:
         rule: One of `sgd`, `adam`, `adamw` of `worker.jax.rules`.
         params: A pytree of floating-point arrays: Flax's `variables["params"]`, or the `nnx.Param`s that
             `nnx.split` gives.
-        loader: The evenpace loader of the training data.
         value_and_grad: The function that computes gradients, which are pushed while it does; None: by `step`.
         statistics: A pytree of the model's state beside its parameters, such as Flax's `batch_stats`; None
             for none. In each step, it becomes the workers' mean, weighted by their batch sizes.

@@ -67,7 +67,6 @@ class _Parts:
     Args:
         closed: The function.
         stages: The numbers of the results of each part but the last.
-        structure: The structure of its result.
         donated: The number of its first inputs whose memory is used for results.
     """
 

@@ -106,7 +106,6 @@ class SlicedBatch(sliced_batch.SlicedBatch):
     """A worker's part of a batch, which `micro_batches` goes through.
 
     Args:
-        part: The slice.
         load: Loads a micro-batch, and seeds its forward pass.
         accumulation: Takes what is summed over the micro-batches.
     """

@@ -228,10 +228,8 @@ def _take_step(model: Any, step: Callable[[Any], Any], batch: Any, logs: Any) ->
     micro-batch's logs have all. A batch that this worker has no part in changes none.
 
     Args:
-        model: The model.
         step: The model's own step.
         batch: What the loader yields.
-        logs: The logs so far.
     """
     if not isinstance(batch, SlicedBatch):
         return step(batch)
@@ -249,9 +247,6 @@ class _Callbacks(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras h
     Keras itself reads that number once, when `fit` begins.
 
     Args:
-        model: The model that is trained.
-        loader: The loader of its data.
-        callbacks: The script's callbacks.
         verbose: Of `fit`.
         epochs: Of `fit`.
     """

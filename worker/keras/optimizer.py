@@ -41,8 +41,6 @@ class VariableLink:
 
     Args:
         optimizer: An SGD, Adam or AdamW of keras.optimizers.
-        loader: The evenpace loader of the training data.
-        variables: The variables that the optimiser trains.
         statistics: The variables that the workers average, such as batch normalisation's statistics.
         weights: The model's, of which this worker takes the others from the first one.
         bucket: Elements with which a bucket of gradients is complete.

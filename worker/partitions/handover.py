@@ -39,7 +39,6 @@ def pack(identity: Any, chunk: Chunk, form: SampleForm, read: Callable[[int], An
 
     Args:
         identity: The sender's `Identity` of common.thrift.
-        chunk: The chunk.
         form: The form of the sender's samples.
         read: Reads one of them by its index.
 
@@ -144,7 +143,6 @@ class PeerServer:
     """A server of `PeerService` in a thread of this process, until it is closed.
 
     Args:
-        service: The service.
         address: The address to listen on; port 0 chooses a free one.
         security: The authentication that it requires of its peers.
 

@@ -75,7 +75,6 @@ class PartitionLink:
     """A worker's partition, joined with its peers'; the constructor waits until all workers have joined.
 
     Args:
-        config: The partition's settings.
         samples: Number of samples in this worker's own data set.
         read: Reads one of them by its index; called by one thread at a time.
         form: The samples' form.

@@ -228,7 +228,6 @@ class Partition:
         Args:
             sender: The worker that hands the chunk over.
             receiver: The incarnation that it is meant for.
-            number: The chunk's number.
             received: Samples of the sender's data set.
             returned: Indices of this worker's own samples that the sender had.
 

@@ -53,7 +53,6 @@ def find_group(controller: str, membership: str, root: Path = Path("/")) -> Cgro
     container's own group is then the root of the mount.
 
     Args:
-        controller: Name of the controller.
         membership: What `membership()` returned for the process.
         root: The directory below which `/proc` and the mounts are looked up.
 

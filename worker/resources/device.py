@@ -33,7 +33,6 @@ class Device:
         """Note what was found; what is left out stays.
 
         Args:
-            gpu: The GPU's name.
             threads: The threads that the worker computes with on its CPU.
         """
         self._found = gpu or self._found

@@ -28,10 +28,8 @@ class BackwardPush:
     step, and so are exact sums.
 
     Args:
-        session: The worker's session.
         server: Its exchange.
         parameters: The parameters, which are the first tensors of the flat array.
-        gradients: The flat array of the gradient.
         order: Its order.
         accumulation: The sums over micro-batches.
         groups: Returns the parameter groups, if their options have changed since the last step.

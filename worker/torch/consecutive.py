@@ -12,9 +12,6 @@ class ConsecutivePairs:
     """The norms of two successive gradients and of their difference (Pollux, section 3.1), by buckets.
 
     Each gradient is in one pair only. Of the first one, a copy is kept until the second is there.
-
-    Args:
-        norms: Takes the norms.
     """
 
     def __init__(self, norms: OwnNorms) -> None:
@@ -35,8 +32,6 @@ class ConsecutivePairs:
         """Take a bucket of an iteration's gradient, which is not to be changed before it returns.
 
         Args:
-            part: The assignment, of the whole batch.
-            bucket: The bucket.
             diagonal: Its preconditioner, (elements,), or None; both gradients are multiplied by it.
         """
         gradient = bucket.buffer()

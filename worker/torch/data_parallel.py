@@ -23,7 +23,6 @@ class DataParallel:
     """A model in `DistributedDataParallel`, as `FormedGroup` has it wrapped; see `Wrapper`.
 
     Args:
-        model: The model.
         by_gloo: Whether its groups are gloo's, and not NCCL's.
         register: Registers the communication hook with the model.
 

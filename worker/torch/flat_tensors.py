@@ -15,7 +15,6 @@ class FlatTensors:
     Args:
         flat: (elements,).
         order: The order of the tensors' elements.
-        tensors: Tensors of the shapes.
     """
 
     def __init__(self, flat: NDArray[Any], order: FlatOrder, tensors: Sequence[torch.Tensor]) -> None:

@@ -83,7 +83,6 @@ class Wrapper(Protocol):
 
         Args:
             inner: PyTorch's.
-            connections: Duplicates of its connections.
             members: Addresses of its members' stores, by name.
         """
         ...
@@ -106,7 +105,6 @@ class Wrapper(Protocol):
         """Let whoever has a part of the newest state have all of it.
 
         Args:
-            attempt: The attempt that the group is of.
             group: As of `TrainingState.pass_on`, which follows within the context.
             apart: Likewise.
             lacks: Likewise.
@@ -129,11 +127,8 @@ class FormedGroup:
     """The process group of a model, as the manager has it formed.
 
     Args:
-        session: This worker's session.
-        model: The model.
         wrapper: What it is wrapped in.
         backends: The backends that the script has chosen, by types of devices.
-        state: What the training goes on with.
         group: The group that the script has put the model into.
     """
 
@@ -240,7 +235,6 @@ class FormedGroup:
         """Form the group of an attempt, wrap the model anew, and have all members at the same state.
 
         Args:
-            attempt: The attempt.
             seat: This worker's place in the group.
             has_state: Called once this worker has all of the state; until then it has what it had before.
 

@@ -17,7 +17,6 @@ def squared_norm(gradient: torch.Tensor, diagonal: torch.Tensor | None = None) -
     """Return the squared norm of a dense tensor; off the CPU as a tensor, which nothing waits for.
 
     Args:
-        gradient: The tensor.
         diagonal: A preconditioner, (elements,); None for none.
     """
     flat = gradient.reshape(-1)  # a step for each tensor costs more than the sum itself
@@ -44,7 +43,6 @@ def squared_norm_of(
     """Return the squared norm of several tensors together; None is one of zeros, and so is a sparse one.
 
     Args:
-        gradients: The tensors.
         diagonals: For each its preconditioner, likewise; None for none.
     """
     norms = [
@@ -61,9 +59,6 @@ class PassNorms:
     """The squared norm of what one backward pass adds to the parameters' `grad`, which sums many passes.
 
     Off the CPU the pass's gradients are kept until its end, and their norm is taken by a few kernels.
-
-    Args:
-        parameters: The parameters that are trained.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:

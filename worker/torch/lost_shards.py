@@ -37,7 +37,6 @@ def end_with_lost_shards(session: Session, exchange: AllReduce) -> None:
     Nothing changes for other models, whose ranks have all parameters.
 
     Args:
-        session: This worker's session.
         exchange: Its exchange, of a process group that is fixed.
     """
 
@@ -64,7 +63,6 @@ def end_once_stuck(session: Session, why: str, is_over: Callable[[], bool] = lam
     """End the process once its main thread waits in a collective operation.
 
     Args:
-        session: This worker's session.
         why: The reason, for the log.
         is_over: Returns whether it is to go on after all; then this returns.
     """

@@ -42,7 +42,6 @@ class Accumulation:
     few kernels then serve all parameters, while hooks of each would keep the device waiting.
 
     Args:
-        session: The session with the services.
         parameters: Those that are trained, at least one.
         model: The model, for its batch normalisation's running statistics; None where they are no concern.
         reduce: Sums a tensor over the ranks of a process group, where the model is in
@@ -211,7 +210,6 @@ class Accumulation:
         """Add what a micro-batch has left in gradients and buffers, as far as passes do not add it up.
 
         Args:
-            part: The micro-batch.
             squares: The squared norm of its gradient, where norms are taken.
         """
         assert self._part is not None
@@ -330,7 +328,6 @@ class SlicedBatch(sliced_batch.SlicedBatch):
     """A worker's part of a batch, which `micro_batches` goes through.
 
     Args:
-        part: The slice.
         load: Loads a micro-batch's samples, makes a batch of them, and seeds its forward pass.
         accumulation: Takes what is summed over the micro-batches; None where that is not known yet.
     """

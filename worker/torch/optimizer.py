@@ -305,12 +305,8 @@ def order_of(
     """Return the order of the elements of an optimiser's groups, and then of statistics, at the shards.
 
     Args:
-        groups: The parameters that are trained, by group.
-        statistics: The statistics.
         model: The model; a backward pass goes through its parameters from the last to the first. None:
             through those of the groups.
-        shards: Number of shards.
-        bucket: Elements with which a bucket is complete.
     """
     places = {
         id(parameter): place for place, parameter in enumerate(() if model is None else model.parameters())

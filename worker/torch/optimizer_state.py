@@ -71,7 +71,6 @@ def put_state(
 
     Args:
         optimizer: An optimiser without a state.
-        tensors: The tensors.
         order: The order of their elements.
         state: The parameter server's state.
     """

@@ -17,7 +17,6 @@ def reach(host: str, port: int, seconds: float, check: Callable[[], None]) -> No
 
     Args:
         host: Its host's name or address.
-        port: Its port.
         seconds: Seconds to wait, at most.
         check: Called before each attempt; what it raises ends the wait.
 

@@ -56,10 +56,8 @@ class ReplicatedShards:
     """A model in FSDP2 over a mesh of copies and shards, as `FormedGroup` has it sharded; see `Wrapper`.
 
     Args:
-        session: This worker's session.
         model: The model, to which `fully_shard` was applied.
         optimizer: Its optimiser.
-        shards: Its shards.
         shard_size: Ranks that share one copy of the parameters, at least.
     """
 
@@ -211,8 +209,6 @@ class ReplicatedGroup:
     """The process group of a model in FSDP2 over a mesh of copies and shards.
 
     Args:
-        session: This worker's session.
-        shards: The model's shards.
         carrier: Carries the operations of all groups.
         every: The group of all ranks.
         within: Those of copies and of shards that this rank is in.

@@ -31,9 +31,7 @@ class FullyShard:
     """A model in FSDP2, as `FormedGroup` has it sharded; see `Wrapper`.
 
     Args:
-        session: This worker's session.
         model: The model, to which `fully_shard` was applied.
-        shards: Its shards.
     """
 
     def __init__(self, session: Session, model: nn.Module, shards: Shards) -> None:
@@ -70,8 +68,6 @@ class ShardedGroup:
     """The process group of a model in FSDP2, in which each member has a part that no other has.
 
     Args:
-        session: This worker's session.
-        shards: The model's shards.
         connections: Duplicates of the group's connections.
         members: Addresses at which its members listen as long as they live, by name.
     """
@@ -131,7 +127,6 @@ def gather(shards: Shards, members: Mapping[str, str]) -> None:
     """Gather a model's parameters and the optimiser's state with all other members.
 
     Args:
-        shards: The shards.
         members: The members' addresses by name.
 
     Raises:

@@ -167,11 +167,7 @@ class Shards:
 
     @torch.no_grad()
     def scatter(self, mesh: DeviceMesh) -> None:
-        """Apply `fully_shard` again, for the ranks of a mesh, and drop the rest.
-
-        Args:
-            mesh: The mesh.
-        """
+        """Apply `fully_shard` again, for the ranks of a mesh, and drop the rest."""
         # What was cached for a mesh of the same ranks is wrong where this rank was another one in it.
         _clear_sharding_prop_cache()
         before: dict[str, torch.Tensor] = dict(self._model.named_parameters())

@@ -19,7 +19,6 @@ class Lane:
     """A place for one micro-batch under way: a stream of the GPU, and gradients and buffers of its own.
 
     Args:
-        parameters: The parameters that are trained.
         buffers: The buffers that a forward pass changes.
     """
 

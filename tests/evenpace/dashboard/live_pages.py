@@ -153,8 +153,6 @@ class Uneven:
     What they report follows from their speeds; each takes a hundredth of that time.
 
     Args:
-        manager: Its address.
-        job: The job's name.
         speeds: Samples per second of each worker, worker-0 first.
         credentials: Where the manager asks for them.
         micro_batch: Samples of a micro-batch, of which each computes up to 4 at once; None for a job without.

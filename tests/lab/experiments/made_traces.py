@@ -9,8 +9,6 @@ def write_model(folder, name, batches, noise, sample=0.001, across=0.05):
     """Write a model whose step is `sample` seconds a sample, and `across` more on several nodes.
 
     Args:
-        folder: Folder of the models.
-        name: The model's name.
         batches: Samples of the smallest and the largest batch.
         noise: Noise scale of each epoch, in smallest batches.
         sample: Seconds of a sample.

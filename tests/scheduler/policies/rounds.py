@@ -73,10 +73,7 @@ def play(policy, cluster, jobs, rounds=8, attained=60.0, lose=False):
     """Yield each round and its allocation; jobs come when they are submitted, and soon one goes each round.
 
     Args:
-        policy: The policy.
-        cluster: The cluster.
         jobs: The jobs, in order of submission.
-        rounds: Number of rounds.
         attained: Device-seconds that a job gets for each of its devices in each round.
         lose: Let another node of several be away in each round.
     """

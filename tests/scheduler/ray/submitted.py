@@ -68,7 +68,6 @@ class Jobs:
     """Commands about jobs on one cluster, whose storage and temporary files are in one folder.
 
     Args:
-        folder: That folder.
         environment: Variables with which the cluster is reached.
         address: The cluster's; None where each job starts its own.
     """

@@ -200,7 +200,6 @@ def train_with(sizing, batch_size, passes):
     Args:
         sizing: How the size of the whole batch is chosen.
         batch_size: The loaders'.
-        passes: Passes over the loaders.
 
     Returns:
         The samples of each pass, by worker and number, and the sizes of its batches.

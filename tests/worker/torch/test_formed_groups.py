@@ -44,8 +44,6 @@ class Run:
 
     Args:
         folder: For their files.
-        manager: The manager's address.
-        wait_until: Waits for a condition.
         arguments: Of the script.
     """
 

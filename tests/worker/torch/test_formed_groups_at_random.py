@@ -34,12 +34,10 @@ class Faults:
 
     Args:
         run: The run, whose first three workers have been started.
-        client: A client of the manager.
         seed: Of the moments and of what happens at each.
         names: The first workers, one for each letter.
         shard_size: Workers, at least, that share one copy of the parameters, of which at least one is left
             whole; None where each has a copy.
-        kinds: Kinds of faults to choose from.
     """
 
     def __init__(self, run, client, seed, names, shard_size=None, kinds=KINDS):

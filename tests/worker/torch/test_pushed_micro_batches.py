@@ -73,7 +73,6 @@ def train(
     """Train with one worker's micro-batches of each batch.
 
     Args:
-        session: The worker's session.
         model: The model; None for the usual one.
         change: Called with iteration and model before each step.
         in_pass: Called as each backward pass reaches the first layer, with the iteration, and the number of
