@@ -25,9 +25,8 @@ from idl.errors import InvalidRequestError
 from idl.measures import waiting_share
 from idl.records import IterationRecord
 from lab.demo_config import DemoConfig
-from lab.experiments import analysis, mapping
+from lab.experiments import analysis
 from lab.experiments.comparison import Evaluator
-from lab.experiments.config import MappingConfig
 from lab.experiments.schemes import Scheme
 from lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
 from lab.workloads.by_name import Training
@@ -108,43 +107,6 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
         files.write_json(summary, json_path)
     _print_summary(console, full, config.out)
     return summary
-
-
-def run_mapping_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any]:
-    """Train with batch normalisation and dropout on 1 worker and on 4 uneven ones, and compare.
-
-    Args:
-        config: Data, seed, shards and folder.
-
-    Returns:
-        The figures of `lab.experiments.mapping.run`.
-
-    Raises:
-        EvenpaceError: A process failed; the message has the end of its log.
-        ValueError: The data cannot be read.
-    """
-    console = Console()
-    settings = MappingConfig(
-        out=config.out,
-        mappings=("1", "4-uneven", "4-without"),
-        iterations=12,
-        micro_batch=4,
-        lr=0.05,
-        samples=400,
-        test_samples=300,
-        seed=config.seed,
-        shards=config.shards,
-    )
-    figures = mapping.run(["digits"], {"digits": config.data}, settings, console, again=True)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    rows = figures["workloads"]["digits"]["mappings"]
-    console.print(
-        f"1 worker and 4 uneven ones, with batch normalisation and dropout: parameters and statistics differ "
-        f"by {rows['4-uneven']['difference_from_first']:.1e} at most; without micro-batches, by "
-        f"{rows['4-without']['difference_from_first']:.1e}."
-    )
-    return figures
 
 
 def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoRuns:

@@ -27,7 +27,7 @@ from lab.bench.watch import Watch, summary
 from rpc.address import Address
 
 
-def run(config: LoadConfig, json_path: Path | None, plot_path: Path | None) -> dict[str, Any]:
+def run(config: LoadConfig, json_path: Path | None) -> dict[str, Any]:
     """Put a manager under load, print the figures, and write them.
 
     Raises:
@@ -73,8 +73,6 @@ def run(config: LoadConfig, json_path: Path | None, plot_path: Path | None) -> d
     load_report.show(console, figures)
     if json_path is not None:
         files.write_json(figures, json_path)
-    if plot_path is not None:
-        load_report.plot(figures, plot_path)
     return figures
 
 

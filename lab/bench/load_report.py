@@ -1,14 +1,10 @@
-"""Results of a load benchmark on the terminal, and as a picture."""
+"""Results of a load benchmark on the terminal."""
 
-from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from evenpace.local.terminal import make_table
-from evenpace.reports import style
 
 
 def show(console: Console, figures: dict[str, Any]) -> None:
@@ -29,22 +25,3 @@ def show(console: Console, figures: dict[str, Any]) -> None:
     )
     for refusal in figures["refusals"]:
         console.print(f"{refusal['what']}: {refusal['error'] or 'NOT REFUSED'}: {refusal['message']}")
-
-
-def plot(figures: dict[str, Any], path: Path) -> None:
-    """Plot memory and rounds over time."""
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 4.8), layout="constrained")
-        above, below = figure.subplots(2, 1)
-        samples = figures["manager"]["samples"]
-        above.plot([s[0] / 60 for s in samples], [s[1] / 1024 for s in samples], color=style.COLOURS[0])
-        above.set_title("The manager's resident memory, MiB")
-        above.set_ylim(bottom=0)
-        for number, key in enumerate(("p50", "p99")):
-            values = [minute[key] for minute in figures["by_minute"]]
-            below.plot(range(1, len(values) + 1), values, label=key, color=style.COLOURS[number], marker="o")
-        below.set_title("Barrier rounds of each minute, ms")
-        below.set_xlabel("minutes")
-        below.set_ylim(bottom=0)
-        below.legend()
-        figure.savefig(path, dpi=130)

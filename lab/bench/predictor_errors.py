@@ -36,14 +36,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
 from evenpace.local.terminal import make_progress, make_table
-from evenpace.reports import files, style
+from evenpace.reports import files
 from idl.errors import EvenpaceError, InvalidRequestError
 from lab.process_pool import process_pool
 from lab.traces import Trace, contention_trace, read_trace
@@ -55,7 +53,6 @@ _FEW_WORKERS = 5  # workers up to which the table has a column for each, within 
 _TIMED_ITERATIONS = 500  # iterations that a timed fit learns from (LB-BSP, section 4)
 _CALL_REPEATS, _CALL_SECONDS = 200, 5.0  # timed calls of predicting and observing: whichever ends first
 _FIT_REPEATS, _FIT_SECONDS = 5, 10.0  # timed fits, likewise
-_PLOTTED = 150  # iterations in the plot
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,6 @@ def run(
     warm_up: int | None,
     timing_workers: Sequence[int],
     json_path: Path | None,
-    plot_path: Path | None,
 ) -> dict[str, Any]:
     """Replay a trace through predictors, time them, print the figures, and write them.
 
@@ -142,8 +138,6 @@ def run(
         for name, done in replays.items():
             if done.failures:
                 console.print(f"{name}: {len(done.failures)} fits failed, the first with {done.failures[0]}")
-        if plot_path is not None:
-            _plot(grid, replays, figures, plot_path)
         if json_path is not None:
             files.write_json(figures, json_path)  # timing takes long and may be interrupted
         if timing_workers:
@@ -425,31 +419,3 @@ def _print_times(console: Console, timing: Sequence[Mapping[str, Any]]) -> None:
             "failed" if entry["fit_error"] else "-" if entry["fit_s"] is None else f"{entry['fit_s']:.3g}",
         )
     console.print(table)
-
-
-def _plot(grid: Grid, replays: Mapping[str, Replay], figures: Mapping[str, Any], path: Path) -> None:
-    """Plot some iterations of one worker with EMA's and the best predictor's predictions, and all errors."""
-    found = figures["predictors"]
-    best = min(found, key=lambda name: found[name]["relative"]["rmse"])
-    worker = next(iter(figures["workers"]))
-    column = grid.workers.index(worker)
-    shown = np.flatnonzero(grid.scored[:, column])[-_PLOTTED:]
-    part = slice(shown[0], shown[-1] + 1)
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(11, 6.5), layout="constrained")
-        speeds, bars = figure.subplots(2, 1)
-        x = grid.iterations[part]
-        speeds.plot(x, grid.speeds[part, column], color=style.GREY, label="measured")
-        for name, colour in zip(dict.fromkeys((REFERENCE, best)), style.COLOURS, strict=False):
-            speeds.plot(x, replays[name].predictions[part, column], color=colour, label=name)
-        speeds.set_title(f"{worker}: speed (samples/s)")
-        speeds.set_xlabel("iteration")
-        speeds.legend(loc="upper left", bbox_to_anchor=(1, 1))
-        bars.bar(list(found), [its["relative"]["rmse"] for its in found.values()], color=style.COLOURS[0])
-        floor = figures["floor"]["relative"]
-        if not math.isnan(floor):
-            bars.axhline(floor, color=style.INK, linestyle="--", label="noise floor")
-            bars.legend(loc="upper left", bbox_to_anchor=(1, 1))
-        bars.set_title("RMSE, all workers, relative to their mean speeds")
-        bars.yaxis.set_major_formatter("{x:.1%}")
-        figure.savefig(path, format="png", dpi=130)

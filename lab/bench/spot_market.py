@@ -5,22 +5,18 @@ What a sample costs is made up, the same on each node; so the capacity of a node
 """
 
 import csv
-import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from evenpace.local.terminal import make_progress, make_table
-from evenpace.reports import style
 from idl.errors import InvalidRequestError, UnavailableError
 from lab import terminal
 from lab.bench.config import SpotConfig
@@ -31,7 +27,6 @@ from lab.ray_nodes import RayNode
 _COLUMNS = ["time_s", "event", "node"]
 _CALM_SECONDS, _CALM_STEPS = 20.0, 10  # before the trace, at least, in which nothing changes
 _CHECKPOINT_EVERY = 20  # versions
-_PLOTTED_SECONDS = 5.0  # over which the picture's rates are
 
 
 @dataclass(frozen=True)
@@ -161,7 +156,7 @@ class _Market:
         self._cluster.kill(life.node)
 
 
-def run(config: SpotConfig, json_path: Path | None, plot_path: Path | None) -> dict[str, Any]:
+def run(config: SpotConfig, json_path: Path | None) -> dict[str, Any]:
     """Replay a trace while a job trains, print what its nodes' capacity became, and write it.
 
     Raises:
@@ -231,9 +226,6 @@ def run(config: SpotConfig, json_path: Path | None, plot_path: Path | None) -> d
         "equal": error <= TOLERANCE,
     }
     _show(console, figures)
-    if plot_path is not None:
-        _plot(config, lives, window, plot_path)
-        console.print(f"Picture: {plot_path}")
     terminal.give(figures, json_path, console)
     return figures
 
@@ -317,26 +309,3 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         "of one process"
     )
     console.print(terminal.load_line(*figures["load_average"]))
-
-
-def _plot(config: SpotConfig, lives: Sequence[_Life], window: _Window, path: Path) -> None:
-    """Plot the samples per second that the nodes could compute, and those that became useful."""
-    edges = [window.began + _PLOTTED_SECONDS * n for n in range(1 + int(window.seconds / _PLOTTED_SECONDS))]
-    minutes = [(edge - window.began) / 60 for edge in edges[1:]]
-    could, did = [], []
-    for begin, end in itertools.pairwise(edges):
-        there = sum(max(0.0, min(life.down, end) - max(life.up, begin)) for life in lives)
-        could.append(there / config.per_sample / _PLOTTED_SECONDS)
-        versions = [version for at, version in window.reached if begin < at <= end]
-        first = max(version for at, version in window.reached if at <= begin)
-        did.append(_samples(first, max(versions, default=first)) / _PLOTTED_SECONDS)
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 3.2), layout="constrained")
-        axes = figure.subplots()
-        axes.plot(minutes, could, color=style.GREY, drawstyle="steps-pre", label="the nodes' capacity")
-        axes.plot(minutes, did, color=style.COLOURS[0], drawstyle="steps-pre", label="useful")
-        axes.set_title("Samples per second")
-        axes.set_xlabel("minutes")
-        axes.set_ylim(bottom=0)
-        axes.legend()
-        figure.savefig(path, dpi=130)

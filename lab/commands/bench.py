@@ -199,10 +199,7 @@ def bench_nodes(config: NodesConfig, json_path: Path | None) -> None:
 @example("evenpace lab bench spot --trace p3-events.csv --nodes 4 --minutes 10 --json spot.json")
 @configured(SpotConfig, "config")
 @json_path
-@click.option(
-    "--plot", "plot_path", type=click.Path(path_type=Path), default=None, help="Draw a picture, a PNG file."
-)
-def bench_spot(config: SpotConfig, json_path: Path | None, plot_path: Path | None) -> None:
+def bench_spot(config: SpotConfig, json_path: Path | None) -> None:
     """Measure what share of a spot market's nodes a job on Ray makes use of.
 
     Nodes on this machine join and are lost as those of the trace did, in less time. Each has a worker, whose
@@ -212,7 +209,7 @@ def bench_spot(config: SpotConfig, json_path: Path | None, plot_path: Path | Non
     with user_mistakes():
         from lab.bench.spot_market import run
 
-        figures = run(config, json_path, plot_path)
+        figures = run(config, json_path)
     if not figures["equal"]:
         raise click.ClickException("the parameters are not those of one process")
 
@@ -243,9 +240,6 @@ def bench_spot(config: SpotConfig, json_path: Path | None, plot_path: Path | Non
     help="Iterations of each worker that do not count.  [default: those before the first fit]",
 )
 @click.option(
-    "--plot", "plot_path", type=click.Path(path_type=Path), default=None, help="Draw a picture, a PNG file."
-)
-@click.option(
     "--timing/--no-timing", default=True, show_default=True, help="Measure times, too, on made-up speeds."
 )
 @click.option(
@@ -262,7 +256,6 @@ def bench_predictors(
     first_fit: int,
     refit_every: int,
     warm_up: int | None,
-    plot_path: Path | None,
     timing: bool,
     timing_workers: str,
 ) -> None:
@@ -276,7 +269,7 @@ def bench_predictors(
 
         options = PredictorOptions(first_fit=first_fit, refit_every=refit_every)
         counts = whole_numbers("timing-workers", timing_workers, 1) if timing else ()
-        run(trace_path, names, options, warm_up, counts, json_path, plot_path)
+        run(trace_path, names, options, warm_up, counts, json_path)
 
 
 @bench.command("micro-batches")

@@ -18,12 +18,7 @@ from lab.commands.options import in_minutes
 @configured(LoadConfig, "config", without=("generators",), seconds=None)
 @option(LoadConfig, "generators", None)
 @json_path
-@click.option(
-    "--plot", "plot_path", type=click.Path(path_type=Path), default=None, help="Draw a picture, a PNG file."
-)
-def bench_load(
-    config: LoadConfig, generators: int | None, json_path: Path | None, plot_path: Path | None
-) -> None:
+def bench_load(config: LoadConfig, generators: int | None, json_path: Path | None) -> None:
     """Run many jobs with many workers each against one manager.
 
     Each worker has a connection and reports each iteration; what it would compute is made up. Measured are
@@ -34,4 +29,4 @@ def bench_load(
         from lab.bench.load_benchmark import run
 
         most = min(config.workers, max(1, (os.cpu_count() or 1) - 1))
-        run(replace(config, generators=generators or most), json_path, plot_path)
+        run(replace(config, generators=generators or most), json_path)

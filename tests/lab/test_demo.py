@@ -10,7 +10,6 @@ import sys
 import psutil
 import pytest
 
-from tests.evenpace.commands import invoke
 from tests.services import has_ended
 from worker.resources import duty_cycle
 
@@ -112,23 +111,6 @@ def test_the_demos_figures_are_its_records(finished):
     assert "<svg" in page
     assert "with no waiting at all, is 2.50 times" in page
     assert f"no parameter differs by more than {summary['parameters_max_abs_diff']:.2g}" in page
-
-
-@pytest.mark.release
-def test_the_demo_shows_that_the_mapping_does_not_matter(tmp_path):
-    """With batch normalisation and dropout, 1 worker and 4 uneven ones end alike in micro-batches alone."""
-    options = ["--mapping", "--out", str(tmp_path / "run"), "--json", str(tmp_path / "figures.json")]
-    kept = tmp_path / "run" / "digits" / "plain.pt"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("of an earlier demo, which is not shown again")
-    done = invoke("demo", *options, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    rows = json.loads((tmp_path / "figures.json").read_text())["workloads"]["digits"]["mappings"]
-    assert 0 < rows["4-uneven"]["difference_from_first"] < 1e-10
-    assert rows["4-without"]["difference_from_first"] > 1e-3
-    assert f"differ by {rows['4-uneven']['difference_from_first']:.1e} at most" in " ".join(
-        done.output.split()
-    )
 
 
 @pytest.mark.ci

@@ -23,7 +23,6 @@ FILES = {
 @pytest.mark.parametrize(
     ("line", "status", "said"),
     [
-        ("demo --mapping --shares 0.5,0.5", 2, "--shares: has no part in --mapping"),
         ("demo --out run --shares 0.5,much", 1, "shares '0.5,much'"),
         ("demo --out run --shares 0.5,0", 1, "numbers from 0.01"),
         ("demo --out run --shares 0.4,0.1 --data mnist:/nowhere", 1, "/nowhere"),

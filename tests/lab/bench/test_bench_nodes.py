@@ -35,17 +35,16 @@ def test_costs_of_lost_nodes(tmp_path):
 def test_a_small_market(tmp_path, notice):
     """Of what a node could compute, much becomes useful, and with a notice nothing is computed twice."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
-    trace, path, plot = tmp_path / "trace.csv", tmp_path / "spot.json", tmp_path / "spot.png"
+    trace, path = tmp_path / "trace.csv", tmp_path / "spot.json"
     trace.write_text("time_s,event,node\n0,join,a\n0,join,b\n20,loss,a\n21,join,c\n40,join,d\n40,loss,c\n")
     spot_market.run(
-        SpotConfig(trace, nodes=2, minutes=0.75, notice=notice, per_sample=0.01, silence=3.0), path, plot
+        SpotConfig(trace, nodes=2, minutes=0.75, notice=notice, per_sample=0.01, silence=3.0), path
     )
     figures = json.loads(path.read_text())
     assert figures["equal"]
     assert (figures["joins"], figures["losses"]) == (2, 2)
     assert 0.2 < figures["share"] < figures["calm_share"] <= 1.1
     assert figures["computed_twice"] == 0 or not notice
-    assert plot.stat().st_size > 5000
 
 
 @given(
