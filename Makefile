@@ -14,6 +14,9 @@ BASE_IMAGE ?= $(shell docker image inspect $(OWN_BASE) >/dev/null 2>&1 && echo $
 JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST = $(BIN)/pytest -n $(JOBS)
 
+# Tests start hundreds of processes: what one has compiled, the others need not compile again.
+unexport PYTHONDONTWRITEBYTECODE
+
 FUZZ_RUNS ?= 1000000
 
 .PHONY: help demo quick test test-all test-containers fuzz check bench figures docs images image-contention base-image clean

@@ -35,3 +35,8 @@ def all_commands(command=cli, words=("evenpace",)):
         context = click.Context(command)
         for name in command.list_commands(context):
             yield from all_commands(command.get_command(context, name), (*words, name))
+
+
+# All are imported now, not while a test has changed what options are made of.
+for _ in all_commands():
+    pass
