@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR, Tolerance
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 from predictors import PREDICTORS
 
 
 @dataclass(frozen=True)
-class Balancing:
+class Balancing(Checked):
     """The way in which a job's batches are split.
 
     Raises:
@@ -21,9 +21,6 @@ class Balancing:
     predictor: Annotated[str, Setting(choices=PREDICTORS)]
     # How much slower than the best a split may be before it is changed, at least 0, below 1.
     tolerance: Tolerance
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def uses_predictor(self) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from idl.errors import InvalidRequestError
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.server import Security, Server
@@ -26,7 +26,7 @@ Beside = Callable[[Server], contextlib.AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class Observing:
+class Observing(Checked):
     """Options of metrics and traces (InvalidRequestError: a value is not allowed)."""
 
     metrics: Annotated[
@@ -49,9 +49,6 @@ class Observing:
         int,
         Setting("With --traces: trace one in this many iterations; the same in all processes.", least=1),
     ] = 100
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def check(self, security: Security) -> None:
         """Check that a service may expose its metrics at that address.

@@ -92,3 +92,12 @@ def check_settings(config: Any) -> None:
     """
     for name, setting in settings_of(config.__class__).items():
         setting.check(name, getattr(config, name))
+
+
+class Checked:
+    """A configuration, a dataclass, whose fields are checked when it is made, as by `check_settings`."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)

@@ -7,7 +7,7 @@ from typing import Annotated
 from batchsize_manager.config import TOLERANCE, ManagerConfig
 from batchsize_manager.policies import POLICIES, PolicyOptions, Tolerance
 from evenpace.local.fields import Limit
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 from lab.fields import ImageData, Seed, Shards, Shares
 from predictors import PREDICTORS
 from rpc.address import Address
@@ -18,7 +18,7 @@ _ANY_PORT = Address("127.0.0.1", 0)
 
 
 @dataclass(frozen=True)
-class DemoConfig:
+class DemoConfig(Checked):
     """The configuration of the demo: the training, its workers and its outputs.
 
     Raises:
@@ -43,9 +43,6 @@ class DemoConfig:
     out: Annotated[Path, Setting("Folder for report and logs.")] = Path("runs/demo")
     # Where the live page is, on loopback; None for no page.
     http: Annotated[Address | None, Setting("Where the live page is; port 0 takes a free one.")] = _ANY_PORT
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def total_batch_size(self) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idl.records import IterationRecord
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 from lab.csv_rows import read_rows
 from predictors import Array
 
@@ -212,7 +212,7 @@ def _text(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Perturbation:
+class Perturbation(Checked):
     """Unpredictable changes of speed: each iteration's is multiplied by noise, and at times by a spike.
 
     The noise is log-normal with a mean of 1.
@@ -226,9 +226,6 @@ class Perturbation:
     spike_factor: Annotated[
         float, Setting("Of its speed that a worker has left in a spike.", above=0, most=1)
     ] = 0.5
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def mean(self) -> float:

@@ -12,7 +12,7 @@ from typing import Annotated, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 
 Array = NDArray[np.float64]
 
@@ -54,7 +54,7 @@ def reindexed(array: Array, rows: Sequence[int | None], unknown: float) -> Array
 
 
 @dataclass(frozen=True)
-class PredictorOptions:
+class PredictorOptions(Checked):
     """The schedule and the data of the fits of predictors that learn.
 
     Raises:
@@ -70,9 +70,6 @@ class PredictorOptions:
     fit_window: Annotated[int, Setting(least=20)] = 1000
     # Seed of a network's first weights and of the order of its samples.
     seed: Annotated[int, Setting(least=0)] = 0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 class Fit(Protocol):

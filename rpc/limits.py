@@ -4,14 +4,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 from rpc import codec
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ServerLimits:
+class ServerLimits(Checked):
     """Limits on a server's peers.
 
     Attributes:
@@ -68,9 +68,6 @@ class ServerLimits:
             least=1,
         ),
     ] = 2**24
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 class Rate:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 from idl.traversal import Traversal
 
 _NEW = -1  # the generation of a member that has not reported yet, and holds no other's samples
 
 
 @dataclass(frozen=True)
-class PartitionsConfig:
+class PartitionsConfig(Checked):
     """Options of the balance between parts (ValueError: a number is out of its range)."""
 
     workers: Annotated[int, Setting("Number of workers with which a job starts.", least=1)] = 1
@@ -33,9 +33,6 @@ class PartitionsConfig:
     ] = 30.0
     # Seconds after which moves that are not done are given up.
     move_timeout: Annotated[float, Setting(above=0, below=math.inf)] = 300.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from batchsize_manager.sizers.schedule import Fixed, Schedule
 from batchsize_manager.sizers.similarity import Similarity, SimilaritySteps
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 
 _ROOM = 16  # times the script's size, up to which a sizer goes where nothing else is said
 
@@ -53,7 +53,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Sizing:
+class Sizing(Checked):
     """The way in which the size of a job's batches is chosen (ValueError: a value is not allowed)."""
 
     # A name in `SIZERS`; None: schedule where the script has one, else fixed.
@@ -87,9 +87,6 @@ class Sizing:
             "Threshold of the similarity sizers: a higher one asks for larger batches.", above=0, below=1
         ),
     ] = 0.1
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def named(self, spec: JobSpec) -> str:
         """Return the sizer's name in a job."""

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated
 
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 
 _DAY = 86400.0
 
 
 @dataclass(frozen=True)
-class Retention:
+class Retention(Checked):
     """Limits of what is kept (ValueError: a number is out of its range)."""
 
     runs: Annotated[
@@ -36,9 +36,6 @@ class Retention:
             unit=2**20,
         ),
     ] = 2**29
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def oldest(self, now: float) -> float:
         """Return the time before which ended runs are deleted; like `now` in seconds since 1970."""

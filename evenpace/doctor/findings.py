@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 from rpc.credentials import Credentials
 from rpc.places import Where
 from scheduler.ray.submission import STORAGE
@@ -40,7 +40,7 @@ problem = partial(Finding, "problem")
 
 
 @dataclass(frozen=True)
-class Subject:
+class Subject(Checked):
     """The machine and the services to check (ValueError: the timeout is not above 0)."""
 
     manager: Annotated[Where | None, Setting("A BatchSizeManager to call.")] = None
@@ -63,9 +63,6 @@ class Subject:
     timeout: Annotated[float, Setting("Seconds for each step of a call.", above=0)] = 2.0
     root: Path = Path("/")  # below which `/proc`, `/sys` and `/dev` are looked up
     ports: tuple[int, ...] = (4300, 4400)  # of this machine, which services will want to listen on
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 Check = Callable[[Subject], Iterable[Finding]]

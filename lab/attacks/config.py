@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated
 
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 
 
 @dataclass(frozen=True)
-class HostileConfig:
+class HostileConfig(Checked):
     """The length and the size of an attack.
 
     Attributes:
@@ -30,6 +30,3 @@ class HostileConfig:
         bool,
         Setting("Let the services ask for tokens; without, attackers leave the honest job's name alone."),
     ] = True
-
-    def __post_init__(self) -> None:
-        check_settings(self)

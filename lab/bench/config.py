@@ -12,7 +12,7 @@ from batchsize_manager.config import TOLERANCE
 from batchsize_manager.policies import POLICIES, Tolerance
 from evenpace.local.fields import Limit
 from idl.errors import InvalidRequestError
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting, check_settings
 from lab.fields import ImageData, Repeats, Seed, Shares, parse_names, whole_numbers
 from predictors import Array
 
@@ -39,7 +39,7 @@ Silence = Annotated[
 
 
 @dataclass(frozen=True)
-class RecoveryConfig:
+class RecoveryConfig(Checked):
     """The configuration of `evenpace lab bench recovery`.
 
     Raises:
@@ -58,9 +58,6 @@ class RecoveryConfig:
     repeats: Repeats = 3
     # What happens, by their names in `lab.bench.recovery.EVENTS`, in this order; all if empty.
     events: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 GROUP_CHANGES = ("join", "drain", "kill", "kill-while-forming")
@@ -111,7 +108,7 @@ class GroupChangesConfig:
 
 
 @dataclass(frozen=True)
-class NodesConfig:
+class NodesConfig(Checked):
     """The configuration of `evenpace lab bench nodes` (InvalidRequestError: a value is out of its range)."""
 
     # What is lost, by their names in `lab.bench.node_losses.LOSSES`, in this order; all if empty.
@@ -130,12 +127,9 @@ class NodesConfig:
     silence: Silence = None
     repeats: Repeats = 3
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
 
 @dataclass(frozen=True)
-class SpotConfig:
+class SpotConfig(Checked):
     """The configuration of `evenpace lab bench spot` (InvalidRequestError: a value is out of its range)."""
 
     # CSV file of a market, with the columns time_s, event ("join" or "loss") and node.
@@ -158,9 +152,6 @@ class SpotConfig:
     ] = 0.04
     shards: Annotated[int, Setting("Of the parameter server.", least=1, most=8)] = 1
     silence: Silence = None
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass(frozen=True)
@@ -221,7 +212,7 @@ class ShardsConfig:
 
 
 @dataclass(frozen=True)
-class OverlapConfig:
+class OverlapConfig(Checked):
     """The configuration of `evenpace lab bench overlap`.
 
     Attributes:
@@ -249,9 +240,6 @@ class OverlapConfig:
     ] = 0.0
     iterations: Annotated[int, Setting("Timed at once; the median of the last half counts.", least=2)] = 24
     repeats: Repeats = 3
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass(frozen=True)
@@ -297,7 +285,7 @@ class LoadConfig:
 
 
 @dataclass(frozen=True)
-class MicroBatchesConfig:
+class MicroBatchesConfig(Checked):
     """The configuration of `evenpace lab bench micro-batches`.
 
     Raises:
@@ -318,9 +306,6 @@ class MicroBatchesConfig:
             read=partial(whole_numbers, "memory", least=1),
         ),
     ] = (1, 4, 16, 64)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass(frozen=True)
@@ -386,7 +371,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(Checked):
     """Noise on the true times, from which the measured ones follow."""
 
     # Relative standard deviation.
@@ -396,9 +381,6 @@ class Noise:
     # Share of iterations in which a worker takes three times as long.
     spikes: Annotated[float, Setting("Share of times that are three times as long.", least=0, most=1)] = 0.0
     seed: Annotated[int, Setting("Of the noise; the first.", least=0)] = 0  # seed of both
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def factors(self, iterations: int, workers: int) -> Array:
         """Return factors on the true times, (iterations, workers); the same for every policy."""

@@ -11,7 +11,7 @@ from batchsize_manager.policies import POLICIES, Tolerance
 from batchsize_manager.sizers import SIZERS
 from evenpace.local.fields import Limit, parse_shares
 from idl.errors import InvalidRequestError
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting, check_settings
 from lab.experiments.contention_schedule import Disturbance
 from lab.experiments.mappings import MAPPINGS
 from lab.fields import Folder, Seed, Shards, Shares, parse_names, whole_numbers
@@ -106,7 +106,7 @@ class CoordinationConfig:
 
 
 @dataclass(frozen=True)
-class BandwidthCut:
+class BandwidthCut(Checked):
     """A bandwidth that is cut (InvalidRequestError: a value is out of its range)."""
 
     # The worker's rank.
@@ -120,9 +120,6 @@ class BandwidthCut:
         float,
         Setting("What is left of the bandwidth, each way.", name="cut-to", metavar="MBIT/S", above=0),
     ] = 100.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +160,7 @@ class MappingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MigrationConfig:
+class MigrationConfig(Checked):
     """The configuration of Figure 8 (InvalidRequestError: a value is not allowed)."""
 
     policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = "leader_straggler"
@@ -175,9 +172,6 @@ class MigrationConfig:
     limit_kind: Limit = "auto"
     shards: Shards = 1
     out: Folder
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +245,7 @@ class NoiseTrainingConfig:
 
 
 @dataclass(frozen=True)
-class ForecastConfig:
+class ForecastConfig(Checked):
     """The configuration of forecasts of measured noise scales (ValueError: a value is not allowed)."""
 
     # Folder with a folder for each model, of files `validation-M.csv`.
@@ -265,9 +259,6 @@ class ForecastConfig:
         Setting("Epochs ahead.", metavar="EPOCHS,...", read=partial(whole_numbers, "horizons", least=1)),
     ] = (1, 5)
     every: Annotated[int, Setting("Epochs from one forecast to the next.", least=1)] = 5
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass(frozen=True)

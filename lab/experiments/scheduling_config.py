@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 from lab.fields import whole_numbers
 
 Traces = Annotated[
@@ -19,7 +19,7 @@ Traces = Annotated[
 
 
 @dataclass(frozen=True)
-class ElasticityConfig:
+class ElasticityConfig(Checked):
     """The configuration of jobs with priorities on one cluster, with and without resizing.
 
     Raises:
@@ -41,9 +41,6 @@ class ElasticityConfig:
     # Seconds without progress after a start or a resize; the paper says less than one.
     resize_cost: Annotated[int, Setting("Seconds without progress after a resize.", least=0)] = 1
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
 
 Nodes = Annotated[int, Setting("Nodes that a job may have at most.", least=1)]
 """Nodes for one job."""
@@ -56,7 +53,7 @@ RestartCost = Annotated[int, Setting("Seconds without progress after a changed n
 
 
 @dataclass(frozen=True)
-class AutoscalingConfig:
+class AutoscalingConfig(Checked):
     """The configuration of one job that rents nodes by goodput, and by throughput.
 
     Raises:
@@ -69,12 +66,9 @@ class AutoscalingConfig:
     devices_per_node: DevicesPerNode = 4
     restart_cost: RestartCost = 30
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
 
 @dataclass(frozen=True)
-class EpochScalingConfig:
+class EpochScalingConfig(Checked):
     """The configuration of jobs that choose their nodes for each epoch, by forecast batch sizes.
 
     Raises:
@@ -87,6 +81,3 @@ class EpochScalingConfig:
     restart_cost: RestartCost = 30
     # Threshold that batch sizes follow: a higher one asks for larger batches.
     similarity: Annotated[float, Setting("Threshold that batch sizes follow.", above=0, below=1)] = 0.1
-
-    def __post_init__(self) -> None:
-        check_settings(self)

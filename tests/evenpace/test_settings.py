@@ -15,7 +15,7 @@ from evenpace.dashboard.config import PageConfig
 from evenpace.doctor.findings import Subject
 from evenpace.observing import Observing
 from idl.errors import EvenpaceError
-from idl.settings import Setting, check_settings
+from idl.settings import Checked, Setting
 from ps.config import ParameterServerConfig
 from rpc.address import Address
 from rpc.limits import ServerLimits
@@ -35,7 +35,7 @@ class Inner:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Checked):
     """A field of each kind."""
 
     count: Annotated[int, Setting("How many.", least=1, most=9)] = 4
@@ -59,9 +59,6 @@ class Config:
     made: Annotated[str, Setting("A name.")] = field(default_factory=lambda: "made")
     inner: Inner = field(default_factory=lambda: Inner(depth=2, hidden=7))
     other: int = 5
-
-    def __post_init__(self):
-        check_settings(self)
 
 
 def run(*arguments, decorate=None):

@@ -7,11 +7,11 @@ from typing import Annotated
 import pytest
 
 from idl.errors import InvalidRequestError
-from idl.settings import Setting, check_settings, settings_of
+from idl.settings import Checked, Setting, settings_of
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Checked):
     """A field with each kind of bound, and one without a setting."""
 
     low: Annotated[int, Setting("Help.", least=2)] = 2
@@ -23,9 +23,6 @@ class Config:
     mode: Annotated[str, Setting("", choices=("a", "b"))] = "a"
     perhaps: Annotated[int | None, Setting(least=1)] = None
     free: int = -1
-
-    def __post_init__(self):
-        check_settings(self)
 
 
 def test_settings_are_found_by_name():
