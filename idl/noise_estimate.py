@@ -115,7 +115,7 @@ class NoiseEstimate:
 
     horizon: float = 200.0
     share: float = 1 / 3  # the horizon is at most this share of the iterations so far, from 10 iterations on
-    long: DecayedMeans = DecayedMeans()  # m
+    long: DecayedMeans = DecayedMeans()  # M
     short: DecayedMeans = DecayedMeans()  # m
     # Sums of (n - 1)² and B², each weight decayed once as in M and once as in m.
     common: tuple[float, ...] = (0.0, 0.0)

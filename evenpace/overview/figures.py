@@ -154,7 +154,7 @@ class JobFigures:
     even_throughput: float | None  # samples per second with an even split, estimated over the last iterations
     speedup: float | None  # throughput over that of an even split; above 1 where balancing helps
     speedup_least: float | None
-    speedup_most: float | None  # the highest of these estimates
+    speedup_most: float | None  # the highest estimate, where `speedup_least` is the lowest
     iteration_time: float | None  # median duration of the last iterations, in seconds
     saved_seconds: float  # time saved against an even split over all iterations, estimated; negative: lost
     saved_least: float  # the lowest estimate, with the time curves of `speedup_least`
@@ -171,14 +171,14 @@ class JobFigures:
     noise_scale_most: float | None  # the greatest; None where there is no bound
     noise_known: bool  # whether the scale is known to about a factor of two each way
     noise_sqr: float | None
-    noise_var: float | None  # trace of the covariance of one sample's gradient, likewise
+    noise_var: float | None  # trace of one sample's gradient's covariance; an estimate, as `noise_sqr` is
     noise_iterations: int  # number of iterations that these are from
     work_of_twice: float | None
     work_of_twice_least: float | None  # the least that two standard errors of the noise allow
     work_of_twice_most: float | None  # the greatest, likewise
     noise_text: str  # what the noise says about the size of the batch, in words, or why it is not known
     efficiency: float | None
-    goodput: float | None  # samples per second over the last iterations times `efficiency`, likewise
+    goodput: float | None  # samples per second over the last iterations times `efficiency`
     balanced_speedup: float | None
     # The lowest estimate, with the time curves of `speedup_least` or `speedup_most`.
     balanced_least: float | None

@@ -68,7 +68,7 @@ class Grid:
     iterations: NDArray[np.int64]  # iteration numbers, increasing, (iterations,)
     speeds: Array  # samples per second; NaN where a worker had no samples, or no row
     cpu_usage: Array
-    memory_usage: Array  # memory usage, likewise
+    memory_usage: Array  # memory usage, as `cpu_usage`
     expected: Array  # samples per second that a perfect predictor would name; NaN where not known
     # True where a prediction counts: there is a speed, one came before it, and the worker's warm-up is over.
     scored: NDArray[np.bool_]

@@ -33,7 +33,7 @@ class Slice:
 
     assignment: Assignment  # this worker's assignment in the manager's plan
     indices: NDArray[np.int64]
-    micro_batches: Sequence[MicroBatch] = ()  # the same in micro-batches; empty in a job without
+    micro_batches: Sequence[MicroBatch] = ()  # the slice in micro-batches; empty in a job without
 
     @property
     def epoch(self) -> int:

@@ -93,6 +93,7 @@ class Optimizer:
     Attributes:
         params: The parameters as last pulled, on the devices and of the types of those given. Read them here
             for each batch: they change in iterations without a sample for this worker, too.
+        statistics: The statistics, likewise.
 
     Raises:
         InvalidRequestError: An argument is not allowed, a service refuses, or the session has an optimiser
@@ -115,7 +116,7 @@ class Optimizer:
         self._views = ParameterViews(self._server, self._in)
         self._server.check_unprepared()
         self.params = params
-        self.statistics = statistics  # the statistics, likewise
+        self.statistics = statistics
         self._rule = rule
         tensors = _tensors((params, statistics))
         check_floating(tensors)

@@ -171,7 +171,7 @@ class GlooCarrier:
         self.broken: str | None = None
         # Whether operations wait, and raise an error where they cannot be completed, from now on.
         self.raises = False
-        self.connections = connections  # likewise
+        self.connections = connections
         self._lock = threading.Lock()
         self._open: dict[Any, Any] = {}  # futures that have not ended, with their results
         self._works: deque[Any] = deque(maxlen=_RECENT)
