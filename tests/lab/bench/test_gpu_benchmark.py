@@ -10,7 +10,7 @@ import pytest
 
 from tests import ROOT
 
-RUN = ROOT / "benchmarks" / "gpu" / "run.py"
+RUN = ROOT / "lab" / "gpu" / "run.py"
 
 
 # The first optimiser imports it; the parts, which are forked, then need not do so each.
