@@ -119,6 +119,7 @@ def test_fits_start_from_earlier_models(learned):
         assert np.array_equal(fits[0].start["hidden"][row], learned["narx"][worker]["hidden"])
 
 
+@pytest.mark.ci
 def test_young_workers_borrow_until_there_is_enough():
     """A worker with fewer than 16 samples is left out of the fit and predicts with another's model."""
     series = contended(7, iterations=60, workers=2)

@@ -36,7 +36,7 @@ def grouped(layout, **changed):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS + KERAS)
 @settings(deadline=None, max_examples=15)
 @given(st.data())

@@ -30,7 +30,7 @@ from worker.torch.loader import DataLoader
 ITERATIONS = 3 * SPEC.iterations_per_epoch
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(("at", "back"), [(32, 10), (17, 10), (30, 30)])
 def test_a_loop_goes_through_its_batches_again(tmp_path, num_workers, at, back):

@@ -812,7 +812,7 @@ def test_a_split_that_cannot_be_is_not_planned(counts):
     assert [job.next_assignment(name, name).count for name in "ab"] == [16, 16]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("policy", POLICIES)
 @given(times=st.lists(st.sampled_from([1e-9, 1e-6, 1.0, 1e5, 3.1e7]), min_size=4, max_size=12))
 def test_times_of_any_size_that_may_be_reported_give_splits(policy, times):

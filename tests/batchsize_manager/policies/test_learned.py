@@ -123,7 +123,7 @@ def clusters(draw):
     return workers, draw(st.integers(16, 60)) * 4 * len(workers)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @settings(deadline=None, max_examples=25, derandomize=True)  # the noise makes it a matter of luck
 @given(clusters(), st.integers(0, 2**32))
 def test_random_clusters_are_balanced_soon_and_again_after_a_change(drawn, seed):

@@ -74,7 +74,7 @@ def train(session, seen, size, batch_size, epochs=2, **options):
             optimizer.step()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_each_epoch_goes_through_each_sample_once(job, drop_last):
     """Workers with loading processes divide each epoch exactly, with a last batch too small for all."""
@@ -223,7 +223,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_step_without_a_batch_is_refused(job, kind):
     """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
@@ -386,7 +386,7 @@ def test_a_closure_gives_its_loss(job):
     assert model.weight.item() != before
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, True), (1, True), (1, False)])
 def test_a_generators_seed_is_that_of_the_order(job, num_workers, persistent):
     """As with torch's own loader, for which the epochs' loading processes go on, or are others each time."""
@@ -493,7 +493,7 @@ def test_loading_processes_have_the_scripts_data_set(job):
         iter(loader)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_a_worker_that_is_left_behind_skips(job, num_workers):
     """With backup workers, a straggler's loader skips to the newest batch, even of a later epoch."""

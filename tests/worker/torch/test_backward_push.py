@@ -162,7 +162,7 @@ def test_a_rounded_gradient_arrives_before_the_step(wait_until):
     assert (parameters - train_alone(leave)).abs().max() > 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_changes_gradients_afterwards_is_in_the_step(change, caplog):
     """Whatever a script does between the backward pass and the step, the result is one process's."""

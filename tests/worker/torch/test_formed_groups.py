@@ -206,7 +206,10 @@ def check_join_and_drain(run, client, optimizer="adam"):
 
 @pytest.mark.parametrize(
     ("optimizer", "options"),
-    [pytest.param("adam", (), id="adam"), pytest.param("rmsprop", ("--join",), id="rmsprop-join")],
+    [
+        pytest.param("adam", (), id="adam"),
+        pytest.param("rmsprop", ("--join",), id="rmsprop-join", marks=pytest.mark.ci),
+    ],
 )
 def test_workers_without_a_launcher_train_as_one_process(tmp_path, wait_until, optimizer, options):
     """Three workers, whose parameters differ at first, end with the same bits: those of rank 0's training.
