@@ -87,8 +87,8 @@ class _Group(SectionedGroup):
 def cli(debug: bool) -> None:
     """Keep every worker of a distributed training job at an even pace.
 
-    Start with `evenpace demo`, then `evenpace run` with a script of your own. On several machines, a cluster
-    is one `manager`, one or more `ps`, and a `worker` on each machine.
+    Start with `evenpace run` and a script of your own; in a checkout, `evenpace demo` shows what balancing
+    wins. On several machines, a cluster is one `manager`, one or more `ps`, and a `worker` on each machine.
     """
     # SIGTERM must do as Ctrl-C does: stop what was started, then end.
     # Both are set: a process that a shell started in the background ignores SIGINT.
