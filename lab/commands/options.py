@@ -1,9 +1,8 @@
 """Options that several commands of the lab share, and readers of their values."""
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 from click.core import ParameterSource
@@ -31,32 +30,6 @@ def plot_path(text: str) -> Callable[[F], F]:
         text: The help.
     """
     return click.option("--plot", "plot_path", type=click.Path(path_type=Path), default=None, help=text)
-
-
-def in_minutes(text: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command with --seconds the option --minutes, for where the seconds are not given.
-
-    Args:
-        text: The help.
-    """
-
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        @click.option(
-            "--minutes",
-            type=click.FloatRange(0, min_open=True),
-            default=1.0,
-            show_default=True,
-            help=text,
-        )
-        @functools.wraps(function)
-        def command(minutes: float, **values: Any) -> Any:
-            if values["seconds"] is None:
-                values["seconds"] = 60 * minutes
-            return function(**values)
-
-        return command
-
-    return add
 
 
 def by_workload(
