@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 FUZZ_RUNS ?= 1000000
 
-.PHONY: help demo quick test test-all test-containers fuzz check bench figures docs images image-contention base-image clean
+.PHONY: help demo quick test test-all test-containers simulate fuzz check bench figures docs images image-contention base-image clean
 .NOTPARALLEL:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make quick  run the tests that are not slow, on few examples; it takes ONLY and JOBS, too"
 	@echo "make test-all  run everything, for a release"
 	@echo "make fuzz   try other random examples than the tests do, and many more; $(FUZZ_RUNS) messages, too"
+	@echo "make simulate SEED=234  run one job of the simulated cluster again, and log it in virtual time"
 	@echo "make check  run the linters, the format check and the type check"
 	@echo "make bench  measure the manager's rounds and the parameter server's transfers"
 	@echo "make figures  run the paper's table and figures in small, and draw them in one page"
@@ -72,6 +73,11 @@ fuzz: $(VENV)/ready
 		{ echo "To fuzz messages as well: $(BIN)/pip install atheris"; exit 1; }
 	$(BIN)/python -c 'import pathlib, tests.fuzz.messages as m; m.write_corpus(pathlib.Path("runs/fuzz/corpus"))'
 	$(BIN)/python -m tests.fuzz.messages -runs=$(FUZZ_RUNS) -max_len=800 -artifact_prefix=runs/fuzz/ runs/fuzz/corpus
+
+# A scenario of the simulated cluster, again, with its log in virtual time.
+SEED ?= 0
+simulate: $(VENV)/ready
+	$(BIN)/python -m tests.simulation $(SEED) --log
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -72,7 +72,7 @@ class ManagerService:
         self._ended: dict[str, ManagedJob] = {}  # the last few, for clients that look at them
         self._given_up: dict[str, str] = {}  # by job, why it was not restored
         # connection to the (job, worker, incarnation) that speak through it
-        self._speakers: dict[Connection, set[tuple[str, str, str]]] = {}
+        self._speakers: dict[Connection, dict[tuple[str, str, str], None]] = {}
         self._handlers = {
             "join": self._join,
             "resume": self._resume,
@@ -330,7 +330,7 @@ class ManagerService:
         managed.waiting.pop(worker, None)
         managed.held.pop(worker, None)
         for peer in managed.connections.pop((worker, incarnation), ()):
-            self._speakers.get(peer, set()).discard((managed.name, worker, incarnation))
+            self._speakers.get(peer, {}).pop((managed.name, worker, incarnation), None)
         self._carry_out(managed)
         managed.once_kept(
             lambda: call.reply(
@@ -441,7 +441,7 @@ class ManagerService:
         connections = managed.connections.setdefault((worker, incarnation), set())
         if peer not in connections:
             connections.add(peer)
-            self._speakers.setdefault(peer, set()).add((managed.name, worker, incarnation))
+            self._speakers.setdefault(peer, {})[managed.name, worker, incarnation] = None
 
     def _wait(
         self, managed: ManagedJob, call: Call, incarnation: str, reported_iteration: int = -1, known: int = -1

@@ -100,7 +100,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.tally = ServerTally(self.service.definition.thrift_services)  # type: ignore[attr-defined]
-        self._peers: set[Peer] = set()
+        self._peers: dict[Peer, None] = {}  # in the order in which they came
         self._admission: Admission[Peer] = Admission(self.limits)
         self._unfinished = 0  # bytes; see `ServerLimits`
         self._lingering = 0
@@ -180,7 +180,7 @@ class Server:
             return "the service is shutting down"
         refusal = self._admission.enter(peer, host)
         if not refusal:
-            self._peers.add(peer)
+            self._peers[peer] = None
             self.tally.accepted += 1
             if self.contexts is not None or self.token_keys is not None:
                 excess = self._admission.excess_peer()
@@ -201,7 +201,7 @@ class Server:
     def forget(self, peer: Peer) -> None:
         """Forget a connection that has ended."""
         self._admission.leave(peer)
-        self._peers.discard(peer)
+        self._peers.pop(peer, None)
 
     def reserve(self, count: int) -> bool:
         """Reserve memory for incomplete messages, or release it where `count` is below 0.

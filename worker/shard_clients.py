@@ -637,8 +637,9 @@ class Calls:
         self._over.set()
         going = set(self._clients)
         while going:
-            for call in going:
-                self._clients[call].interrupt()
+            for call, client in self._clients.items():
+                if call in going:
+                    client.interrupt()
             going = wait(going, _AGAIN_SECONDS).not_done  # one that was connecting may be connected now
 
 

@@ -1,0 +1,280 @@
+"""The simulated cluster: jobs under faults, and that a simulation is what it claims to be."""
+
+import socket as real_socket
+
+import pytest
+
+from tests.evenpace.commands import python
+from tests.simulation import modules, network
+from tests.simulation.cluster import KINDS, Fault, Scenario, shrink, simulate
+from tests.simulation.product import product
+from tests.simulation.world import StalledError, World
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    """The copy of the product, which is made once."""
+    return product()
+
+
+@pytest.fixture
+def world():
+    """A world of its own."""
+    with World(seed=1) as made:
+        yield made
+
+
+def run(world, *processes, seconds=100.0):
+    """Run each function as a process of its own, until all have returned; their results in order."""
+    results = {}
+
+    def body(number, function):
+        results[number] = function()
+
+    for number, function in enumerate(processes):
+        process = world.process(f"p{number}")
+        world.spawn(process, lambda number=number, function=function: body(number, function))
+    world.run(lambda: len(results) == len(processes) or bool(world.failures), seconds)
+    assert not world.failures, world.failures
+    return [results[number] for number in sorted(results)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.ci] * (seed >= 8)) for seed in range(100)]
+)
+def test_a_job_ends_right_whatever_befalls_it(simulated, seed):
+    """All workers that live end well, with the parameters of one process."""
+    outcome = simulate(Scenario.of(seed))
+    assert not outcome.wrongs, f"{outcome}\nmake simulate SEED={seed} shows how it came to that"
+
+
+@pytest.mark.ci
+def test_every_kind_of_fault_happens(simulated):
+    """A job that only one kind can befall has some of it."""
+    for number, kind in enumerate(KINDS):
+        outcome = simulate(Scenario.of(1_000 + number, kinds=(kind,)))
+        assert set(outcome.fired) == {kind}
+        assert not outcome.wrongs, outcome
+
+
+@pytest.mark.ci
+def test_a_seed_is_the_same_run_everywhere(simulated):
+    """In this process, and in another one whose hashes differ: the same events at the same times."""
+    scenario = Scenario.of(3)
+    outcome, again = simulate(scenario), simulate(scenario)
+    assert outcome.events > 1_000
+    assert str(outcome) == str(again)
+    alone = python("-m", "tests.simulation", 3, env={"PYTHONHASHSEED": "7", "PATH": ""})
+    assert str(outcome) in alone.stdout, alone.stderr
+
+
+@pytest.mark.slow
+def test_a_wrong_weight_is_found(simulated, monkeypatch):
+    """A shard that gives a sample too much weight trains other parameters than one process."""
+    with simulated:
+        shard = simulated.module("ps.shard").Shard
+    add = shard.add
+    monkeypatch.setattr(shard, "add", lambda self, part, piece: add(self, part, piece * 1.001))
+    assert "with parameters that differ by" in str(simulate(Scenario.of(2)))
+
+
+@pytest.mark.slow
+def test_faults_that_matter_are_left_of_a_scenario_that_fails(simulated, monkeypatch):
+    """Of many faults that one which fails, by a worker that may not be frozen."""
+    with simulated:
+        member = simulated.module("worker.session").Session
+    finish = member.finish_iteration
+
+    def fail_after_a_freeze(self, *arguments):
+        if any(process.was_frozen for process in World.current.processes if process is World.current.running):
+            raise RuntimeError("it was frozen")
+        return finish(self, *arguments)
+
+    monkeypatch.setattr(member, "finish_iteration", fail_after_a_freeze)
+    freeze = Fault(2.0, "freeze worker", 0.1, 1.0)
+    faults = (Fault(1.0, "cut", 0.5, 0.0), freeze, Fault(4.0, "hole", 0.2, 0.0))
+    scenario = Scenario(seed=5, workers=2, shards=1, policy="even", lookahead=0, faults=faults)
+    assert shrink(scenario).faults == (freeze,)
+
+
+def listening(world, protocol, name="service"):
+    """Start a service with a protocol on port 1."""
+    process = world.process(name)
+    loop = network.Loop(process)
+    loop.call_soon(lambda: loop.create_task(loop.create_server(protocol, "127.0.0.1", 1)))
+    return process
+
+
+def connected():
+    """Return a client's connection to port 1."""
+    connection = network.socket.socket()
+    connection.settimeout(10.0)
+    connection.connect(("127.0.0.1", 1))
+    return connection
+
+
+class Echo:
+    """A protocol that sends back what it gets, in buffers of three bytes."""
+
+    def connection_made(self, transport):
+        """Keep the transport."""
+        self._transport = transport
+
+    def connection_lost(self, error):
+        """Do nothing."""
+
+    def get_buffer(self, hint):
+        """Return the memory for the next bytes."""
+        self._buffer = memoryview(bytearray(3))
+        return self._buffer
+
+    def buffer_updated(self, count):
+        """Send them back."""
+        self._transport.write(self._buffer[:count])
+
+
+def exchange(connection, sent):
+    """Send bytes one by one, and return as many that come."""
+    for byte in sent:
+        connection.send(bytes([byte]))
+    got = b""
+    while len(got) < len(sent):
+        got += connection.recv(100)
+    return got
+
+
+def test_bytes_arrive_once_and_in_order(world):
+    """Whatever the latency of each."""
+    listening(world, Echo)
+
+    def client():
+        modules.time.sleep(0.1)
+        return exchange(connected(), bytes(range(100)))
+
+    assert run(world, client, client) == [bytes(range(100))] * 2
+
+
+def test_a_frozen_service_answers_when_it_goes_on(world):
+    """Its kernel takes connections and bytes meanwhile."""
+    service = listening(world, Echo)
+
+    def client():
+        modules.time.sleep(0.1)
+        service.freeze()
+        world.at(5.0, None, service.thaw)
+        exchange(connected(), b"abc")
+        return world.now
+
+    (ended,) = run(world, client)
+    assert 1_005.1 < ended < 1_005.2
+
+
+def test_a_killed_service_breaks_its_connections(world):
+    """At once, and later ones are refused."""
+    service = listening(world, Echo)
+
+    def client():
+        modules.time.sleep(0.1)
+        connection = connected()
+        exchange(connection, b"abc")
+        service.kill()
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
+        with pytest.raises(ConnectionRefusedError):
+            connected()
+        return True
+
+    assert run(world, client) == [True]
+
+
+def test_a_hole_swallows_what_is_sent(world):
+    """A read ends by its timeout."""
+    listening(world, Echo)
+
+    def client():
+        modules.time.sleep(0.1)
+        connection = connected()
+        connection.endpoint.is_hole = True
+        connection.send(b"abc")
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        return world.now
+
+    (ended,) = run(world, client)
+    assert 1_010.1 < ended < 1_010.2
+
+
+def test_threads_wait_for_each_other_as_real_ones_do(world):
+    """By locks, conditions, events, queues and futures, with and without a limit."""
+    lock, condition, event = (
+        modules.threading.Lock(),
+        modules.threading.Condition(),
+        modules.threading.Event(),
+    )
+    queue, steps = modules.queue.SimpleQueue(), []
+
+    def other():
+        with lock, condition:
+            modules.time.sleep(1.0)
+            steps.append("other")
+            condition.notify_all()
+        event.set()
+        queue.put("item")
+
+    def one():
+        thread = modules.threading.Thread(target=other)
+        thread.start()
+        modules.time.sleep(0.5)
+        assert not lock.acquire(timeout=0.1)
+        with condition:
+            steps.append("one")
+        with lock:
+            assert event.wait(1.0)
+        assert queue.get() == "item"
+        with pytest.raises(modules.queue.Empty):
+            queue.get(timeout=0.5)
+        thread.join()
+        with condition:
+            assert not condition.wait_for(lambda: False, timeout=2.0)
+        executor = modules.futures.ThreadPoolExecutor(1)
+        calls = [executor.submit(lambda n=n: (modules.time.sleep(1.0), n)[1]) for n in range(3)]
+        done = [call.result() for call in modules.futures.as_completed(calls)]
+        return done, round(world.now, 3)
+
+    assert run(world, one) == [([0, 1, 2], 1_006.5)]
+    assert steps == ["other", "one"]
+
+
+def test_what_waits_for_ever_is_told(world):
+    """With the place in the source where each thread waits."""
+    with pytest.raises(StalledError, match=r"p0[^$]*test_simulation.py[^$]*SimpleQueue"):
+        run(world, lambda: modules.queue.SimpleQueue().get())
+
+
+def test_a_file_is_locked_by_one_process(world, tmp_path):
+    """Until it is killed."""
+    path = tmp_path / "lock"
+    owner = world.process("owner")
+    world.spawn(owner, lambda: modules.fcntl.flock(path.open("w"), modules.fcntl.LOCK_EX))
+
+    def other():
+        modules.time.sleep(1.0)
+        with path.open("w") as stream:
+            with pytest.raises(BlockingIOError):
+                modules.fcntl.flock(stream, modules.fcntl.LOCK_EX)
+            owner.kill()
+            modules.fcntl.flock(stream, modules.fcntl.LOCK_EX)
+        return True
+
+    assert run(world, other) == [True]
+
+
+def test_the_product_itself_keeps_its_modules(simulated):
+    """What other tests import is not the copy."""
+    import rpc.client
+
+    with simulated:
+        assert simulated.module("rpc.client") is not rpc.client
+        assert simulated.module("rpc.client").socket is network.socket
+    assert rpc.client.socket is real_socket
