@@ -19,8 +19,9 @@ from evenpace.reports import files
 from lab.experiments import efficiency
 from lab.experiments.comparison import Evaluator
 from lab.experiments.config import CoordinationConfig
+from lab.experiments.scheme_run import SchemeRun
 from lab.experiments.schemes import SCHEMES, Scheme
-from lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
+from lab.experiments.unequal import UnequalConfig, run_unequal
 from lab.workloads.by_name import Training
 
 Figures = dict[str, Any]
@@ -211,7 +212,7 @@ def _with_seed(config: UnequalConfig, seed: int) -> UnequalConfig:
     return replace(config, training=Training(training.name, arguments))
 
 
-def _run_figures(run: UnequalRun, evaluator: Evaluator, config: UnequalConfig, settle: int) -> Figures:
+def _run_figures(run: SchemeRun, evaluator: Evaluator, config: UnequalConfig, settle: int) -> Figures:
     """Return the figures of one run by itself."""
     workers = len(config.shares)
     per_epoch = -(-evaluator.samples // config.total_batch_size) * workers  # updates
@@ -225,7 +226,7 @@ def _run_figures(run: UnequalRun, evaluator: Evaluator, config: UnequalConfig, s
     }
 
 
-def _last_batch_sizes(run: UnequalRun) -> dict[str, int]:
+def _last_batch_sizes(run: SchemeRun) -> dict[str, int]:
     if not run.records:  # without barriers the slowest worker may not have finished one
         return {}
     return {name: part["batch_size"] for name, part in run.records[-1]["workers"].items()}

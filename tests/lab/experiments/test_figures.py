@@ -38,18 +38,18 @@ def seen(tmp_path):
 @pytest.fixture
 def wait_for_the_first_snapshot(seen, monkeypatch):
     """Let no run begin before its first snapshot has been taken, however late whoever takes it is."""
-    take, training = unequal._Follower._take, unequal.training
+    take, training = scheme_run.Snapshots.take, unequal.training
 
     def start(*arguments):
         seen.unlink(missing_ok=True)
         return training(*arguments)
 
-    def taken(follower, *arguments):
-        take(follower, *arguments)
+    def taken(snapshots, *arguments):
+        take(snapshots, *arguments)
         keep_pace.tell(seen, 10**9)
 
     monkeypatch.setattr(unequal, "training", start)
-    monkeypatch.setattr(unequal._Follower, "_take", taken)
+    monkeypatch.setattr(scheme_run.Snapshots, "take", taken)
 
 
 @pytest.fixture
