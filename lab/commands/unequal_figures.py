@@ -98,13 +98,14 @@ def fig6(config: CoordinationConfig, plot: Path | None, json_path: Path | None, 
     """
     from rich.console import Console
 
-    from lab.experiments import coordination, figure_plots
+    from lab.experiments import coordination, plots
+    from lab.plots import save
 
     json_path, plot = json_path or config.out / "fig6.json", plot or config.out / "fig6.png"
     console = Console()
     with user_mistakes():
         figures = _compare(config, json_path, console, **options)
-        figure_plots.write(figure_plots.efficiency(figures), plot)
+        save(plots.efficiency(figures), plot)
     coordination.print_efficiency(figures, console)
     click.echo(f"Figures: {json_path}, {plot}")
 
@@ -137,7 +138,8 @@ def fig7(
     from rich.console import Console
 
     from evenpace.reports.files import write_json
-    from lab.experiments import coordination, figure_plots
+    from lab.experiments import coordination, plots
+    from lab.plots import save
 
     json_path, plot = json_path or config.out / "fig7.json", plot or config.out / "fig7.png"
     console = Console()
@@ -149,7 +151,7 @@ def fig7(
             _make_folders(config.out, json_path)
             write_json(figures, json_path)
         _make_folders(plot.parent)
-        figure_plots.write(figure_plots.accuracy(figures), plot)
+        save(plots.accuracy(figures), plot)
     coordination.print_accuracy(figures, console)
     click.echo(f"Figures: {json_path}, {plot}")
 
@@ -183,9 +185,10 @@ def fig8(
     from rich.console import Console
 
     from evenpace.reports.files import write_json
-    from lab.experiments import figure_plots, migration
+    from lab.experiments import migration, plots
     from lab.experiments.comparison import Evaluator
     from lab.experiments.unequal import UnequalConfig
+    from lab.plots import save
     from lab.workloads.by_name import Training
 
     json_path, plot = json_path or config.out / "fig8.json", plot or config.out / "fig8.png"
@@ -211,7 +214,7 @@ def fig8(
         _make_folders(config.out, json_path, plot)
         figures = migration.run_migration(config.policy, trained, cut, config.out / "logs", console)
         write_json(figures, json_path)
-        figure_plots.write(figure_plots.migration(figures), plot)
+        save(plots.migration(figures), plot)
     migration.print_phases(figures, console)
     click.echo(f"Figures: {json_path}, {plot}")
 

@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
-from evenpace.local.terminal import make_table
 from evenpace.reports import files, style
 from idl.noise import Noise
 from lab.experiments.scheduling_config import AutoscalingConfig
+from lab.plots import panels, save, styled
+from lab.report import Columns, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
 from lab.simulator.rules import LIMITS
@@ -61,7 +62,7 @@ def run(
     if json_path is not None:
         files.write_json(figures, json_path)
     if plot_path is not None:
-        draw(figures).savefig(plot_path, dpi=130)
+        save(draw(figures), plot_path)
     return figures
 
 
@@ -115,43 +116,35 @@ def result_of(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, Any]:
     }
 
 
+@styled
 def draw(figures: Mapping[str, Any]) -> Figure:
     """Draw nodes and statistical efficiency over time, a line for each rule."""
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 5.2), layout="constrained")
-        panels = figure.subplots(2, 1, sharex=True)
-        for rule, colour in ((GOODPUT, style.COLOURS[0]), (THROUGHPUT, style.GREY)):
-            epochs = figures[rule]["epochs"]
-            edges = [0.0, *(epoch["end_h"] for epoch in epochs)]
-            for axes, name in zip(panels, ("nodes", "efficiency"), strict=True):
-                values = [epoch[name] for epoch in epochs]
-                axes.stairs(values, edges, baseline=None, color=colour, linewidth=1.7, label=f"by {rule}")
-        panels[0].set_title("Nodes")
-        panels[0].yaxis.get_major_locator().set_params(integer=True)
-        panels[1].set_title("Statistical efficiency")
-        panels[1].set_xlabel("hours")
-        for axes in panels:
+    figure, (nodes, efficiency) = panels(7.5, 5.2, rows=2, sharex=True)
+    for rule, colour in ((GOODPUT, style.COLOURS[0]), (THROUGHPUT, style.GREY)):
+        epochs = figures[rule]["epochs"]
+        edges = [0.0, *(epoch["end_h"] for epoch in epochs)]
+        for axes, name in ((nodes, "nodes"), (efficiency, "efficiency")):
+            values = [epoch[name] for epoch in epochs]
+            axes.stairs(values, edges, baseline=None, color=colour, linewidth=1.7, label=f"by {rule}")
             axes.set_ylim(bottom=0)
-        panels[0].legend(loc="lower right")
-        return figure
+    nodes.set_title("Nodes")
+    nodes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    nodes.legend(loc="lower right")
+    efficiency.set_title("Statistical efficiency")
+    efficiency.set_xlabel("hours")
+    return figure
 
 
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
-    table = make_table(
-        f"{figures['config']['model']} on up to {figures['config']['nodes']} nodes",
-        *("nodes chosen by", "device hours", "hours", "mean efficiency", "nodes, first to last"),
-    )
-    for rule in (GOODPUT, THROUGHPUT):
-        its = figures[rule]
-        nodes = [epoch["nodes"] for epoch in its["epochs"]]
-        table.add_row(
-            rule,
-            f"{its['device_hours']:.1f}",
-            f"{its['hours']:.2f}",
-            f"{its['efficiency']:.2f}",
-            f"{nodes[0]} to {nodes[-1]}",
-        )
-    first, second = figures[GOODPUT], figures[THROUGHPUT]
+    columns: Columns = {
+        "device_hours": ("device hours", "{:.1f}"),
+        "hours": ("hours", "{:.2f}"),
+        "efficiency": ("mean efficiency", "{:.2f}"),
+        "epochs": ("nodes, first to last", lambda epochs: f"{epochs[0]['nodes']} to {epochs[-1]['nodes']}"),
+    }
+    first, second = (figures[rule] for rule in (GOODPUT, THROUGHPUT))
+    title = f"{figures['config']['model']} on up to {figures['config']['nodes']} nodes"
+    table = table_of(title, "nodes chosen by", columns, ((GOODPUT, first), (THROUGHPUT, second)))
     changes = [f"{100 * (first[key] / second[key] - 1):+.1f}%" for key in ("device_hours", "hours")]
     table.add_section()
     table.add_row("goodput against throughput", *changes, "", "")

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -41,6 +40,8 @@ from lab.experiments.batch_size_law import (
     fit_without_each,
     nearest,
 )
+from lab.plots import colour, panels, save, styled
+from lab.report import Columns, cells_of
 
 _COLUMNS = ("benchmark", "batch_size", "runs", "mean_to_target", "std")
 _OTHERS = ("round", "median_to_target")
@@ -75,7 +76,7 @@ def run(
     if json_path is not None:
         files.write_json(figures, json_path)
     if plot_path is not None:
-        draw(rows).savefig(plot_path, dpi=130)
+        save(draw(rows), plot_path)
     return figures
 
 
@@ -147,36 +148,34 @@ def judge(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
+@styled
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw work over W0 against the batch size over B_c: all points of one line, if the law holds.
 
     Benchmarks whose B_c is not known, or with the points of another, are left out.
     """
     drawn = [row for row in rows if row["known"] and row["same_as"] is None]
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-        axes = figure.subplots()
-        markers = "osD^v<>P"
-        for place, row in enumerate(drawn):
-            axes.plot(
-                [point["batch_size"] / row["critical"] for point in row["points"]],
-                [point["work"] / row["work"] for point in row["points"]],
-                markers[place // len(style.COLOURS) % len(markers)],
-                color=style.COLOURS[place % len(style.COLOURS)],
-                label=_name(row, rows),
-                markersize=5,
-            )
-        ratios = [point["batch_size"] / row["critical"] for row in drawn for point in row["points"]]
-        if ratios:
-            line = np.geomspace(min(ratios), max(ratios), 100)
-            axes.plot(line, 1 + line, color=style.GREY, zorder=1, label="1 + B/B_c")
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            figure.legend(loc="outside right upper")
-        axes.set_title("Work to the target by batch size")
-        axes.set_xlabel("batch size / B_c")
-        axes.set_ylabel("work / W0")
-        return figure
+    figure, (axes,) = panels(7.5, 4.2)
+    markers = "osD^v<>P"
+    for place, row in enumerate(drawn):
+        axes.plot(
+            [point["batch_size"] / row["critical"] for point in row["points"]],
+            [point["work"] / row["work"] for point in row["points"]],
+            markers[place // len(style.COLOURS) % len(markers)],
+            color=colour(place),
+            label=_name(row, rows),
+            markersize=5,
+        )
+    ratios = [point["batch_size"] / row["critical"] for row in drawn for point in row["points"]]
+    if ratios:
+        line = np.geomspace(min(ratios), max(ratios), 100)
+        axes.plot(line, 1 + line, color=style.GREY, zorder=1, label="1 + B/B_c")
+        axes.set(xscale="log", yscale="log")
+        figure.legend(loc="outside right upper")
+    axes.set_title("Work to the target by batch size")
+    axes.set_xlabel("batch size / B_c")
+    axes.set_ylabel("work / W0")
+    return figure
 
 
 def _name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -191,22 +190,20 @@ def _between(least: float, most: float) -> str:
 
 
 def _print(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns: Columns = {
+        "points": ("sizes", lambda points: str(len(points))),
+        "work": ("W0", "{:.4g}"),
+        "critical": ("B_c", "{:,.0f}"),
+        "error.median": ("error", "{:.1%}"),
+        "error.nearest": ("nearest", "{:.1%}"),
+    }
     title = "W = W0 (1 + B/B_c), and the median error of sizes that are left out of the fit"
-    table = make_table(title, "benchmark", "sizes", "W0", "B_c", "error", "nearest")
+    table = make_table(title, "benchmark", *(heading for heading, _ in columns.values()))
     table.add_column("remarks")
     for row in rows:
-        remarks = list(row["remarks"])
-        if row["same_as"] is not None:
-            remarks.insert(0, f"points of {row['same_as']}")
-        cells = ("", "", "", "")
-        if row["error"] is not None:
-            cells = (
-                f"{row['work']:.4g}",
-                f"{row['critical']:,.0f}",
-                f"{row['error']['median']:.1%}",
-                f"{row['error']['nearest']:.1%}",
-            )
-        table.add_row(_name(row, rows), str(len(row["points"])), *cells, "; ".join(remarks))
+        same = [] if row["same_as"] is None else [f"points of {row['same_as']}"]
+        remarks = "; ".join([*same, *row["remarks"]])
+        table.add_row(_name(row, rows), *cells_of(columns, row, missing=""), remarks)
     console.print(table)
     own = [row for row in rows if row["same_as"] is None and row["holds"] is not None]
     good = sum(row["holds"] for row in own)

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from evenpace.local.terminal import make_progress, make_table
+from evenpace.local.terminal import make_progress
 from evenpace.reports import files
 from lab.experiments import analysis, plots
 from lab.experiments.contended import ContendedConfig, ContendedRun, run_contended
 from lab.experiments.contention_schedule import write_schedule
 from lab.experiments.scheme_run import ParameterSnapshot
 from lab.experiments.schemes import Scheme
+from lab.report import Columns, table_of
 from lab.workloads.by_name import Training
 from lab.workloads.common import Workload, evaluate
 from worker.flat_order import BUCKET_MB, FlatOrder, bucket_elements
@@ -204,14 +205,14 @@ def _relate(schemes: dict[str, Figures], target: float | None) -> None:
         figures["updates_to_target"] = point["updates"] if point else None
 
 
-_TIMES: Mapping[str, tuple[str, str]] = {
+_TIMES: Columns = {
     "iteration_s": ("iteration s", "{:.3f}"),
     "of_baseline": ("of BSP", "{:.2f}"),
     "of_oracle": ("of oracle", "{:.2f}"),
     "waiting_share": ("waiting", "{:.0%}"),
     "manager_share": ("manager CPU", "{:.1%}"),
 }
-_LEARNING: Mapping[str, tuple[str, str]] = {
+_LEARNING: Columns = {
     "relative_rmse": ("RMSE", "{:.1%}"),
     "rmse_of_ema": ("of EMA's", "{:.2f}"),
     "accuracy": ("accuracy", "{:.1%}"),
@@ -222,17 +223,12 @@ _LEARNING: Mapping[str, tuple[str, str]] = {
 
 def print_table(figures: Figures, console: Console) -> None:
     """Print the figures that `compare` returns."""
-    target = next(iter(figures["schemes"].values()))["target"]
-    titles = (
-        f"Iterations: {figures['workload']} on {figures['data']}",
-        f"Prediction and learning; the target accuracy is {target:.1%}",
-    )
-    for title, columns in zip(titles, (_TIMES, _LEARNING), strict=True):
-        table = make_table(title, "scheme", *(heading for heading, _ in columns.values()))
-        for name, values in figures["schemes"].items():
-            cells = ((values.get(key), form) for key, (_, form) in columns.items())
-            table.add_row(name, *("-" if value is None else form.format(value) for value, form in cells))
-        console.print(table)
+    schemes = figures["schemes"]
+    target = next(iter(schemes.values()))["target"]
+    about = f"Iterations: {figures['workload']} on {figures['data']}"
+    console.print(table_of(about, "scheme", _TIMES, schemes.items()))
+    about = f"Prediction and learning; the target accuracy is {target:.1%}"
+    console.print(table_of(about, "scheme", _LEARNING, schemes.items()))
 
 
 def _write_csv(schemes: Mapping[str, Figures], path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from batchsize_manager.policies import POLICIES
-from evenpace.local.terminal import make_progress, make_table
+from evenpace.local.terminal import make_progress
 from evenpace.reports import files
 from lab.experiments import efficiency
 from lab.experiments.comparison import Evaluator
@@ -22,6 +22,7 @@ from lab.experiments.config import CoordinationConfig
 from lab.experiments.scheme_run import SchemeRun
 from lab.experiments.schemes import SCHEMES, Scheme
 from lab.experiments.unequal import UnequalConfig, run_unequal
+from lab.report import Columns, table_of
 from lab.workloads.by_name import Training
 
 Figures = dict[str, Any]
@@ -29,7 +30,6 @@ Figures = dict[str, Any]
 BASELINE = "bsp"
 COORDINATION = (BASELINE, "asp", "ssp", "lb-bsp")  # what the paper compares on GPUs
 _TARGET = 0.98  # share of the accuracy that BSP ends with, unless a target is given
-_NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True)
@@ -146,47 +146,51 @@ def relate(entry: Figures, target: float | None) -> None:
 def print_efficiency(figures: Figures, console: Console) -> None:
     """Print Figure 6 as tables, one for each workload."""
     for name, entry in figures["workloads"].items():
-        goal = f"updates to {entry['target']:.1%}"
-        columns = ("scheme", "ms/update", "of BSP", goal, "of BSP", "s to it", "of BSP")
-        table = make_table(f"Figure 6: {name} on {entry['data']}", *columns, no_wrap=True)
-        for scheme, values in entry["schemes"].items():
-            of_bsp, missing = values["of_bsp"], _missing(values)
-            cells = [
-                (values["per_update_s"] * 1e3, "{:.1f}"),
-                (of_bsp["per_update_s"], "{:.2f}"),
-                (values["updates_to_target"], "{:.0f}"),
-                (of_bsp["updates_to_target"], "{:.2f}"),
-                (values["seconds_to_target"], "{:.1f}"),
-                (of_bsp["seconds_to_target"], "{:.2f}"),
-            ]
-            shown = ["-" if value is None else form.format(value) for value, form in cells]
-            if values["updates_to_target"] is None:
-                shown[2] = missing
-            table.add_row(scheme, *shown)
-        console.print(table)
+        columns: Columns = {
+            "per_update_ms": ("ms/update", "{:.1f}"),
+            "of_bsp.per_update_s": ("of BSP", "{:.2f}"),
+            "shown_updates": (f"updates to {entry['target']:.1%}", "{}"),
+            "of_bsp.updates_to_target": ("of BSP", "{:.2f}"),
+            "seconds_to_target": ("s to it", "{:.1f}"),
+            "of_bsp.seconds_to_target": ("of BSP", "{:.2f}"),
+        }
+        rows = [
+            (
+                scheme,
+                {
+                    **values,
+                    "per_update_ms": values["per_update_s"] * 1e3,
+                    "shown_updates": _updates(values),
+                },
+            )
+            for scheme, values in entry["schemes"].items()
+        ]
+        console.print(table_of(f"Figure 6: {name} on {entry['data']}", "scheme", columns, rows, no_wrap=True))
 
 
 def print_accuracy(figures: Figures, console: Console) -> None:
     """Print the accuracies that the curves of Figure 7 end with."""
+    columns: Columns = {
+        "epochs": ("epochs", "{:.1f}"),
+        "accuracy": ("accuracy", "{:.1%}"),
+        "best": ("best", "{:.1%}"),
+    }
     for name, entry in figures["workloads"].items():
-        table = make_table(
-            f"Figure 7: {name} on {entry['data']}", "scheme", "epochs", "accuracy", "best", no_wrap=True
-        )
+        rows = []
         for scheme, values in entry["schemes"].items():
-            ends = [run["curve"][-1]["epochs"] for run in values["runs"]]
-            best = [max(point["accuracy"] for point in run["curve"]) for run in values["runs"]]
-            table.add_row(
-                scheme,
-                f"{statistics.fmean(ends):.1f}",
-                f"{values['accuracy']:.1%}",
-                f"{statistics.fmean(best):.1%}",
-            )
-        console.print(table)
+            curves = [run["curve"] for run in values["runs"]]
+            epochs = statistics.fmean(curve[-1]["epochs"] for curve in curves)
+            best = statistics.fmean(max(point["accuracy"] for point in curve) for curve in curves)
+            rows.append((scheme, {**values, "epochs": epochs, "best": best}))
+        console.print(table_of(f"Figure 7: {name} on {entry['data']}", "scheme", columns, rows, no_wrap=True))
 
 
-def _missing(values: Mapping[str, Any]) -> str:
+def _updates(values: Mapping[str, Any]) -> str:
+    """Return the updates to the target in words."""
+    if values["updates_to_target"] is not None:
+        return f"{values['updates_to_target']:.0f}"
     runs = len(values["runs"])
-    return _NOT_REACHED if runs == 1 else f"{_NOT_REACHED} ({values['reached']} of {runs})"
+    return "not reached" if runs == 1 else f"not reached ({values['reached']} of {runs})"
 
 
 def _config(job: TrainedWorkload, evaluator: Evaluator, shared: CoordinationConfig) -> UnequalConfig:

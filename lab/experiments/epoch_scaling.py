@@ -26,9 +26,9 @@ import numpy as np
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from evenpace.local.terminal import make_table
 from evenpace.reports import files
 from lab.experiments.scheduling_config import EpochScalingConfig
+from lab.report import Columns, cells_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
 from lab.simulator.rules import LIMITS
@@ -167,23 +167,14 @@ def _over_oracle(models: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, flo
 
 
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
+    columns: Columns = {
+        name: (name, "{0[hours]:.2f}  {0[device_hours]:.1f}  {0[changes]}") for name in FORECASTS
+    }
+    over: Columns = {name: (name, "{0[hours]:.3f}  {0[device_hours]:.3f}") for name in FORECASTS}
     for rule in RULES:
-        table = make_table(
-            f"Nodes with the least {rule} for the batch size expected: hours, device hours, changes",
-            "model",
-            *FORECASTS,
-        )
-        for one in figures["models"]:
-            if one["rule"] == rule:
-                results = (one["results"][name] for name in FORECASTS)
-                cells = [
-                    f"{its['hours']:.2f}  {its['device_hours']:.1f}  {its['changes']}" for its in results
-                ]
-                table.add_row(one["model"], *cells)
-        over = figures["over_oracle"][rule]
+        title = f"Nodes with the least {rule} for the batch size expected: hours, device hours, changes"
+        rows = ((one["model"], one["results"]) for one in figures["models"] if one["rule"] == rule)
+        table = table_of(title, "model", columns, rows)
         table.add_section()
-        table.add_row(
-            "over oracle",
-            *(f"{over[name]['hours']:.3f}  {over[name]['device_hours']:.3f}" for name in FORECASTS),
-        )
+        table.add_row("over oracle", *cells_of(over, figures["over_oracle"][rule]))
         console.print(table)

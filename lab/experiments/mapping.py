@@ -23,13 +23,14 @@ from evenpace.local.terminal import make_progress, make_table
 from evenpace.reports import files
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnavailableError
-from lab.experiments import figure_plots
+from lab.experiments import plots
 from lab.experiments.config import MappingConfig
 from lab.experiments.mapping_reference import state_vector, train_alone
 from lab.experiments.mappings import MAPPINGS, VIRTUALFLOW, Event, Mapping
 from lab.experiments.outcomes import Outcome, Outcomes
 from lab.experiments.scheme_run import RunTooShortError, followed
 from lab.observer import Observer
+from lab.plots import save
 from lab.workloads.by_name import Training
 from lab.workloads.common import Workload, evaluate
 from rpc.processes import Process
@@ -271,7 +272,7 @@ def run(
                     "difference_from_first": None if first is None else _apart(one.state, first),
                 }
                 files.write_json(figures, config.out / "report.json")
-                figure_plots.write(figure_plots.differences(figures), config.out / "report.png")
+                save(plots.differences(figures), config.out / "report.png")
     for name, entry in figures["workloads"].items():
         _show(name, entry, console)
     return figures

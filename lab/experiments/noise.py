@@ -28,12 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from evenpace.local.terminal import make_table
 from evenpace.reports import files
 from idl.errors import InvalidRequestError
 from idl.gradient_norms import GradientNorms
 from idl.noise import Noise
 from lab.experiments.config import NoiseConfig, NoiseTrainingConfig
+from lab.plots import save
+from lab.report import Columns, Format, table_of
 
 Array = NDArray[np.float64]
 
@@ -77,7 +78,7 @@ def run(
         if plot_path is not None:
             from lab.experiments.noise_training import draw
 
-            draw(figures["training"]["looks"]).savefig(plot_path, dpi=130)
+            save(draw(figures["training"]["looks"]), plot_path)
     if json_path is not None:
         files.write_json(figures, json_path)
     return figures
@@ -244,28 +245,25 @@ def _print_estimators(console: Console, figures: Mapping[str, Any]) -> None:
     config, truth = figures["config"], figures["truth"]
     batches = ", ".join(map(str, config["batches"]))
     title = f"{config['draws']:,} draws, batches of {batches}; sd: relative standard deviation"
-    headings = (f"{key}, {truth[key]:g}" for key in ("var", "sqr"))
-    columns = (text for heading in headings for text in (heading, "bias", "sd"))
-    table = make_table(title, "estimator", *columns, no_wrap=True)
-    for name, row in figures["estimators"].items():
-        cells = (
-            (f"{part['mean']:.3f}", f"{part['bias']:+.2%}", f"{part['deviation']:.3f}")
-            for part in (row["var"], row["sqr"])
-        )
-        table.add_row(name, *(cell for part in cells for cell in part))
-    console.print(table)
-    table = make_table("Cov(|g|², |g_i|²)", "samples of i", "measured", "4GᵀΣG/B", "Lemma B.5")
-    for row in figures["covariance"]:
-        numbers = (f"{row[key]:.4f}" for key in ("measured", "expected", "lemma"))
-        table.add_row(str(row["samples"]), *numbers)
-    console.print(table)
+    columns: dict[str, tuple[str, Format]] = {}
+    for key in ("var", "sqr"):
+        columns[f"{key}.mean"] = (f"{key}, {truth[key]:g}", "{:.3f}")
+        columns[f"{key}.bias"] = ("bias", "{:+.2%}")
+        columns[f"{key}.deviation"] = ("sd", "{:.3f}")
+    console.print(table_of(title, "estimator", columns, figures["estimators"].items(), no_wrap=True))
+    columns = {
+        "measured": ("measured", "{:.4f}"),
+        "expected": ("4GᵀΣG/B", "{:.4f}"),
+        "lemma": ("Lemma B.5", "{:.4f}"),
+    }
+    rows = ((str(row["samples"]), row) for row in figures["covariance"])
+    console.print(table_of("Cov(|g|², |g_i|²)", "samples of i", columns, rows))
 
 
 def _print_similarity(console: Console, figures: Mapping[str, Any]) -> None:
-    table = make_table("Cosine of two halves' gradients", "batch", "measured", "1/(1 + 2φ/B)")
-    for row in figures["similarity"]:
-        table.add_row(str(row["batch"]), f"{row['measured']:.4f}", f"{row['expected']:.4f}")
-    console.print(table)
+    columns: Columns = {"measured": ("measured", "{:.4f}"), "expected": ("1/(1 + 2φ/B)", "{:.4f}")}
+    rows = ((str(row["batch"]), row) for row in figures["similarity"])
+    console.print(table_of("Cosine of two halves' gradients", "batch", columns, rows))
 
 
 def _print_look(console: Console, look: Mapping[str, Any]) -> None:

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 from torch import nn
 
@@ -29,6 +27,7 @@ from idl.noise_estimate import NoiseEstimate
 from lab.data import ImageSet, load
 from lab.experiments.config import NoiseTrainingConfig
 from lab.models.cifarnet import CifarNet
+from lab.plots import colour, log_scale, panels, styled
 
 Array = NDArray[np.float64]
 
@@ -135,6 +134,7 @@ def draw_norms(trained: Trained, counts: Sequence[int], draws: int) -> tuple[Arr
     return np.array(norms), np.array(squared)
 
 
+@styled
 def draw(looks: Sequence[dict[str, Any]]) -> Figure:
     """Draw the noise scale as it was followed, with two standard errors, and the truth, over the iterations.
 
@@ -146,25 +146,23 @@ def draw(looks: Sequence[dict[str, Any]]) -> Figure:
     bottom, top = (np.nanmin(known) / 2, np.nanmax(known) * 4) if np.isfinite(known).any() else (1.0, 10.0)
     low = [max(look["followed"]["least"], bottom) for look in looks]
     high = [min(look["followed"]["most"], top) for look in looks]
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 3.4), layout="constrained")
-        axes = figure.subplots()
-        colour = style.COLOURS[0]
-        axes.fill_between(
-            iterations, low, high, color=colour, alpha=0.2, linewidth=0, label="two standard errors each way"
-        )
-        axes.plot(iterations, followed, color=colour, label="followed")
-        axes.plot(iterations, truth, "o", color=style.INK, markersize=4.5, label="truth")
-        axes.set_yscale("log")
-        axes.set_ylim(bottom, top)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter("{x:,g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_title("Gradient noise scale during a training")
-        axes.set_xlabel("iteration")
-        axes.set_ylabel("noise scale (samples)")
-        axes.legend(loc="lower right")
-        return figure
+    figure, (axes,) = panels(7.5, 3.4)
+    interval: dict[str, Any] = {
+        "color": colour(0),
+        "alpha": 0.2,
+        "linewidth": 0,
+        "label": "two standard errors each way",
+    }
+    axes.fill_between(iterations, low, high, **interval)
+    axes.plot(iterations, followed, color=colour(0), label="followed")
+    axes.plot(iterations, truth, "o", color=style.INK, markersize=4.5, label="truth")
+    log_scale(axes)
+    axes.set_ylim(bottom, top)
+    axes.set_title("Gradient noise scale during a training")
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("noise scale (samples)")
+    axes.legend(loc="lower right")
+    return figure
 
 
 def _model(data: ImageSet, batch_norm: bool) -> nn.Module:

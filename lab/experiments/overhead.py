@@ -15,17 +15,26 @@ import numpy as np
 import psutil
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from evenpace.local.cluster import service
 from evenpace.reports import files
 from lab.bench.connected_workers import Load
+from lab.report import Columns, table_of
 from worker.resources.monitors import ResourceMonitor
 
 ITERATION_SECONDS = 1.0  # seconds of an iteration to which the shares refer
 _WARM_UP = 20  # rounds that do not count
 _PAUSE_SECONDS = 0.02  # between rounds, so that fits have rounds beside them
 _PAPER = {96: 1.1}  # per cent of the iteration, by workers; the paper's text has the largest cluster only
+_COLUMNS: Columns = {
+    "mean_ms": ("mean ms", "{:.2f}"),
+    "p5_ms": ("5%", "{:.2f}"),
+    "p95_ms": ("95%", "{:.2f}"),
+    "during": ("during fits", "{0[during_fits_ms]:.2f} ({0[rounds_during_fits]})"),
+    "between_fits_ms": ("between fits", "{:.2f}"),
+    "share": ("share", "{:.2%}"),
+    "paper": ("paper", "below {}%"),
+}
 _MONITOR_SAMPLES = 50  # measurements of a worker's own part
 
 
@@ -56,26 +65,19 @@ def run(
         "worker_ms": _worker_part() * 1e3,
         "sizes": rows,
     }
-    table = Table(
-        title=f"The manager's part of an iteration of {ITERATION_SECONDS:g} s, predicting with {predictor}",
-        title_justify="left",
-    )
-    for column in ("workers", "mean ms", "5%", "95%", "during fits", "between fits", "share", "paper"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        paper = _PAPER.get(row["workers"])
-        during, between = row["during_fits_ms"], row["between_fits_ms"]
-        table.add_row(
+    title = f"The manager's part of an iteration of {ITERATION_SECONDS:g} s, predicting with {predictor}"
+    shown = [
+        (
             str(row["workers"]),
-            f"{row['mean_ms']:.2f}",
-            f"{row['p5_ms']:.2f}",
-            f"{row['p95_ms']:.2f}",
-            "-" if during is None else f"{during:.2f} ({row['rounds_during_fits']})",
-            "-" if between is None else f"{between:.2f}",
-            f"{row['share']:.2%}",
-            f"below {paper}%" if paper else "-",
+            {
+                **row,
+                "paper": _PAPER.get(row["workers"]),
+                "during": None if row["during_fits_ms"] is None else row,
+            },
         )
-    console.print(table)
+        for row in rows
+    ]
+    console.print(table_of(title, "workers", _COLUMNS, shown))
     console.print(
         f"The worker's own part (usage, stopwatch) takes {figures['worker_ms']:.2f} ms. "
         "Medians during and between fits; the paper's share includes the workers' part."

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from evenpace.local.terminal import make_table
 from lab.experiments.schemes import SCHEMES, Scheme
+from lab.report import Columns, table_of
 
 # Table 3: RMSE in the paper's unit, and mean iteration time as a share of BSP's.
 TABLE_3: Mapping[str, tuple[float, float]] = {
@@ -48,32 +48,23 @@ def figure10_schemes() -> list[Scheme]:
 
 def print_table3(figures: Mapping[str, Any], console: Console) -> None:
     """Print Table 3: the paper's errors and times beside ours, the errors as a share of EMA's."""
-    table = make_table(
-        "Table 3: prediction approaches in LB-BSP",
-        "predictor",
-        "RMSE of EMA's",
-        "paper",
-        "iteration of BSP's",
-        "paper",
+    columns: Columns = {
+        "rmse_of_ema": ("RMSE of EMA's", "{:.2f}"),
+        "paper.rmse": ("paper", "{:.2f}"),
+        "of_baseline": ("iteration of BSP's", "{:.2f}"),
+        "paper.time": ("paper", "{:.2f}"),
+    }
+    ema = TABLE_3["ema"][0]
+    rows = (
+        (name, {**figures["schemes"][f"lb-bsp:{name}"], "paper": {"rmse": rmse / ema, "time": time}})
+        for name, (rmse, time) in TABLE_3.items()
     )
-    paper_ema = TABLE_3["ema"][0]
-    for name, (rmse, time) in TABLE_3.items():
-        ours = figures["schemes"][f"lb-bsp:{name}"]
-        table.add_row(
-            name,
-            f"{ours['rmse_of_ema']:.2f}",
-            f"{rmse / paper_ema:.2f}",
-            f"{ours['of_baseline']:.2f}",
-            f"{time:.2f}",
-        )
-    console.print(table)
+    console.print(table_of("Table 3: prediction approaches in LB-BSP", "predictor", columns, rows))
 
 
 def print_figure9(figures: Mapping[str, Any], console: Console) -> None:
     """Print Figure 9: iteration times as a share of BSP's in the same style of computing."""
-    table = make_table(f"Figure 9: iteration time, {figures['workload']}", "scheme", "of BSP's", "paper")
+    columns: Columns = {"of_baseline": ("of BSP's", "{:.2f}"), "paper": ("paper", "{:.2f}")}
     paper = FIGURE_9.get(figures["workload"], {})
-    for name, ours in figures["schemes"].items():
-        known = paper.get(name)
-        table.add_row(name, f"{ours['of_baseline']:.2f}", "-" if known is None else f"{known:.2f}")
-    console.print(table)
+    rows = ((name, {**ours, "paper": paper.get(name)}) for name, ours in figures["schemes"].items())
+    console.print(table_of(f"Figure 9: iteration time, {figures['workload']}", "scheme", columns, rows))

@@ -18,21 +18,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 from rich.console import Console
 from rich.progress import track
 
 from evenpace.local.cluster import LocalCluster
-from evenpace.local.terminal import make_table
-from evenpace.reports import style
 from idl.errors import UnavailableError
 from lab import terminal
 from lab.data import load
 from lab.experiments.config import SizersConfig
+from lab.plots import lines, log_scale, panels, save, styled
+from lab.report import Columns, table_of
 
 _SCRIPT = Path(__file__).with_name("sizers_worker.py")
+_COLUMNS: Columns = {
+    "seconds": ("seconds", "{:.1f}"),
+    "times_as_fast": ("times as fast", "{:.2f}"),
+    "epochs": ("epochs", "{:.0f}"),
+    "iterations": ("iterations", "{:,.0f}"),
+    "size": ("last batch", "{:,.0f}"),
+    "accuracy": ("accuracy", "{:.1%}"),
+}
 
 
 def run(
@@ -61,32 +67,12 @@ def run(
         "runs": runs,
         "sizers": _summary(runs, config.pairs),
     }
-    table = make_table(
-        f"Training {config.data} to a loss of {config.loss:g}, {config.workers} workers",
-        *(
-            "sizer, learning rates",
-            "seconds",
-            "times as fast",
-            "epochs",
-            "iterations",
-            "last batch",
-            "accuracy",
-        ),
-    )
-    for one in figures["sizers"]:
-        table.add_row(
-            f"{one['sizer']}, {one['rule']}",
-            f"{one['seconds']:.1f}",
-            f"{one['times_as_fast']:.2f}",
-            f"{one['epochs']:.0f}",
-            f"{one['iterations']:,.0f}",
-            f"{one['size']:,.0f}",
-            f"{one['accuracy']:.1%}",
-        )
-    console.print(table)
+    title = f"Training {config.data} to a loss of {config.loss:g}, {config.workers} workers"
+    rows = ((f"{one['sizer']}, {one['rule']}", one) for one in figures["sizers"])
+    console.print(table_of(title, "sizer, learning rates", _COLUMNS, rows))
     console.print(terminal.load_line(*figures["load_average"]))
     if plot_path is not None:
-        _draw(runs).savefig(plot_path)
+        save(_draw(runs), plot_path)
     terminal.give(figures, json_path, console)
     return figures
 
@@ -142,22 +128,25 @@ def _summary(runs: Sequence[dict[str, Any]], pairs: Sequence[tuple[str, str]]) -
     return summaries
 
 
+@styled
 def _draw(runs: Sequence[dict[str, Any]]) -> Figure:
     """Draw loss and batch size against the seconds, of the first seed."""
     first = [one for one in runs if one["seed"] == runs[0]["seed"]]
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(8, 5), layout="constrained")
-        losses, sizes = figure.subplots(2, 1, sharex=True)
-        for one in first:
-            seconds = [epoch["seconds"] for epoch in one["epochs"]]
-            label = f"{one['sizer']}, {one['rule']}"
-            losses.plot(seconds, [epoch["loss"] for epoch in one["epochs"]], label=label)
-            sizes.plot(seconds, [epoch["size"] for epoch in one["epochs"]], label=label)
-        losses.set(yscale="log", ylabel="Loss")
-        sizes.set(yscale="log", ylabel="Whole batch, samples", xlabel="Seconds")
-        for axes in (losses, sizes):
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_major_formatter("{x:,g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
-        losses.legend()
+    figure, everything = panels(8, 5, rows=2, sharex=True)
+    for axes, key, label in zip(everything, ("loss", "size"), ("Loss", "Whole batch, samples"), strict=True):
+        lines(
+            axes,
+            (
+                (
+                    f"{one['sizer']}, {one['rule']}",
+                    [epoch["seconds"] for epoch in one["epochs"]],
+                    [epoch[key] for epoch in one["epochs"]],
+                )
+                for one in first
+            ),
+        )
+        log_scale(axes)
+        axes.set_ylabel(label)
+    everything[0].legend()
+    everything[1].set_xlabel("Seconds")
     return figure

@@ -30,6 +30,7 @@ from batchsize_manager.policies.step_times import StepTimes
 from evenpace.local.terminal import make_table
 from evenpace.reports import files
 from lab.bench.step_times import GpuCurves, read_step_times
+from lab.report import Columns, cells_of, table_of
 
 _TOTAL = 8192  # samples, as in Table 4
 _FACTOR = 4.0  # speed of a V100 over that of a P100, as section 6.5.1 says of ResNet-50
@@ -39,6 +40,12 @@ _SETS = {  # numbers of V100 and P100, and what Table 4 and section 6.5.1 say
     "H1": (2, 2, "3072:1024; V100 alone is faster"),
     "H2": (2, 4, "3072:512"),
     "H3": (2, 8, "2048:512; 1.42 of V100, 1.52 of P100"),
+}
+_COLUMNS: Columns = {
+    "split": ("samples each", "{}"),
+    "over_v100": ("over V100 alone", "{:.2f}"),
+    "over_p100": ("over P100 alone", "{:.2f}"),
+    "over_even": ("over even", "{:.2f}"),
 }
 _PAPER_ERROR = 0.056  # of predicted throughputs, Figure 14
 
@@ -129,24 +136,23 @@ def _over(found: Recommendation, other: Forecast | None) -> float | None:
 
 
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
-    headings = ("samples each", "over V100 alone", "over P100 alone", "over even")
-    table = make_table(f"ResNet-50, {_TOTAL} samples, a V100 as fast as {_FACTOR:g} P100", "GPUs", *headings)
+    title = f"ResNet-50, {_TOTAL} samples, a V100 as fast as {_FACTOR:g} P100"
+    table = make_table(title, "GPUs", *(heading for heading, _ in _COLUMNS.values()))
     table.add_column("VirtualFlow")
     for row in figures["splits"]:
         table.add_row(row["set"], *_cells(row), row["paper"])
     console.print(table)
     if figures["models"]:
-        table = make_table(f"Published profiles, {_TOTAL} samples", "model", "GPUs", *headings)
+        columns: Columns = {"set": ("GPUs", "{}"), **_COLUMNS}
+        table = table_of(f"Published profiles, {_TOTAL} samples", "model", columns, ())
         for row in figures["models"]:
             table.add_row(row["model"], row["set"], *_cells(row))
         console.print(table)
-        table = make_table("Times between powers of two, interpolated", "model", "mean error")
-        for model, error in figures["errors"].items():
-            table.add_row(model, f"{error:.1%}")
-        table.add_row("VirtualFlow, predicted and measured throughputs", f"{_PAPER_ERROR:.1%}")
-        console.print(table)
+        errors = {**figures["errors"], "VirtualFlow, predicted and measured throughputs": _PAPER_ERROR}
+        rows = ((name, {"error": error}) for name, error in errors.items())
+        columns = {"error": ("mean error", "{:.1%}")}
+        console.print(table_of("Times between powers of two, interpolated", "model", columns, rows))
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    ratios = (row[name] for name in ("over_v100", "over_p100", "over_even"))
-    return [row["split"] or "does not fit", *("" if over is None else f"{over:.2f}" for over in ratios)]
+    return cells_of(_COLUMNS, {**row, "split": row["split"] or "does not fit"}, missing="")
