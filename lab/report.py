@@ -4,6 +4,8 @@ This module must not know what any figure means.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -52,6 +54,12 @@ def value_at(figures: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = None if value is None else value.get(part)
     return value
+
+
+def options_of(config: Any) -> dict[str, Any]:
+    """Return the fields of a configuration, a dataclass, as figures: paths as texts, without its plot."""
+    values = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "plot"}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def _cell(value: Any, form: Format, missing: str) -> str:

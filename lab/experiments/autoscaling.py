@@ -1,33 +1,33 @@
-"""Nodes for one job by goodput and by throughput (Pollux, 5.4.1, Figure 9); simulated.
+"""Figure 9 of Pollux: nodes for one job by goodput, and by throughput.
 
-The job begins on the nodes that the rule chooses from one, and the rule is asked again before each epoch. By
+The job is simulated with step times and gradient noise that were measured; nothing is trained. It begins on
+the nodes that the rule chooses from one, and the rule is asked again before each epoch (Pollux, 5.4.1). By
 goodput it follows the gradient noise of that epoch, which Pollux's agents measure all along. By throughput,
 as Or et al. do, it never changes, and the batch is as large as is fastest. Both know the step times, as a fit
-to all that were measured, and train with those that were measured. The JSON has::
+to all that were measured, and train with those that were measured.
 
-    {"config": {...}, "goodput": result, "throughput": result}
-
-where a result is {"hours", "device_hours", "efficiency": mean over the time, "epochs": [{"end_h": time,
-"nodes", "batch": samples, "efficiency"}]}.
+Example:
+  evenpace lab experiment autoscaling --traces pollux --plot autoscaling.png
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
-from evenpace.reports import files, style
+from evenpace.reports import style
 from idl.noise import Noise
-from lab.experiments.scheduling_config import AutoscalingConfig
+from idl.settings import Checked, Setting
+from lab.experiments.scheduling_fields import DevicesPerNode, Nodes, RestartCost, Traces
 from lab.plots import panels, save, styled
-from lab.report import Columns, table_of
+from lab.report import Columns, options_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
 from lab.simulator.rules import LIMITS
@@ -39,13 +39,27 @@ GOODPUT, THROUGHPUT = "goodput", "throughput"
 _ALL_NOISE = Noise(0.0, 1.0)  # with which every sample counts alike, so that goodput is throughput
 
 
-def run(
-    config: AutoscalingConfig, console: Console, json_path: Path | None = None, plot_path: Path | None = None
-) -> dict[str, Any]:
-    """Train under both rules, print the costs, and write the figures.
+@dataclass(frozen=True)
+class AutoscalingConfig(Checked):
+    """The configuration of one job that rents nodes (ValueError: a value is not allowed)."""
 
-    Args:
-        config: Model and nodes.
+    traces: Traces
+    model: Annotated[str, Setting("Model to train, a folder of the traces.", metavar="MODEL")] = "imagenet"
+    nodes: Nodes = 16
+    devices_per_node: DevicesPerNode = 4
+    restart_cost: RestartCost = 30
+    plot: Annotated[
+        Path | None, Setting("Draw nodes and efficiency against the time, a PNG file.", folder=False)
+    ] = None
+
+
+def run(config: AutoscalingConfig, console: Console) -> dict[str, Any]:
+    """Train under both rules, and print the costs.
+
+    Returns:
+        `{"config", "goodput": result, "throughput": result}`, where a result is `{"hours", "device_hours",
+        "efficiency": mean over the time, "epochs": [{"end_h": time, "nodes", "batch": samples,
+        "efficiency"}]}`.
 
     Raises:
         ValueError: The model is unknown, or the measurements are too few or of another form.
@@ -54,15 +68,13 @@ def run(
     applications = read_applications([config.traces], [PLAIN], LIMITS["pollux"])
     if (application := applications.get(config.model)) is None:
         raise ValueError(f"model {config.model!r}: there are {', '.join(sorted(applications))}")
-    figures: dict[str, Any] = {"config": {**asdict(config), "traces": str(config.traces)}}
+    figures: dict[str, Any] = {"config": options_of(config)}
     for rule in (GOODPUT, THROUGHPUT):
         epochs = scaled(application, rule, config)
         figures[rule] = result_of(epochs, config.devices_per_node)
     _print(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    if plot_path is not None:
-        save(draw(figures), plot_path)
+    if config.plot is not None:
+        save(draw(figures), config.plot)
     return figures
 
 

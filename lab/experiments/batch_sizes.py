@@ -1,36 +1,31 @@
-"""The law of work by batch size, held against other people's trainings.
+"""How much work trainings need with batches of each size, and how well a law foresees it.
 
-A file has the columns `benchmark,batch_size,runs,mean_to_target,std`, and may have `round` and
-`median_to_target`: how much each benchmark needed to its target quality with batches of each size, in a
-unit that may differ by benchmark, and over how many runs. MLPerf's reference convergence points are such. The
+The law is W0 (1 + B/B_c); each size is predicted from all others of its benchmark. Nothing is trained.
+
+The file has the columns `benchmark,batch_size,runs,mean_to_target,std`, and may have `round` and
+`median_to_target`: how much each benchmark needed to its target quality with batches of each size, in a unit
+that may differ by benchmark, and over how many runs. MLPerf's reference convergence points are such. The
 rounds of a benchmark are benchmarks of their own, as rules, targets and models differ between them; nothing
 is fitted across rounds.
 
-The JSON has, with null for a B_c without bound, and for what takes three sizes::
-
-    {"benchmarks": [{"benchmark", "round",
-        "points": [{"batch_size", "runs", "work", "deviation", "predicted", "error"}],
-        "work": W0, "critical": B_c,
-        "critical_least", "critical_most": bounds of B_c, of two standard errors each way,
-        "known": true where these are within a factor of 4,
-        "error": {"median", "largest", "nearest": median of taking the nearest other size's work},
-        "holds": true where the median error is at most 10%,
-        "same_as": the benchmark with the same points, if there is one before it,
-        "remarks": [text]}]}
+Example:
+  evenpace lab experiment batch-sizes --data mlperf.csv --plot batch-sizes.png
 """
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from evenpace.local.terminal import make_table
-from evenpace.reports import files, style
+from evenpace.reports import style
+from idl.settings import Setting
 from lab.csv_rows import read_rows
 from lab.experiments.batch_size_law import (
     FEWEST,
@@ -52,32 +47,43 @@ Benchmarks = Mapping[tuple[str, str], Sequence[Point]]
 """Points by benchmark and round, in the order of their sizes; the round is "" where there is none."""
 
 
-def run(
-    data: Path, console: Console, json_path: Path | None = None, plot_path: Path | None = None
-) -> dict[str, Any]:
-    """Judge the law by each benchmark, print the table, and write the figures.
+@dataclass(frozen=True)
+class BatchSizesConfig:
+    """The configuration of the law's test."""
 
-    Args:
-        data: File for `read_points`.
+    data: Annotated[
+        Path,
+        Setting("Trainings: a CSV with benchmark,batch_size,runs,mean_to_target,std.", folder=False),
+    ]
+    plot: Annotated[Path | None, Setting("Draw points and law, a PNG file.", folder=False)] = None
+
+
+def run(config: BatchSizesConfig, console: Console) -> dict[str, Any]:
+    """Judge the law by each benchmark, and print the table.
+
+    Returns:
+        With None for a B_c without bound, and for what takes three sizes, `{"benchmarks": [{"benchmark",
+        "round", "points": [{"batch_size", "runs", "work", "deviation", "predicted", "error"}], "work": W0,
+        "critical": B_c, "critical_least", "critical_most": bounds of B_c, of two standard errors each way,
+        "known": true where these are within a factor of 4, "error": {"median", "largest", "nearest": median
+        of taking the nearest other size's work}, "holds": true where the median error is at most 10%,
+        "same_as": the benchmark with the same points, if there is one before it, "remarks": [text]}]}`.
 
     Raises:
         ValueError: The data is not of this form.
         OSError: A file cannot be read or written.
     """
-    benchmarks = read_points(data)
+    benchmarks = read_points(config.data)
     rows: list[dict[str, Any]] = []
     known: dict[tuple[Point, ...], str] = {}
     for (benchmark, round_), points in benchmarks.items():
         row = {"benchmark": benchmark, "round": round_, **judge(points)}
         first = known.setdefault(tuple(points), benchmark)
         rows.append({**row, "same_as": None if first == benchmark else first})
-    figures = {"benchmarks": rows}
     _print(console, rows)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    if plot_path is not None:
-        save(draw(rows), plot_path)
-    return figures
+    if config.plot is not None:
+        save(draw(rows), config.plot)
+    return {"benchmarks": rows}
 
 
 def read_points(path: Path) -> Benchmarks:

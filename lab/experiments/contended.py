@@ -3,18 +3,23 @@
 import contextlib
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import psutil
 from rich.progress import Progress
 
+from batchsize_manager.config import TOLERANCE
+from batchsize_manager.policies import Tolerance
 from evenpace.local.cluster import LocalCluster
-from lab.experiments.config import ContendedOptions
+from evenpace.local.fields import Limit
+from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
 from lab.experiments.containers import ContainerCluster
 from lab.experiments.contention import ContainerPlace, Contention, Place, ProcessPlace
-from lab.experiments.contention_schedule import Schedule
+from lab.experiments.contention_schedule import Disturbance, Schedule
 from lab.experiments.scheme_run import (
     RunConfig,
     RunTooShortError,
@@ -25,17 +30,63 @@ from lab.experiments.scheme_run import (
     training,
 )
 from lab.experiments.schemes import Scheme
+from lab.fields import Folder, Seed, Shards, Shares
 from lab.observer import Observer
 from lab.traces import TraceRecorder
+from lab.workloads.by_name import Arguments
+from predictors import PredictorOptions
 
 _RECENT = 10  # last iterations, whose mean time is taken for that of the current one
 _SNAPSHOTS = 15  # snapshots of the parameters in a run, about, for the curves of loss and accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContendedConfig(ContendedOptions, RunConfig):
+class ContendedOptions:
+    """The options of an experiment under contention (InvalidRequestError: a value is not allowed)."""
+
+    out: Folder
+    shares: Shares = (0.35, 0.35, 0.35, 0.35)
+    iterations: Annotated[int, Setting("Of each worker.", least=20)] = 300
+    # First iterations, which are left out of means and errors.
+    settle: Annotated[int, Setting("First iterations, left out of means and errors.", least=0)] = 5
+    # Samples of an iteration, over all workers; None for what suits the workload.
+    batch_size: Annotated[int | None, Setting("Over all workers.  [default: by workload]", least=1)] = None
+    disturbance: Disturbance = field(default_factory=Disturbance)
+    seed: Seed = 1  # seed of who is disturbed
+    learning: PredictorOptions = field(default_factory=lambda: PredictorOptions(first_fit=100))
+    # Models to start predictors from: a file or a folder.
+    reuse: Annotated[
+        Path | None, Setting("Start predictors from kept models: a file, or a folder of them.", exists=True)
+    ] = None
+    tolerance: Tolerance = TOLERANCE
+    # Accuracy for the time and updates to it; None for 98% of what BSP ends with.
+    target: Annotated[
+        float | None, Setting("Accuracy that is to be reached.  [default: 98% of BSP's]", least=0, most=1)
+    ] = None
+    # What a worker's shares of memory in the schedule refer to.
+    memory_bytes: Annotated[
+        int,
+        Setting("What a schedule's shares of memory refer to.", name="memory-mib", least=1, unit=2**20),
+    ] = 256 * 2**20
+    limit_kind: Limit = "auto"
+    # Whether each part runs in a container, instead of being a process of this machine.
+    containers: Annotated[bool, Setting("Run each part in a container; see docs/containers.md.")] = False
+    shards: Shards = 1
+    arguments: Arguments = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.settle > self.iterations - 2:
+            raise InvalidRequestError(
+                f"settle {self.settle}: must leave at least two of {self.iterations} iterations"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContendedConfig(RunConfig):
     """The configuration that all schemes share; each worker makes all iterations, whatever the scheme."""
 
+    options: ContendedOptions
     schedule: Schedule  # who is disturbed when
 
 
@@ -75,17 +126,17 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
     # Backup workers come on top: the batch of the workers whose gradients are waited for stays the same.
     batch_size = config.total_batch_size * workers // len(config.shares)
     shares = [*config.shares, *([float(np.median(config.shares))] * extra)]
-    folder = (config.out / scheme.name.replace(":", "-")).resolve()
-    cluster = (ContainerCluster if config.containers else LocalCluster)(
+    folder = (config.options.out / scheme.name.replace(":", "-")).resolve()
+    cluster = (ContainerCluster if config.options.containers else LocalCluster)(
         folder,
         workers=workers,
         shards=config.shards,
         **manager_options(scheme, config),
         replicas_to_aggregate=len(config.shares) if extra else None,
-        first_fit=config.learning.first_fit,
-        refit_every=config.learning.refit_every,
+        first_fit=config.options.learning.first_fit,
+        refit_every=config.options.learning.refit_every,
         models=folder / "models",
-        reuse=config.reuse.resolve() if config.reuse is not None else None,
+        reuse=config.options.reuse.resolve() if config.options.reuse is not None else None,
     )
 
     def arguments(rank: int) -> list[str]:
@@ -113,8 +164,8 @@ def _place(cluster: LocalCluster, rank: int, cores: float, config: ContendedConf
     """Return the place of a worker's competing tasks: beside it, or in its container."""
     name = f"worker-{rank}"
     if isinstance(cluster, ContainerCluster):
-        return ContainerPlace(cluster.container(name), cores, config.memory_bytes)
-    return ProcessPlace(cluster.pid(name), cores, config.memory_bytes, cluster.shares[name].cpu)
+        return ContainerPlace(cluster.container(name), cores, config.options.memory_bytes)
+    return ProcessPlace(cluster.pid(name), cores, config.options.memory_bytes, cluster.shares[name].cpu)
 
 
 def _write_trace(observer: Observer, path: Path) -> None:

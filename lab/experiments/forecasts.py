@@ -1,18 +1,15 @@
-"""Forecasts of the noise scale, held against the noise of other people's trainings.
+"""Forecasts of the next epochs' noise scale, and so of batch sizes, against the last epoch's.
 
-A folder has a folder for each model, with a file `validation-M.csv` for a training with batches of M samples.
-Its columns are `grad_sqr,grad_var`, and may be `progress,iteration,metric` as well; a row is an epoch. They
-are the gradient's squared norm and the trace of its covariance, for a batch of the model's smallest M. So the
-noise scale is M grad_var / grad_sqr, in samples. An epoch where one of them is 0 has none: it is not
-forecast, and a job would go on with the scale that it had.
+The noise scales are measured ones, of other people's trainings: in --data is a folder for each model, with a
+file `validation-M.csv` for a training with batches of M samples. Its columns are `grad_sqr,grad_var`, and may
+be `progress,iteration,metric` as well; a row is an epoch. They are the gradient's squared norm and the trace
+of its covariance, for a batch of the model's smallest M. So the noise scale is M grad_var / grad_sqr, in
+samples. An epoch where one of them is 0 has none: it is not forecast, and a job would go on with the scale
+that it had. At each epoch, from the fewest that can be fitted on, each forecaster has the epochs so far.
+Nothing is trained.
 
-At each epoch, from the fewest that can be fitted on, each forecaster has the epochs so far. The JSON has,
-with relative errors, which are those of a batch size in proportion to the scale as well::
-
-    {"config": {...}, "seconds": {forecaster: mean time of a forecast},
-     "models": [{"model", "trainings", "horizons": [{"epochs", "forecasts",
-        "errors": {forecaster: {"mean", "median"}}}]}],
-     "all": [{"epochs", "errors": likewise, the means over models}]}
+Example:
+  evenpace lab experiment forecast --data traces --horizons 1,5,10
 """
 
 import re
@@ -20,20 +17,22 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from evenpace.reports import files, style
+from evenpace.reports import style
+from idl.settings import Checked, Setting
 from lab.csv_rows import read_rows
-from lab.experiments.config import ForecastConfig
+from lab.fields import whole_numbers
 from lab.plots import bars, panels, save, styled
-from lab.report import Columns, table_of
+from lab.report import Columns, options_of, table_of
 from predictors import Array
 from predictors.batch_sizes import FEWEST, FORECASTERS, forecast
 
@@ -44,10 +43,32 @@ Curves = Mapping[str, Sequence[Array]]
 """Noise scales of each training by epoch, (epochs,), in samples, NaN where there is none; by model."""
 
 
-def run(
-    config: ForecastConfig, console: Console, json_path: Path | None = None, plot_path: Path | None = None
-) -> dict[str, Any]:
-    """Forecast every training's noise scales, print the errors, and write the figures.
+@dataclass(frozen=True)
+class ForecastConfig(Checked):
+    """The configuration of forecasts of measured noise scales (ValueError: a value is not allowed)."""
+
+    # Folder with a folder for each model, of files `validation-M.csv`.
+    data: Annotated[
+        Path,
+        Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True),
+    ]
+    # Epochs from the last one known to the one that is forecast.
+    horizons: Annotated[
+        tuple[int, ...],
+        Setting("Epochs ahead.", metavar="EPOCHS,...", read=partial(whole_numbers, "horizons", least=1)),
+    ] = (1, 5)
+    every: Annotated[int, Setting("Epochs from one forecast to the next.", least=1)] = 5
+    plot: Annotated[Path | None, Setting("Draw the errors, a PNG file.", folder=False)] = None
+
+
+def run(config: ForecastConfig, console: Console) -> dict[str, Any]:
+    """Forecast every training's noise scales, and print the errors.
+
+    Returns:
+        With relative errors, which are those of a batch size in proportion to the scale as well,
+        `{"config", "seconds": {forecaster: mean time of a forecast}, "models": [{"model", "trainings",
+        "horizons": [{"epochs", "forecasts", "errors": {forecaster: {"mean", "median"}}}]}],
+        "all": [{"epochs", "errors": likewise, the means over models}]}`.
 
     Raises:
         ValueError: The data is not of this form, or too short for any forecast.
@@ -67,16 +88,14 @@ def run(
         epochs = FEWEST + min(config.horizons)
         raise ValueError(f"{config.data}: no training has the {epochs} epochs that a forecast takes")
     figures = {
-        "config": {**asdict(config), "data": str(config.data)},
+        "config": options_of(config),
         "seconds": {name: statistics.fmean(times) for name, times in seconds.items()},
         "models": models,
         "all": _over_models(models),
     }
     _print(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    if plot_path is not None:
-        save(draw(figures), plot_path)
+    if config.plot is not None:
+        save(draw(figures), config.plot)
     return figures
 
 

@@ -12,7 +12,9 @@ samples, or a twentieth of all, whose statistics are nearly those of all. The JS
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,11 +23,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from evenpace.reports import style
+from idl.errors import InvalidRequestError
 from idl.gradient_norms import GradientNorms
 from idl.noise import Noise
 from idl.noise_estimate import NoiseEstimate
+from idl.settings import Setting, check_settings
 from lab.data import ImageSet, load
-from lab.experiments.config import NoiseTrainingConfig
 from lab.models.cifarnet import CifarNet
 from lab.plots import colour, log_scale, panels, styled
 
@@ -34,6 +37,36 @@ Array = NDArray[np.float64]
 _AT_ONCE = 1000  # samples
 _PARTS = 20  # of all samples, at least: so many gradients' spread is known to a few percent
 _HIDDEN = 64  # units
+
+
+@dataclass(frozen=True)
+class NoiseTrainingConfig:
+    """The configuration of a training whose gradient noise is estimated, beside drawn gradients.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    # The data set, as `lab.data.load` names it; None: nothing is trained.
+    train: Annotated[
+        str | None,
+        Setting("Train on this data set, too: digits, mnist:DIR or cifar10:DIR (CifarNet).", metavar="DATA"),
+    ] = None
+    iterations: Annotated[int, Setting("Iterations of the training.", least=1)] = 500
+    every: Annotated[int, Setting("Iterations from one look at the truth to the next.", least=1)] = 100
+    samples: Annotated[int, Setting("Samples' gradients that the truth is from.", least=2)] = 1000
+    looks: Annotated[
+        int, Setting("Batches that are drawn at each look, for the estimators' errors.", least=2)
+    ] = 100
+    rate: Annotated[float, Setting("Learning rate.", above=0, below=inf)] = 0.01
+    batch_norm: Annotated[
+        bool, Setting("Train with batch normalisation over each worker's samples; digits or MNIST.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.batch_norm and (self.train or "").startswith("cifar10"):
+            raise InvalidRequestError("batch-norm: only for digits and MNIST; CifarNet has none")
 
 
 class Trained:

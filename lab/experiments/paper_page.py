@@ -66,6 +66,7 @@ def _section(figure: PaperFigure, outcome: ExperimentOutcome, folder: Path) -> d
             files = [f"{figure.name}.{kind}" for kind in ("svg", "png")]
             for name in files:
                 save(drawn, folder / name)
+    load = (outcome.figures or {}).get("load_average")  # a number, or those before and after
     return {
         "figure": figure,
         "outcome": outcome,
@@ -74,7 +75,7 @@ def _section(figure: PaperFigure, outcome: ExperimentOutcome, folder: Path) -> d
         "width": width,
         "files": files,
         "made": f"{datetime.fromtimestamp(outcome.made, UTC):%Y-%m-%d %H:%M UTC}" if outcome.made else "",
-        "load": (outcome.figures or {}).get("load_average"),
+        "load": load[-1] if isinstance(load, list) else load,
     }
 
 

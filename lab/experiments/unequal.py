@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from evenpace.local.cluster import LOOPBACK, LocalCluster, Surroundings
+from evenpace.local.fields import parse_shares
 from idl.errors import NotMemberError
 from idl.records import IterationRecord
+from idl.settings import Setting
 from lab.experiments.scheme_run import (
     RunConfig,
     RunTooShortError,
@@ -29,6 +32,16 @@ from rpc.address import Address
 
 _FIRST_PAUSE = 0.25  # seconds to the second snapshot; from then on the job's pace is known
 _BEYOND = 10  # multiple of a run's updates after which a worker without barriers would end by itself
+
+UnequalShares = Annotated[
+    tuple[float, ...],
+    Setting(
+        "The CPU share of each worker: unequal shares stand for unequal GPUs.",
+        metavar="CORES,...",
+        read=parse_shares,
+    ),
+]
+"""Cores that each worker may use."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,25 +1,22 @@
-"""VirtualFlow's splits over unlike GPUs (section 6.5.1, Table 4), by the manager's solver.
+"""Table 4 of VirtualFlow: splits over unlike GPUs, and their gains; nothing is trained.
 
-The published profiles have no times of ResNet-50 on V100 and P100, which Table 4 is about. So its splits are
-solved from what the paper says of the two: a V100 is four times as fast. For the models that the profiles
-have, the same sets of GPUs are solved from measured times, with as many micro-batches at once as fit. Steps
-of many GPUs together were not published, so nothing here includes communication; how well a profile foresees
-times is told from measurements that are left out of it.
+The splits (section 6.5.1) are solved by the manager's solver. The published profiles have no times of
+ResNet-50 on V100 and P100, which Table 4 is about. So its splits are solved from what the paper says of the
+two: a V100 is four times as fast. For the models that the profiles have, the same sets of GPUs are solved
+from measured times, with as many micro-batches at once as fit. Steps of many GPUs together were not
+published, so nothing here includes communication; how well a profile foresees times is told from measurements
+that are left out of it.
 
-The JSON has::
-
-    {"splits": [{"set", "split", "paper": text, "over_v100", "over_p100", "over_even": ratio}],
-     "models": [the same, with "model"], "errors": {model: relative error}}
-
-Ratios are throughputs over those of the GPUs of one kind alone, and of an even split; null where a batch does
-not fit.
+Example:
+  evenpace lab experiment virtualflow --curves throughput.csv
 """
 
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
@@ -28,7 +25,7 @@ from batchsize_manager.planning import Forecast, Recommendation, recommend
 from batchsize_manager.planning_config import Task
 from batchsize_manager.policies.step_times import StepTimes
 from evenpace.local.terminal import make_table
-from evenpace.reports import files
+from idl.settings import Setting
 from lab.bench.step_times import GpuCurves, read_step_times
 from lab.report import Columns, cells_of, table_of
 
@@ -50,15 +47,31 @@ _COLUMNS: Columns = {
 _PAPER_ERROR = 0.056  # of predicted throughputs, Figure 14
 
 
-def run(curves_path: Path | None, console: Console, json_path: Path | None = None) -> dict[str, Any]:
-    """Solve Table 4's sets of GPUs, print ours beside the paper's, and write the figures.
+@dataclass(frozen=True)
+class VirtualFlowConfig:
+    """The configuration of the splits."""
 
-    Args:
-        curves_path: File of the published profiles, for `read_step_times`; None to leave them out.
+    curves: Annotated[
+        Path | None,
+        Setting(
+            "VirtualFlow's published profiles, a CSV with model,gpu,batch_size,examples_per_s.",
+            folder=False,
+            exists=True,
+        ),
+    ] = None
+
+
+def run(config: VirtualFlowConfig, console: Console) -> dict[str, Any]:
+    """Solve Table 4's sets of GPUs, and print ours beside the paper's.
+
+    Returns:
+        `{"splits": [{"set", "split", "paper": text, "over_v100", "over_p100", "over_even": ratio}],
+        "models": [the same, with "model"], "errors": {model: relative error}}`. Ratios are throughputs over
+        those of the GPUs of one kind alone, and of an even split; None where a batch does not fit.
 
     Raises:
-        ValueError: The file is no such file.
-        OSError: A file cannot be read or written.
+        ValueError: The file is not one of profiles.
+        OSError: It cannot be read.
     """
     units = _TOTAL // _UNIT
     ratio = {
@@ -66,7 +79,7 @@ def run(curves_path: Path | None, console: Console, json_path: Path | None = Non
         for gpu, seconds in (("V100", 1.0), ("P100", _FACTOR))
     }
     splits = [_row(name, ratio, Task(units), _UNIT) for name in _SETS]
-    curves = {} if curves_path is None else read_step_times(curves_path)
+    curves = {} if config.curves is None else read_step_times(config.curves)
     models = []
     for model, gpus in curves.items():
         if {"V100", "P100"} <= set(gpus):
@@ -75,8 +88,6 @@ def run(curves_path: Path | None, console: Console, json_path: Path | None = Non
             models += [{"model": model, **_row(name, profiles, task)} for name in _SETS]
     figures = {"splits": splits, "models": models, "errors": interpolation_errors(curves)}
     _print(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
     return figures
 
 

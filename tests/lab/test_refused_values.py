@@ -24,10 +24,11 @@ from lab.bench.config import (
 from lab.bench.step_times import made_up_step_times, make_cluster
 from lab.experiments import coordination, efficiency, equilibrium
 from lab.experiments.batch_size_law import Point, fit
-from lab.experiments.config import MappingConfig, NoiseConfig, SizersConfig
 from lab.experiments.contention_schedule import Disturbance, Schedule, Task
-from lab.experiments.mapping import MappedTraining
+from lab.experiments.mapping import MappedTraining, MappingConfig
+from lab.experiments.noise import NoiseConfig
 from lab.experiments.schemes import choose_schemes
+from lab.experiments.sizers import SizersConfig
 from lab.models.resnet import ResNet32
 from lab.models.transformer import ByteTransformer
 from lab.network import WorkerNetwork
