@@ -42,6 +42,9 @@ Folder = Annotated[Path, Setting("Folder for figures, plots and logs.")]
 Shards = Annotated[int, Setting("Parameter-server processes.", name="ps-shards", least=1)]
 """Processes of the parameter server."""
 
+Mib = Annotated[int, Setting("Size of the gradient.", least=1, most=1900)]
+"""MiB of parameters that are sent at once."""
+
 Repeats = Annotated[int, Setting("Medians are over these.", least=1)]
 """Repetitions of a measurement."""
 

@@ -1,10 +1,13 @@
-"""The attack of `evenpace lab bench hostile`: inputs sent to a manager and shard that train an honest job.
+"""Attack a live manager and a live shard while an honest job trains on them.
 
-This module starts the processes and puts the results together.
+Told are the inputs tried and the harm done: crashes, hangs, memory that grows, and changed bits of the honest
+job's parameters, which are compared with those of an undisturbed run. The status is 1 where there was any.
+
+Example:
+  evenpace lab bench hostile --minutes 10 --inputs 1000000 --seed 1 --json hostile.json
 """
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +22,6 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 import idl
 from evenpace.local.cluster import LocalCluster
-from evenpace.reports import files
 from idl.errors import UnavailableError
 from lab.attacks import attack_report
 from lab.attacks.attackers import Attackers, Tally, Target
@@ -41,15 +43,17 @@ _HANG_SECONDS = 30.0  # seconds without an iteration of the honest job that coun
 _HARMS = 100  # kinds of harm, after which the attack is over: it has succeeded
 
 
-def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
-    """Attack, print the results, and write them as JSON to `json_path`.
+def run(config: HostileConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
+    """Attack, and print and return the results.
+
+    Args:
+        json_path: The figures' file; beside it are the services' logs, and the inputs sent before each harm.
 
     Raises:
         UnavailableError: The honest job did not start.
     """
     allow_files(_FILES)
-    console = Console()
-    figures: dict[str, Any] = {"config": asdict(config), "load_average_before": os.getloadavg()}
+    figures: dict[str, Any] = {"config": asdict(config)}
     logs = json_path.with_name(f"{json_path.name}.logs") if json_path is not None else None
     with (
         _services(config, logs) as (cluster, tokens),
@@ -73,10 +77,10 @@ def run(config: HostileConfig, json_path: Path | None) -> dict[str, Any]:
     figures["honest"] = _honest(honest.seconds)
     figures["honest"]["bits_changed"] = None if ended is None else _bits_changed(config, console, *ended)
     figures["harms"] = {what: harm.times for what, harm in tally.harms.items()}
-    figures["load_average_after"] = os.getloadavg()
+    if figures["harms"] or figures["honest"]["bits_changed"] != 0:
+        figures["failure"] = "harm was done"
     attack_report.show(console, figures)
     if json_path is not None:
-        files.write_json(figures, json_path)
         attack_report.write_inputs(tally.harms, json_path)
     return figures
 

@@ -19,8 +19,7 @@ class HostileConfig(Checked):
         InvalidRequestError: A value is not allowed.
     """
 
-    # The attack's duration at most.
-    seconds: Annotated[float, Setting("In place of minutes.", least=1, below=inf)] = 60.0
+    seconds: Annotated[float, Setting("At most.", name="minutes", unit=60, above=0, below=inf)] = 60.0
     # The inputs at most; None for no limit.
     inputs: Annotated[int | None, Setting("At most.  [default: no limit]", least=1)] = None
     seed: Annotated[int, Setting("Of all that is thrown.", least=0)] = 0

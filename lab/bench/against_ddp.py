@@ -1,6 +1,9 @@
-"""The same training by stock DDP and by evenpace, on workers with CPU limits, one after the other.
+"""Train by stock DDP, by evenpace with all-reduce and with a parameter server, and compare times.
 
-This module starts the processes and compares their measurements; `against_ddp_worker` trains.
+Model, data, batches and iterations are the same. The trainings take turns on workers with CPU limits.
+
+Example:
+  evenpace lab bench train --shares 0.8,0.4,0.2,0.1 --json train.json
 """
 
 import contextlib
@@ -9,43 +12,90 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+from batchsize_manager.policies import POLICIES
 from batchsize_manager.policies.solver import split_evenly_in_time
 from batchsize_manager.policies.step_times import StepTimeCurves, StepTimes
 from evenpace.local.cluster import LOOPBACK, LocalCluster, share_cpus
+from evenpace.local.fields import Limit
 from evenpace.local.terminal import make_table
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
-from lab import terminal
-from lab.bench.config import TrainConfig
+from idl.settings import Setting, check_settings
 from lab.experiments.comparison import Evaluator
 from lab.experiments.scheme_run import ParameterSnapshot
+from lab.fields import ImageData, Repeats, Seed, Shares, whole_numbers
 from lab.network import WorkerNetwork
 from lab.workloads.by_name import Training
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The trainings to run (InvalidRequestError: a value is not allowed)."""
+
+    shares: Shares = (0.8, 0.4, 0.2, 0.1)
+    data: ImageData = "digits"
+    hidden: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Units of further layers, the first of 2,048 inputs for digits.",
+            metavar="UNITS,...",
+            read=partial(whole_numbers, "hidden", least=1),
+        ),
+    ] = ()
+    samples: Annotated[int | None, Setting("Train on the first so many images.  [default: all]", least=1)] = (
+        None
+    )
+    rate: Annotated[
+        float, Setting("MB/s of each worker's link, each way; 0: without a limit.", least=0, below=1e5)
+    ] = 0.0
+    bucket_mb: Annotated[
+        float, Setting("MiB of a DDP's buckets (`bucket_cap_mb`), stock or not.", above=0, below=1e5)
+    ] = 25.0
+    policy: Annotated[
+        str | None, Setting("Policy of evenpace's trainings.  [default: the manager's]", choices=POLICIES)
+    ] = None
+    # Passes over the data; each leaves its last, smaller batch out.
+    epochs: Annotated[int, Setting("Passes over the data.", least=1)] = 15
+    # Samples of a batch, over all workers; a multiple of their number.
+    total_batch_size: Annotated[int, Setting("Over all workers.", name="batch-size", least=1)] = 716
+    repeats: Repeats = 3
+    # From 0 to 1; the time until an epoch ends with it is printed.
+    target_accuracy: Annotated[float, Setting("On the test set.", least=0, most=1)] = 0.9
+    seed: Seed = 1
+    limit_kind: Limit = "auto"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if len(self.shares) < 2:
+            raise InvalidRequestError(f"shares {self.shares}: give at least two workers")
+        if self.total_batch_size % len(self.shares):
+            raise InvalidRequestError(
+                f"batch size {self.total_batch_size}: must be a multiple of {len(self.shares)}, the workers, "
+                f"since stock DDP takes the plain mean over them"
+            )
+
 
 MODES = {"ddp": "stock DDP", "all-reduce": "all-reduce", "ps": "parameter server"}
 _FEW = 12  # iterations in which stock DDP takes one sample a worker
 
 
-def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
-    """Train all ways in turn, print the figures, and write them.
-
-    Args:
-        config: The trainings to run.
+def run(config: TrainConfig, console: Console) -> dict[str, Any]:
+    """Train all ways in turn, by workers of `against_ddp_worker`; print and return the figures.
 
     Raises:
         EvenpaceError: A process failed; the message has the end of its log.
         ValueError: The data cannot be read, or do not fit the options.
     """
-    console = Console(width=110)
     data = config.data.partition(":")[0]
     evaluator = Evaluator(Training("digits", _workload(config)))
     if config.total_batch_size > evaluator.samples:
@@ -64,7 +114,6 @@ def run(config: TrainConfig, json_path: Path | None) -> dict[str, Any]:
             taken[mode].append(_summary(config, evaluator, _measure(config, mode)))
     figures = _compare(config, data, taken, singles)
     _print(console, figures)
-    terminal.give(figures, json_path, console)
     return figures
 
 

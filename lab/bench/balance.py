@@ -1,48 +1,26 @@
-"""Balancing policies played against measured step times, with noise and changes of speed.
+"""Play balancing policies against measured step times, with noise and changes of speed.
 
-Each policy runs in a real job (`balance_play`), once for each seed and cluster; all see the same noise. The
-best split of each part of the run, before and after each change, is found exactly from the measurements
-(`step_times` says how these are read).
+Each policy runs in a real job, once for each seed and cluster; all see the same noise. All figures are
+relative to the best split of each part of the run, before and after each change, which is found exactly from
+the measurements. The workers of a GPU that comes twice are called GPU and GPU-2.
 
-The JSON has, with `null` for what never happens::
+With --all-reduce, gradients are summed in buckets while the backward pass computes the next ones, and an
+iteration ends when all are summed. With --links, each worker has a link to a parameter server, and an
+iteration ends when all have pulled. With --micro-batch, workers compute micro-batches one after the other,
+and only the last one's backward pass overlaps with transfers.
 
-    {"options": {"curves": file or "made-up", "noise": share, "spikes": share, "seeds": [number],
-                 "iterations": count, "all_reduce": share, "links": [share], "buckets": count,
-                 "backward": [share], "micro_batch": samples or null},
-     "clusters": [{"model": name, "gpus": [worker], "total": samples,
-                   "changes": [{"iteration": number, "worker": name, "factor": number}],
-                   "policies": {name: {"summary": summary, "runs": [run]}}}]}
-
-    summary: {"ratio": {"mean", "max"}, "noisy_ratio": {"mean", "max"},
-              "batch_size_changes": {"mean", "max"}, "prediction_error": {"mean", "max"},
-              "parts": [{"iterations_to_close": {"median", "max", "never"},
-                         "splits_to_near": {"median", "max", "never"}, "ratio": {"mean", "max"}}]}
-    run: {"ratio": number, "noisy_ratio": number, "batch_size_changes": count, "prediction_error": share,
-          "parts": [{"start": iteration, "best_s": seconds, "iterations_to_close": count,
-                     "splits_to_near": count, "ratio": number, "noisy_ratio": number}]}
-
-`iterations_to_close` counts the iterations before three in a row whose slowest worker takes at most 1.05
-times as long as with the best split, without noise. `splits_to_near` counts the different splits before one
-with which it takes at most 1.03 times as long. `ratio` is the mean iteration time over that of the best
-split, both without noise; `noisy_ratio` is the same of what is measured, with the same noise for both. A
-split that is not the best can have less noise, since fewer of its workers take the longest time: that ratio
-may lie below 1. `prediction_error` is the largest relative error of the times that the policy predicts, in
-the end, for batches of 0.75 to 1.25 times the size with the best split of each; `null` for policies that
-predict none. `never` counts runs; they are left out of the median and of the maximum.
-
-With `--all-reduce`, gradients are summed in buckets while the backward pass computes the next ones, as
-`all_reduce` simulates it, and an iteration ends when all are summed. With `--links`, each worker has a link
-to a parameter server, as `server_links` simulates it, and an iteration ends when all have pulled. With
-`--micro-batch`, workers compute micro-batches one after the other, and only the last one's backward pass
-overlaps with transfers.
+Example:
+  evenpace lab bench balance --curves step_times.csv --seeds 10 --json balance.json
 """
 
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -50,12 +28,14 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 
-from batchsize_manager.policies import POLICIES, PolicyOptions, make_policy
+from batchsize_manager.config import TOLERANCE
+from batchsize_manager.policies import POLICIES, PolicyOptions, Tolerance, make_policy
 from evenpace.local.terminal import make_progress, make_table
-from evenpace.reports import files, style
+from evenpace.reports import style
+from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
 from lab.bench.all_reduce import AllReduce
-from lab.bench.balance_play import CLOSE, NEAR, Play, Transfers, best_split, play
-from lab.bench.config import BalanceConfig, Change, Noise
+from lab.bench.balance_play import CLOSE, NEAR, Change, Noise, Play, Transfers, best_split, play
 from lab.bench.server_links import ServerLinks
 from lab.bench.step_times import (
     Cluster,
@@ -65,24 +45,172 @@ from lab.bench.step_times import (
     make_cluster,
     read_step_times,
 )
+from lab.fields import parse_names
+
+
+def _read_shares(name: str, allowed: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(share) for share in text.split(","))
+    except ValueError:
+        raise InvalidRequestError(f"{name} {text!r}: give shares {allowed}, as in 0.7,0.3") from None
+
+
+def _read_changes(text: str) -> tuple[Change, ...]:
+    """Read the value of `--change` (ValueError: it is not of the form that the option's help gives)."""
+    return () if text == "none" else tuple(map(_read_change, text.split(",")))
+
+
+def _read_change(text: str) -> Change:
+    iteration, _, rest = text.partition(":")
+    worker, _, factor = rest.rpartition(":")
+    try:
+        return Change(int(iteration), worker, float(factor))
+    except ValueError as error:
+        raise ValueError(
+            f"change {text!r}: give ITERATION:WORKER:FACTOR, as in 150:V100:2 ({error})"
+        ) from error
+
+
+@dataclass(frozen=True)
+class BalanceConfig:
+    """Policies, clusters and noise.
+
+    Raises:
+        InvalidRequestError: A number is out of its range, or there are both an all-reduce and links.
+    """
+
+    curves: Annotated[
+        Path | None,
+        Setting("CSV: model,gpu,batch_size,step_time_s (or examples_per_s).  [default: made-up curves]"),
+    ] = None
+    policies: Annotated[tuple[str, ...], Setting("May be repeated.", name="policy", choices=POLICIES)] = ()
+    models: Annotated[
+        tuple[str, ...],
+        Setting("May be repeated.  [default: all measured on several GPUs]", name="model"),
+    ] = ()
+    gpus: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Of the cluster; the same one may come twice.  [default: each that the model was measured on]",
+            metavar="GPU,...",
+            read=parse_names,
+        ),
+    ] = ()
+    totals: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Samples of the whole batch; may be repeated.  [default: half of what fits into memory]",
+            name="total",
+            least=1,
+        ),
+    ] = ()
+    iterations: Annotated[int, Setting("Of each run.", least=2)] = 300
+    noise: Noise = field(default_factory=Noise)  # noise of the first seed
+    seeds: Annotated[int, Setting("Runs of each policy.", least=1)] = 1  # how many seeds there are
+    changes: Annotated[
+        tuple[Change, ...] | None,
+        Setting(
+            "From then on a worker takes FACTOR times as long as measured; `none` for no change.  "
+            "[default: the worker with most samples takes twice as long from the middle on]",
+            name="change",
+            metavar="ITERATION:WORKER:FACTOR,...",
+            read=_read_changes,
+        ),
+    ] = None
+    tolerance: Tolerance = TOLERANCE  # see `PolicyOptions`
+    all_reduce: Annotated[
+        float,
+        Setting(
+            "Time of an all-reduce that overlaps with the backward pass, over that of the best split without "
+            "it; 0: none.",
+            least=0,
+            below=inf,
+        ),
+    ] = 0.0
+    links: Annotated[
+        tuple[float, ...],
+        Setting(
+            "Times of transfers with a parameter server, over that of the best split without them, of each "
+            "worker in turn; half of each is the push, which overlaps with the backward pass.  "
+            "[default: none]",
+            metavar="SHARE,...",
+            read=partial(_read_shares, "links", "above 0"),
+        ),
+    ] = ()
+    buckets: Annotated[
+        int, Setting("With --all-reduce and --links: buckets of gradients.", least=1, most=1000)
+    ] = 8
+    backward: Annotated[
+        tuple[float, ...],
+        Setting(
+            "With --all-reduce and --links: shares of a step that are the backward pass, of each worker in "
+            "turn; the rest is the forward pass, and loading.",
+            metavar="SHARE,...",
+            read=partial(_read_shares, "backward", "above 0 and below 1"),
+        ),
+    ] = (0.7, 0.3)
+    micro_batch: Annotated[
+        int | None,
+        Setting(
+            "Samples of a micro-batch, of which workers compute one after the other.  [default: none]",
+            least=1,
+        ),
+    ] = None
+
+    plot: Annotated[
+        Path | None,
+        Setting("Draw the first seed's iteration times in each cluster, a PNG file.", folder=False),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not self.backward or not all(0 < share < 1 for share in self.backward):
+            raise InvalidRequestError(f"backward {self.backward}: must be shares above 0 and below 1")
+        if not all(0 < share < inf for share in self.links):
+            raise InvalidRequestError(f"links {self.links}: must be shares above 0")
+        if self.links and self.all_reduce:
+            raise InvalidRequestError(
+                f"all_reduce {self.all_reduce} and links {self.links}: gradients meet in one of the two ways"
+            )
+
 
 _DEFAULT_SLOWDOWN = 2.0  # factor on a worker's times from the middle of a run on
 
 
-def run(
-    config: BalanceConfig, json_path: Path | None = None, plot_path: Path | None = None
-) -> dict[str, Any]:
-    """Play policies against clusters, print the figures, and write them.
+def run(config: BalanceConfig, console: Console) -> dict[str, Any]:
+    """Play policies against clusters, and print and return the figures.
 
-    Args:
-        config: Policies, clusters and noise.
-        plot_path: File for a picture of the first seed's iteration times in each cluster.
+    They are, with None for what never happens::
+
+        {"options": {"curves": file or "made-up", "noise": share, "spikes": share, "seeds": [number],
+                     "iterations": count, "all_reduce": share, "links": [share], "buckets": count,
+                     "backward": [share], "micro_batch": samples or null},
+         "clusters": [{"model": name, "gpus": [worker], "total": samples,
+                       "changes": [{"iteration": number, "worker": name, "factor": number}],
+                       "policies": {name: {"summary": summary, "runs": [run]}}}]}
+
+        summary: {"ratio": {"mean", "max"}, "noisy_ratio": {"mean", "max"},
+                  "batch_size_changes": {"mean", "max"}, "prediction_error": {"mean", "max"},
+                  "parts": [{"iterations_to_close": {"median", "max", "never"},
+                             "splits_to_near": {"median", "max", "never"}, "ratio": {"mean", "max"}}]}
+        run: {"ratio": number, "noisy_ratio": number, "batch_size_changes": count, "prediction_error": share,
+              "parts": [{"start": iteration, "best_s": seconds, "iterations_to_close": count,
+                         "splits_to_near": count, "ratio": number, "noisy_ratio": number}]}
+
+    `iterations_to_close` counts the iterations before three in a row whose slowest worker takes at most
+    1.05 times as long as with the best split, without noise. `splits_to_near` counts the different splits
+    before one with which it takes at most 1.03 times as long. `ratio` is the mean iteration time over that
+    of the best split, both without noise; `noisy_ratio` is the same of what is measured, with the same
+    noise for both. A split that is not the best can have less noise, since fewer of its workers take the
+    longest time: that ratio may lie below 1. `prediction_error` is the largest relative error of the times
+    that the policy predicts, in the end, for batches of 0.75 to 1.25 times the size with the best split of
+    each; `null` for policies that predict none. `never` counts runs; they are left out of the median and of
+    the maximum.
 
     Raises:
         ValueError: The curves, or what was chosen from them, are wrong.
         OSError: A file cannot be read or written.
     """
-    console = Console()
     curves = made_up_step_times() if config.curves is None else read_step_times(config.curves)
     clusters = _clusters(curves, config)
     names = config.policies or tuple(POLICIES)
@@ -137,12 +265,8 @@ def run(
         f"{NEAR - 1:.0%} above it. Error: the largest, of times for batches of other sizes. "
         f"Seeds: {config.seeds}."
     )
-    if json_path is not None:
-        files.write_json(figures, json_path)
-        console.print(f"Figures: {json_path}")
-    if plot_path is not None:
-        _plot(clusters, first, plot_path)
-        console.print(f"Picture: {plot_path}")
+    if config.plot is not None:
+        _plot(clusters, first, config.plot)
     return figures
 
 

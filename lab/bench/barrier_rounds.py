@@ -1,10 +1,16 @@
-"""Barrier rounds of many workers: of the manager, without and with stored state, and of a threaded server."""
+"""Time barrier rounds of the manager, and of thriftpy2's threaded server doing the same.
+
+The manager is measured without and with stored state, and with TLS if asked for.
+
+Example:
+  evenpace lab bench rpc --workers 1000 --rounds 100 --json rpc.json
+"""
 
 import random
 import statistics
 import tempfile
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
@@ -12,7 +18,7 @@ from rich.progress import track
 
 from evenpace.local.cluster import service
 from evenpace.local.terminal import make_table
-from lab import terminal
+from idl.settings import Checked, Setting
 from lab.bench.connected_workers import Load
 from lab.bench.loopback_certificates import for_loopback
 from rpc.address import Address
@@ -21,14 +27,18 @@ from rpc.credentials import Credentials
 _WARM_UP = 5  # rounds that do not count
 
 
-def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False) -> dict[str, Any]:
-    """Measure the servers, print the figures, and write them.
+@dataclass(frozen=True)
+class RoundsConfig(Checked):
+    """Workers and rounds (InvalidRequestError: a value is out of its range)."""
 
-    Args:
-        workers: Number of workers, each with a connection.
-        tls: Whether to measure the manager with TLS, too.
-    """
-    console = Console()
+    workers: Annotated[int, Setting("Each with a connection.", least=1, most=5000)] = 1000
+    rounds: Annotated[int, Setting("Barrier rounds, after a warm-up.", least=1)] = 100
+    tls: Annotated[bool, Setting("Measure with TLS, too.")] = False
+
+
+def run(config: RoundsConfig, console: Console) -> dict[str, Any]:
+    """Measure the servers, and print and return the milliseconds of a round."""
+    workers, rounds = config.workers, config.rounds
     options = ("manager", "--workers", str(workers))
     with service(*options) as manager:
         ours = _measure(manager.address, workers, rounds, "evenpace")
@@ -38,7 +48,7 @@ def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False)
     ):
         kept = _measure(manager.address, workers, rounds, "evenpace --state")
     secure: list[float] = []
-    if tls:
+    if config.tls:
         with (
             for_loopback() as (credentials, tls_options),
             service(*options, *tls_options) as manager,
@@ -59,7 +69,7 @@ def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False)
         "threaded_round_ms_p50": threaded_p50 * 1e3,
         "ratio": threaded_p50 / p50,
     }
-    if tls:
+    if config.tls:
         tls_p50, tls_p99 = np.percentile(secure, [50, 99])
         figures |= {"tls_round_ms_p50": tls_p50 * 1e3, "tls_round_ms_p99": tls_p99 * 1e3}
         figures["tls_ratio"] = tls_p50 / p50
@@ -68,14 +78,13 @@ def run(workers: int, rounds: int, json_path: Path | None, *, tls: bool = False)
     )
     table.add_row("evenpace manager", f"{p50 * 1e3:.1f}", f"{p99 * 1e3:.1f}")
     table.add_row("evenpace manager --state", f"{kept_p50 * 1e3:.1f}", f"{kept_p99 * 1e3:.1f}")
-    if tls:
+    if config.tls:
         table.add_row("the same with TLS", f"{tls_p50 * 1e3:.1f}", f"{tls_p99 * 1e3:.1f}")
     table.add_row(
         "thriftpy2 TThreadedServer", f"{threaded_p50 * 1e3:.1f}", f"{np.percentile(threaded, 99) * 1e3:.1f}"
     )
     console.print(table)
     console.print(f"The threaded server takes {figures['ratio']:.2f} times as long.")
-    terminal.give(figures, json_path, console)
     return figures
 
 

@@ -1,9 +1,12 @@
-"""Cost of changes and deaths to workers that all-reduce, in groups that the manager forms, and of no change.
+"""Measure what workers that join, are drained and are killed cost others with all-reduce, and no change.
 
 A manager and workers are real processes. A worker that stays says when its iterations ended: across a change,
 the time beyond an iteration is the change's cost, with that of an iteration that a death undoes. Without
 changes, the job and stock DDP with a static group, both ready all the while, take turns of some iterations:
 what drifts on the machine meets both.
+
+Example:
+  evenpace lab bench groups --workers 4 --parameters 1000000 --json groups.json
 """
 
 import contextlib
@@ -20,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
@@ -29,11 +32,55 @@ from rich.progress import Progress
 from batchsize_manager.client import ManagerClient
 from evenpace.local.cluster import LocalCluster
 from evenpace.local.terminal import make_progress, make_table
-from idl.errors import UnavailableError
-from lab import terminal
+from idl.errors import InvalidRequestError, UnavailableError
+from idl.settings import Setting, check_settings
 from lab.bench import group_changes_worker as script
-from lab.bench.config import GROUP_CHANGES, GroupChangesConfig
+from lab.fields import Repeats, parse_names, whole_numbers
 from lab.new_lines import NewLines
+
+GROUP_CHANGES = ("join", "drain", "kill", "kill-while-forming")
+"""Changes to a group of workers, from its own joining to deaths of members."""
+
+
+@dataclass(frozen=True)
+class GroupChangesConfig:
+    """The job, its model and its changes.
+
+    Raises:
+        InvalidRequestError: A value is out of its range, or the batch has no equal parts.
+    """
+
+    workers: Annotated[int, Setting("Of the job.", least=2, most=16)] = 3
+    parameters: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Elements of the model, in float32; several are measured one after the other.",
+            metavar="COUNT,...",
+            read=partial(whole_numbers, "parameters", least=8),
+        ),
+    ] = (10_000_000,)
+    batch_size: Annotated[int, Setting("Samples, a multiple of the workers.", least=1)] = 48
+    turns: Annotated[int, Setting("Turns of 10 iterations beside those of stock DDP; 0: none.", least=0)] = 10
+    # By their names in `GROUP_CHANGES`, in this order.
+    changes: Annotated[
+        tuple[str, ...],
+        Setting(
+            f"Those that are measured, of {', '.join(GROUP_CHANGES)}.",
+            metavar="CHANGE,...",
+            read=parse_names,
+        ),
+    ] = GROUP_CHANGES
+    repeats: Repeats = 3
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if unknown := sorted(set(self.changes) - set(GROUP_CHANGES)):
+            raise InvalidRequestError(f"changes {', '.join(unknown)}: there are {', '.join(GROUP_CHANGES)}")
+        if self.batch_size % self.workers:
+            raise InvalidRequestError(
+                f"batch size {self.batch_size}: must be a multiple of the {self.workers} workers"
+            )
+
 
 _PATIENCE_SECONDS = 300.0  # seconds in which the job must go on
 _LOOK_SECONDS = 0.1  # seconds between two looks at the job, which disturb it
@@ -135,15 +182,13 @@ def _job(config: GroupChangesConfig, parameters: int) -> Iterator[tuple[_Job, Lo
             yield _Job(config, parameters, folder, cluster), cluster, folder
 
 
-def run(config: GroupChangesConfig, json_path: Path | None) -> dict[str, Any]:
+def run(config: GroupChangesConfig, console: Console) -> dict[str, Any]:
     """Measure by model size what workers that come and go cost the others, and what it costs that they could.
 
     Raises:
         UnavailableError: The job did not go on.
         ProcessFailedError: A process failed.
     """
-    console = Console()
-    before = os.getloadavg()[0]
     sizes = []
     with make_progress(console, transient=True) as progress:
         for parameters in config.parameters:
@@ -152,9 +197,8 @@ def run(config: GroupChangesConfig, json_path: Path | None) -> dict[str, Any]:
             changes = _changes(config, parameters, progress)
             unchanged = _unchanged(config, parameters, progress) if config.turns else None
             sizes.append(measured | {"changes": changes, "unchanged": unchanged})
-    figures = asdict(config) | {"load_average": [before, os.getloadavg()[0]], "sizes": sizes}
+    figures = asdict(config) | {"sizes": sizes}
     _show(console, figures)
-    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -296,7 +340,6 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
     console.print(table)
     if figures["turns"]:
         _show_unchanged(console, figures)
-    console.print(terminal.load_line(*figures["load_average"]))
 
 
 def _show_unchanged(console: Console, figures: dict[str, Any]) -> None:

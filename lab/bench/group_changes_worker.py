@@ -1,4 +1,4 @@
-"""One worker of `evenpace lab bench recovery --with all-reduce`, in a group of the manager's or a static one.
+"""One worker of `evenpace lab bench groups`, in a group of the manager's or a static one.
 
 It trains until it is released or stopped, and writes a line when each iteration has ended: its number, the
 attempt, the times by the monotonic clock and of its CPU, and what the change to its group took.

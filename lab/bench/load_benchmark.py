@@ -1,7 +1,11 @@
-"""Load benchmark: many jobs with many workers each on one manager; times and costs of barrier rounds.
+"""Run many jobs with many workers each against one manager.
 
-This module starts the manager and the generators, and combines their figures; the workers are in
-`load_workers`.
+Each worker has a connection and reports each iteration; what it would compute is made up. Measured are the
+barrier rounds, from the last report sent to the last answer received, and what the manager takes of the
+machine. At the end, one job, member and connection too many are tried.
+
+Example:
+  evenpace lab bench load --jobs 10 --workers 100 --minutes 10 --json load.json
 """
 
 import os
@@ -9,32 +13,28 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from evenpace.local.cluster import service
-from evenpace.reports import files
 from idl.errors import InvalidRequestError, UnavailableError
 from lab.bench import load_limits, load_report
-from lab.bench.config import LoadConfig
 from lab.bench.connected_workers import allow_files
-from lab.bench.load_generators import SILENCE_SECONDS, Generators
+from lab.bench.load_generators import SILENCE_SECONDS, Generators, LoadConfig
 from lab.bench.load_rounds import measured
 from lab.bench.watch import Watch, summary
 from rpc.address import Address
 
 
-def run(config: LoadConfig, json_path: Path | None) -> dict[str, Any]:
-    """Put a manager under load, print the figures, and write them.
+def run(config: LoadConfig, console: Console) -> dict[str, Any]:
+    """Put a manager under load, and print and return the figures.
 
     Raises:
         InvalidRequestError: This machine allows too few open files.
         UnavailableError, ProtocolError: The manager failed under the load.
     """
-    console = Console()
     needed = config.connections + load_limits.SPARE_CONNECTIONS + 100
     allowed = allow_files(needed)
     if allowed < needed:
@@ -43,8 +43,8 @@ def run(config: LoadConfig, json_path: Path | None) -> dict[str, Any]:
             f"{allowed}: raise its hard limit (`ulimit -Hn`), or ask for fewer workers"
         )
     figures: dict[str, Any] = {
-        "config": asdict(config),
-        "machine": {"cpus": os.cpu_count(), "load_average_before": os.getloadavg()},
+        "config": asdict(config) | {"generators": config.generators},
+        "machine": {"cpus": os.cpu_count()},
     }
     options = (
         *("--workers", str(config.workers)),
@@ -69,10 +69,7 @@ def run(config: LoadConfig, json_path: Path | None) -> dict[str, Any]:
             ]
             generators.finish()
             figures["errors"] = dict(generators.errors)
-        figures["machine"]["load_average_after"] = os.getloadavg()
     load_report.show(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
     return figures
 
 

@@ -2,22 +2,69 @@
 
 import contextlib
 import json
+import os
 import queue
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from idl.errors import UnavailableError
-from lab.bench.config import LoadConfig
+from idl.settings import Checked, Setting
 from lab.bench.connected_workers import SAMPLES_PER_WORKER
 from lab.bench.load_rounds import Rounds
 from lab.bench.load_workers import GeneratorConfig
 from rpc.address import Address
 from rpc.processes import Process, end_process
+
+
+@dataclass(frozen=True)
+class LoadConfig(Checked):
+    """The load (InvalidRequestError: a value is not allowed)."""
+
+    jobs: Annotated[int, Setting("Jobs at once.", least=1)] = 10
+    workers: Annotated[int, Setting("Of each job.", least=1)] = 100
+    seconds: Annotated[float, Setting("", name="minutes", unit=60, above=0, below=inf)] = 60.0
+    compute: Annotated[
+        float,
+        Setting(
+            "Seconds from an answer to the next report; 0: at once, so that the manager is never idle.",
+            least=0,
+            below=inf,
+        ),
+    ] = 0.0
+    processes: Annotated[
+        int | None,
+        Setting(
+            "Processes that the workers are spread over, at most one for each of a job's.  "
+            "[default: one less than there are CPUs]",
+            name="generators",
+            least=1,
+        ),
+    ] = None
+    seed: Annotated[int, Setting("Of the workers' speeds.", least=0)] = 0
+    manager_options: tuple[str, ...] = ()  # more options of `evenpace manager`
+
+    @property
+    def generators(self) -> int:
+        """Processes that the workers are spread over."""
+        return min(self.workers, self.processes or max(1, (os.cpu_count() or 1) - 1))
+
+    @property
+    def connections(self) -> int:
+        """One for each worker."""
+        return self.jobs * self.workers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The jobs'."""
+        return tuple(f"load-{number}" for number in range(self.jobs))
+
 
 _START_SECONDS = 600.0  # seconds until all workers have joined, at most
 _ENDED = "ended"  # key of a process's exit status, which is put after its last line

@@ -1,6 +1,10 @@
-"""What computing in micro-batches costs, against plain accumulation in PyTorch: time, and memory.
+"""Measure what computing in micro-batches costs, against plain accumulation in PyTorch.
 
-This module starts services and workers and prints their figures; `micro_batches_worker` measures.
+Both take the same micro-batches in turns, in one process: the throughput of the loop over them, and with the
+step, which ours has at a parameter server. Memory is that of training on single micro-batches.
+
+Example:
+  evenpace lab bench micro-batches --iterations 30 --json micro-batches.json
 """
 
 import json
@@ -10,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import track
@@ -20,8 +25,26 @@ from rich.progress import track
 from evenpace.local.cluster import LocalCluster
 from evenpace.local.terminal import make_table
 from idl.errors import UnavailableError
-from lab import terminal
-from lab.bench.config import MicroBatchesConfig
+from idl.settings import Checked, Setting
+from lab.fields import whole_numbers
+
+
+@dataclass(frozen=True)
+class MicroBatchesConfig(Checked):
+    """Numbers of micro-batches and iterations (InvalidRequestError: a value is not allowed)."""
+
+    number: Annotated[int, Setting("Micro-batches of an iteration.", least=1)] = 16
+    iterations: Annotated[int, Setting("Of each kind; medians are over these.", least=1)] = 15
+    numbers: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Micro-batches of an iteration, for memory.",
+            name="memory",
+            metavar="COUNT,...",
+            read=partial(whole_numbers, "memory", least=1),
+        ),
+    ] = (1, 4, 16, 64)
+
 
 _CASES = (
     ("digits", ("--batch-norm", "--dropout", "0.2"), (4, 16, 64)),
@@ -36,17 +59,12 @@ _MEMORY = ("resnet32", ("--dropout", "0.2", "--augment"), 16)
 _MEMORY_ITERATIONS = 2
 
 
-def run(config: MicroBatchesConfig, json_path: Path | None) -> dict[str, Any]:
-    """Measure times and memory, print the figures, and write them.
-
-    Args:
-        config: The configuration.
+def run(config: MicroBatchesConfig, console: Console) -> dict[str, Any]:
+    """Measure times and memory with workers of `micro_batches_worker`; print and return the figures.
 
     Raises:
         UnavailableError: A worker failed; the message has what it said.
     """
-    console = Console()
-    before = os.getloadavg()[0]
     cases = [(name, options, size) for name, options, sizes in _CASES for size in sizes]
     times = [
         _compare(name, size, _measure(name, options, size, config.number, config.iterations))
@@ -55,12 +73,10 @@ def run(config: MicroBatchesConfig, json_path: Path | None) -> dict[str, Any]:
     memory = _memory(config, console)
     figures = {
         **asdict(config),
-        "load_average": [before, os.getloadavg()[0]],
         "times": times,
         "memory": memory,
     }
     _show(console, figures)
-    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -140,4 +156,3 @@ def _show(console: Console, figures: Mapping[str, Any]) -> None:
     for number, taken in memory["bytes"].items():
         table.add_row(number, f"{taken / 2**20:.1f}", f"{memory['of_plain'][number]:.1%}")
     console.print(table)
-    console.print(terminal.load_line(*figures["load_average"]))

@@ -1,24 +1,50 @@
-"""Cost of the loss of a Ray cluster's nodes to a job: seconds without a step, and iterations done again.
+"""Measure what the loss of nodes costs a job on Ray.
 
-Each node is a tree of processes on this machine, which are killed at once. Services and workers each have a
-node of their own, and there is a spare one for what is lost.
+For each, how long no step was taken, beyond what one takes, and how many were done again. Each node is a
+tree of processes on this machine, which are killed at once. Services and workers each have a node of their
+own, and there is a spare one for what is lost. The status is 1 where the parameters at the end are not those
+of one process.
+
+Example:
+  evenpace lab bench nodes --repeats 3 --silence 3 --json nodes.json
 """
 
-import os
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import track
 
 from evenpace.local.terminal import make_table
-from lab import terminal
-from lab.bench.config import NodesConfig
+from idl.settings import Checked, Setting
 from lab.bench.costs import summary
-from lab.bench.ray_job import PLACE, STEADY, TOLERANCE, RayCluster, RayJob
+from lab.bench.ray_job import PLACE, STEADY, RayCluster, RayJob, Silence, difference
+from lab.fields import Repeats, parse_names
+
+
+@dataclass(frozen=True)
+class NodesConfig(Checked):
+    """The job, and what is lost (InvalidRequestError: a value is out of its range)."""
+
+    # What is lost, by their names in `lab.bench.node_losses.LOSSES`, in this order; all if empty.
+    losses: Annotated[
+        tuple[str, ...],
+        Setting(
+            "What is killed: worker, shard, manager, controller, head.  [default: all]",
+            metavar="KIND,...",
+            read=parse_names,
+        ),
+    ] = ()
+    workers: Annotated[int, Setting("Of the job.", least=2, most=16)] = 2
+    shards: Annotated[int, Setting("Of the parameter server.", least=1, most=8)] = 2
+    checkpoint_every: Annotated[int, Setting("Versions, at a shard.", least=1)] = 20
+    pause: Annotated[float, Setting("Seconds that each iteration takes longer.", least=0, below=inf)] = 0.05
+    silence: Silence = None
+    repeats: Repeats = 3
+
 
 _CALM = 40  # steps between two losses
 
@@ -113,8 +139,8 @@ _WORDS = {
 }
 
 
-def run(config: NodesConfig, json_path: Path | None) -> dict[str, Any]:
-    """Cause all losses to a job, one after the other, print their costs, and write them.
+def run(config: NodesConfig, console: Console) -> dict[str, Any]:
+    """Cause all losses to a job, one after the other, and print and return their costs.
 
     Raises:
         ValueError: There is no such loss.
@@ -122,9 +148,7 @@ def run(config: NodesConfig, json_path: Path | None) -> dict[str, Any]:
     """
     if unknown := sorted({*config.losses} - {*LOSSES}):
         raise ValueError(f"losses {', '.join(unknown)}: there are {', '.join(LOSSES)}")
-    console = Console()
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in config.losses or LOSSES}
-    before = os.getloadavg()[0]
     with RayCluster(config.silence) as cluster:
         job = RayJob(
             cluster,
@@ -142,15 +166,12 @@ def run(config: NodesConfig, json_path: Path | None) -> dict[str, Any]:
             costs[name].append(losses.measure(LOSSES[name]))
         iterations, error = job.finish()
     figures = asdict(config) | {
-        "load_average": [before, os.getloadavg()[0]],
         "step_s": statistics.median(cost["step_s"] for its in costs.values() for cost in its),
         "iterations": iterations,
-        "error": error,
-        "equal": error <= TOLERANCE,
+        **difference(error),
         "costs": {name: summary(its) | {"each": its} for name, its in costs.items()},
     }
     _show(console, figures)
-    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -169,4 +190,3 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         f"after {figures['iterations']:,} iterations, the parameters differ by {figures['error']:.1e} from "
         "those of one process on the whole batches"
     )
-    console.print(terminal.load_line(*figures["load_average"]))

@@ -1,25 +1,34 @@
-"""The cost of measuring the gradient noise, as a share of an iteration of a worker, on one core.
+"""Time what it costs to measure the gradient noise, beside an iteration.
 
-The norms are taken of a model's own gradient, by the code that takes them in training, and timed beside the
-iteration itself: a difference of a hundredth between two whole iterations would be lost in their spread.
+Of ResNet-32 and of the transformer, with 32 samples on one core. The norms are taken of a model's own
+gradient, by the code that takes them in training, and timed beside the iteration itself: a difference of a
+hundredth between two whole iterations would be lost in their spread.
+
+A worker has 32 samples, in four micro-batches where there are some. *Parameter server* is a shard with all
+parameters, for each worker that pushes; *ranks* is the hook of one rank, of its own gradient and of the sum;
+*micro-batches* are this worker's. With Adam there are no norms of micro-batches at the parameter server, so
+that those are of ranks.
+
+Example:
+  evenpace lab bench noise --json noise-cost.json
 """
 
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rich.console import Console
 from torch import nn
 
 from evenpace.local.terminal import make_table
-from evenpace.reports import files
 from idl.layout import Group, Layout
 from idl.preconditioning import STEPS
+from idl.settings import Checked, Setting
 from lab.models.resnet import ResNet32
 from lab.models.transformer import ByteTransformer
 from lab.workloads.text import byte_loss
@@ -32,17 +41,16 @@ _PIECE = 2**16  # elements that a shard is sent at once
 _CONTEXT = 64  # bytes of a text
 
 
-def run(repeats: int, json_path: Path | None = None, *, adam: bool = False) -> dict[str, Any]:
-    """Time iterations and norms of ResNet-32 and of the transformer, and print the shares.
+@dataclass(frozen=True)
+class NoiseCostConfig(Checked):
+    """What is timed, and how often (InvalidRequestError: a value is out of its range)."""
 
-    A worker has 32 samples, in four micro-batches where there are some. *Parameter server* is a shard with
-    all parameters, for each worker that pushes; *ranks* is the hook of one rank, of its own gradient and of
-    the sum; *micro-batches* are this worker's.
+    repeats: Annotated[int, Setting("Of each figure.", least=1)] = 9
+    adam: Annotated[bool, Setting("Precondition the gradients, as with Adam.")] = False
 
-    Args:
-        repeats: Medians are over as many.
-        adam: Whether gradients are preconditioned, as with Adam. There are no norms of micro-batches at the
-            parameter server then, so that those are of ranks.
+
+def run(config: NoiseCostConfig, console: Console) -> dict[str, Any]:
+    """Time iterations and norms, and print the shares.
 
     Returns:
         By model: parameters, seconds of an iteration at once and in micro-batches, and by way the seconds of
@@ -51,26 +59,25 @@ def run(repeats: int, json_path: Path | None = None, *, adam: bool = False) -> d
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        figures = {name: _figures(make, repeats, adam) for name, make in _MODELS.items()}
+        models = {name: _figures(make, config) for name, make in _MODELS.items()}
     finally:
         torch.set_num_threads(threads)
     table = make_table(
         "Norms of gradients in an iteration of 32 samples on one core, ms",
         *("model", "parameters", "iteration", "in micro-batches", *_WAYS, "largest share"),
     )
-    for name, its in figures.items():
+    for name, its in models.items():
         norms = its["norms"]
         times = [f"{norms[way]['seconds'] * 1e3:.3f}" for way in _WAYS]
         most = max(norms[way]["share"] for way in _WAYS)
         iteration = [f"{its[key] * 1e3:.1f}" for key in ("seconds", "seconds_in_micro_batches")]
         table.add_row(name, f"{its['parameters']:,}", *iteration, *times, f"{most:.2%}")
     Console().print(table)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    return figures
+    return {"models": models}
 
 
-def _figures(make: "_Make", repeats: int, adam: bool) -> dict[str, Any]:
+def _figures(make: "_Make", config: NoiseCostConfig) -> dict[str, Any]:
+    repeats, adam = config.repeats, config.adam
     torch.manual_seed(1)
     model, loss_of = make()
     parameters = list(model.parameters())

@@ -1,18 +1,20 @@
-"""Transfers to a parameter server that are hidden behind computing, over links of limited bandwidth.
+"""Time iterations whose gradients are pushed by the step, and while the backward pass runs.
 
 Workers' layers compute for a time that is given, so that this machine's processors are not what limits them.
-Shards and workers run in network namespaces whose bandwidth the kernel bounds.
+Shards and workers run in network namespaces whose bandwidth the kernel bounds, which takes root and iproute2.
+
+Example:
+  evenpace lab bench overlap --rate 100 --json overlap.json
 """
 
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import track
@@ -20,9 +22,32 @@ from rich.table import Table
 
 from evenpace.local.cluster import service
 from idl.errors import EvenpaceError
-from lab import terminal
-from lab.bench.config import OverlapConfig
+from idl.settings import Checked, Setting
+from lab.fields import Repeats
 from lab.network import WorkerNetwork
+
+
+@dataclass(frozen=True)
+class OverlapConfig(Checked):
+    """Workers, model and links (InvalidRequestError: a value is not allowed)."""
+
+    workers: Annotated[int, Setting("Of the job.", least=1, most=100)] = 2
+    shards: Annotated[int, Setting("Each behind a link of --rate.", least=1, most=100)] = 2
+    layers: Annotated[int, Setting("Of the model, with 2 MiB of parameters each.", least=1)] = 20
+    rate: Annotated[
+        float, Setting("MB/s of each link, each way; 0: without a limit.", least=0, below=1e5)
+    ] = 100.0
+    compute: Annotated[
+        float,
+        Setting(
+            "Seconds of computing in an iteration; 0: as transfers take where the step makes them all.",
+            least=0,
+            below=inf,
+        ),
+    ] = 0.0
+    iterations: Annotated[int, Setting("Timed at once; the median of the last half counts.", least=2)] = 24
+    repeats: Repeats = 3
+
 
 _WAYS = {
     "pushed by the step": ["--bucket-mb", "0"],
@@ -32,8 +57,8 @@ _WAYS = {
 _STOCK = "stock DDP on gloo"
 
 
-def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
-    """Measure, print the figures, and write them.
+def run(config: OverlapConfig, console: Console) -> dict[str, Any]:
+    """Measure, and print and return the figures.
 
     Each way's transfers are timed without computing, and then with as much computing as they take where the
     step makes them all; the ways take turns.
@@ -42,8 +67,6 @@ def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
         NetworkError: Links of limited bandwidth cannot be made here.
         EvenpaceError: A worker failed.
     """
-    console = Console()
-    before = os.getloadavg()[0]
     taken: dict[str, list[float]] = {way: [] for way in (*_WAYS, _STOCK)}
     alone: dict[str, list[float]] = {way: [] for way in taken}
     with _places(config) as (network, shards):
@@ -57,14 +80,12 @@ def run(config: OverlapConfig, json_path: Path | None) -> dict[str, Any]:
     transfer = transfers["pushed by the step"]
     compute = config.compute or transfer
     figures: dict[str, Any] = asdict(config) | {
-        "load_average": [before, os.getloadavg()[0]],
         "transfer_s": transfers,
         "compute_s": compute,
         "iteration_s": {way: statistics.median(times) for way, times in taken.items()},
         "iterations_s": taken,
     }
     _show(console, config, figures)
-    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -88,7 +109,6 @@ def _show(console: Console, config: OverlapConfig, figures: dict[str, Any]) -> N
             f"{seconds / figures['iteration_s'][_STOCK]:.2f}",
         )
     console.print(table)
-    console.print(terminal.load_line(*figures["load_average"]))
 
 
 @contextlib.contextmanager

@@ -1,28 +1,12 @@
-"""Predictors replayed on a trace, as a manager would use them, and timed.
+"""Compare predictors of speeds on a trace, and time them.
 
-A replay takes the predictors as they are: names in `PREDICTORS`, the contract of `predictors.base`. In each
-iteration k that the trace has, a predictor predicts the speeds of k, then gets them, with the usage that is
-known as k + 1 begins, and learns if learning is due. Fits are run to their end before the replay goes on,
-in another process; a manager would go on meanwhile.
+Each predictor names every iteration's speeds before it sees them, as a manager would use it: then it gets
+them, with the usage that is known as the next iteration begins, and learns if learning is due. Fits are run
+to their end before the replay goes on, in another process; a manager would go on meanwhile. Its error is
+compared with that of the moving average, ema, and with the noise floor where the trace has it.
 
-The JSON has, with `null` for what is not known; errors are root mean squares (RMSE)::
-
-    {"trace": {"source": file or "built-in", "workers": count, "iterations": count},
-     "options": {"first_fit": iterations, "refit_every": iterations, "warm_up": iterations},
-     "scored": {"workers": count, "rows": count},
-     "workers": {worker: {"rows": count that is scored, "mean_speed": samples/s, "floor": samples/s}},
-     "floor": {"relative": share, "pooled": samples/s},
-     "predictors": {name: {"relative": score, "pooled": score, "workers": {worker: score},
-                           "fits": count, "failed_fits": count, "fit_s_median": seconds}},
-     "timing": [{"predictor": name, "workers": count, "predict_s": seconds, "observe_s": seconds,
-                 "fit_s": seconds, "fit_repeats": count, "fit_error": text}]}
-
-    score: {"rmse": number, "to_ema": rmse / EMA's, "gap_closed": share}
-
-`relative` is over all rows, each error divided by the worker's mean speed, so that fast workers do not
-dominate; `pooled` is over all rows as they are, in samples/s, as are the workers' own. `gap_closed` is
-(rmse_ema - rmse) / (rmse_ema - floor). The floor is known where each row that is scored has `expected`.
-`timing` is `null` where it is left out, `fit_s` for predictors that do not learn.
+Example:
+  evenpace lab bench predictors --trace trace.csv --json predictors.json
 """
 
 import math
@@ -32,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +28,8 @@ from rich.progress import Progress
 from evenpace.local.terminal import make_progress, make_table
 from evenpace.reports import files
 from idl.errors import EvenpaceError, InvalidRequestError
+from idl.settings import Checked, Setting
+from lab.fields import whole_numbers
 from lab.process_pool import process_pool
 from lab.traces import Trace, contention_trace, read_trace
 from predictors import PREDICTORS, Array, Fit, PredictorOptions, Weights, make_predictor
@@ -83,30 +70,69 @@ class Replay:
     failures: list[str] = field(default_factory=list)  # reasons why fits failed, in words
 
 
-def run(
-    trace_path: Path | None,
-    names: Sequence[str],
-    options: PredictorOptions,
-    warm_up: int | None,
-    timing_workers: Sequence[int],
-    json_path: Path | None,
-) -> dict[str, Any]:
-    """Replay a trace through predictors, time them, print the figures, and write them.
+@dataclass(frozen=True)
+class PredictorsConfig(Checked):
+    """What is compared, and on what (InvalidRequestError: a value is out of its range)."""
+
+    trace: Annotated[
+        Path | None,
+        Setting("From `evenpace lab trace`.  [default: contention that comes and goes]", folder=False),
+    ] = None
+    predictors: Annotated[
+        tuple[str, ...],
+        Setting("Beside ema; may be repeated.  [default: all]", name="predictor", choices=PREDICTORS),
+    ] = ()
+    options: PredictorOptions = field(default_factory=PredictorOptions)
+    warm_up: Annotated[
+        int | None,
+        Setting(
+            "Iterations of each worker that do not count.  [default: those before the first fit]", least=0
+        ),
+    ] = None
+    timing: Annotated[bool, Setting("Measure times, too, on made-up speeds.")] = True
+    timing_workers: Annotated[
+        tuple[int, ...],
+        Setting(
+            "For so many workers each.",
+            metavar="COUNT,...",
+            read=partial(whole_numbers, "timing-workers", least=1),
+        ),
+    ] = (1, 96, 1000)
+
+
+def run(config: PredictorsConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
+    """Replay a trace through predictors, time them, and print and return the figures.
+
+    They are, with `null` for what is not known; errors are root mean squares (RMSE)::
+
+        {"trace": {"source": file or "built-in", "workers": count, "iterations": count},
+         "options": {"first_fit": iterations, "refit_every": iterations, "warm_up": iterations},
+         "scored": {"workers": count, "rows": count},
+         "workers": {worker: {"rows": count that is scored, "mean_speed": samples/s, "floor": samples/s}},
+         "floor": {"relative": share, "pooled": samples/s},
+         "predictors": {name: {"relative": score, "pooled": score, "workers": {worker: score},
+                               "fits": count, "failed_fits": count, "fit_s_median": seconds}},
+         "timing": [{"predictor": name, "workers": count, "predict_s": seconds, "observe_s": seconds,
+                     "fit_s": seconds, "fit_repeats": count, "fit_error": text}]}
+
+        score: {"rmse": number, "to_ema": rmse / EMA's, "gap_closed": share}
+
+    `relative` is over all rows, each error divided by the worker's mean speed, so that fast workers do not
+    dominate; `pooled` is over all rows as they are, in samples/s, as are the workers' own. `gap_closed` is
+    (rmse_ema - rmse) / (rmse_ema - floor). The floor is known where each row that is scored has `expected`.
+    `timing` is `null` where it is left out, `fit_s` for predictors that do not learn.
 
     Args:
-        trace_path: File of the trace; None for a generated one, of contention that comes and goes.
-        names: Names of predictors, in `PREDICTORS`; all if empty.
-        warm_up: Iterations of each worker that do not count; by default those before the first fit.
-        timing_workers: Numbers of workers to time predictors for; none if empty.
+        json_path: File for the figures before times are measured, which takes long and may be interrupted.
 
     Raises:
         ValueError: The trace is invalid, or too short for the warm-up.
         OSError: A file cannot be read or written.
     """
-    console = Console()
-    warm_up = options.first_fit if warm_up is None else warm_up
-    names = [name for name in PREDICTORS if not names or name in names or name == REFERENCE]
-    trace = contention_trace() if trace_path is None else read_trace(trace_path)
+    options, timing_workers = config.options, config.timing_workers if config.timing else ()
+    warm_up = options.first_fit if config.warm_up is None else config.warm_up
+    names = [name for name in PREDICTORS if not config.predictors or name in (*config.predictors, REFERENCE)]
+    trace = contention_trace() if config.trace is None else read_trace(config.trace)
     grid = lay_out(trace, warm_up)
     with process_pool(1) as executor:
         with make_progress(console, transient=True) as bar:
@@ -116,7 +142,7 @@ def run(
                 replays[name] = replay(name, grid, options, executor, advance)
         figures = {
             "trace": {
-                "source": "built-in" if trace_path is None else str(trace_path),
+                "source": "built-in" if config.trace is None else str(config.trace),
                 "workers": len(grid.workers),
                 "iterations": len(grid.iterations),
             },
@@ -139,7 +165,7 @@ def run(
             if done.failures:
                 console.print(f"{name}: {len(done.failures)} fits failed, the first with {done.failures[0]}")
         if json_path is not None:
-            files.write_json(figures, json_path)  # timing takes long and may be interrupted
+            files.write_json(figures, json_path)
         if timing_workers:
             figures["timing"] = []
             with make_progress(console, transient=True) as bar:
@@ -149,8 +175,6 @@ def run(
                         figures["timing"].append(_time(name, workers, executor))
                         bar.advance(task)
             _print_times(console, figures["timing"])
-            if json_path is not None:
-                files.write_json(figures, json_path)
     return figures
 
 

@@ -11,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import psutil
 
 from idl.errors import UnavailableError
+from idl.settings import Setting
 from lab.chaos import journalling_worker
 from lab.chaos.checks import relative_error
 from lab.chaos.ledgers import parse
@@ -26,14 +28,31 @@ from lab.chaos.reference_training import train_alone
 from lab.new_lines import NewLines
 from lab.ray_nodes import RayNode, job_processes
 
+Silence = Annotated[
+    float | None,
+    Setting(
+        "Seconds of silence after which Ray gives up a node.  [default: Ray's own setting]",
+        least=0.1,
+        below=inf,
+    ),
+]
+"""When Ray takes a node for dead."""
+
 JOB = "nodes"
 PLACE, STEADY = "place", "steady"
 """Resources of Ray's: of nodes on which one worker runs, and of nodes on which services do."""
 
-TOLERANCE = 1e-12  # relative error of the final parameters
+_TOLERANCE = 1e-12  # relative error of the final parameters
 _TICK_SECONDS = 0.01  # between two looks at the job
 _PATIENCE_SECONDS = 300.0  # in which the job must start, go on after a loss, and end
 _LAST_LINES = 30  # of the job's log, in messages
+
+
+def difference(error: float) -> dict[str, Any]:
+    """Return figures of the parameters at a job's end, whose relative error to one process's is given."""
+    equal = error <= _TOLERANCE
+    failure = None if equal else "the parameters are not those of one process"
+    return {"error": error, "equal": equal, "failure": failure}
 
 
 class RayCluster:

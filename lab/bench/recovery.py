@@ -1,31 +1,53 @@
-"""Cost of faults to a job: seconds for which it stands still, and iterations that are done again.
+"""Measure what deaths, freezes and broken connections cost a job.
 
-A manager, shards and workers are real processes with a proxy between them, as in `evenpace lab chaos`. The
-figures come from the shards' ledgers.
+For each, how long no step was taken, beyond what one takes, and how many were done again. A manager, shards
+and workers are real processes with a proxy between them, as in `evenpace lab chaos`; the figures come from
+the shards' ledgers.
+
+Example:
+  evenpace lab bench recovery --repeats 3 --json recovery.json
 """
 
 import math
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import track
 
 from evenpace.local.terminal import make_table
 from idl.errors import UnavailableError
-from lab import terminal
-from lab.bench.config import RecoveryConfig
+from idl.settings import Checked, Setting
 from lab.bench.costs import summary
 from lab.chaos.chaos_cluster import ChaosCluster
 from lab.chaos.config import ChaosConfig
 from lab.chaos.job_progress import Progress
 from lab.chaos.ledgers import ShardSteps, Step, read_ledger
+from lab.fields import Repeats
+
+
+@dataclass(frozen=True)
+class RecoveryConfig(Checked):
+    """The job, and what happens to it (InvalidRequestError: a value is out of its range)."""
+
+    workers: Annotated[int, Setting("Of the job.", least=2)] = 3
+    shards: Annotated[int, Setting("Of the parameter server.", least=1)] = 2
+    away: Annotated[
+        float,
+        Setting(
+            "Seconds after which a killed process is started again, or one that vanished is back.", least=0
+        ),
+    ] = 1.0
+    checkpoint_every: Annotated[int, Setting("Versions, at a shard.", least=1)] = 20
+    repeats: Repeats = 3
+    # What happens, by their names in `lab.bench.recovery.EVENTS`, in this order; all if empty.
+    events: tuple[str, ...] = ()
+
 
 _TICK_SECONDS = 0.005  # seconds between two looks at the job
 _PATIENCE_SECONDS = 300.0  # seconds in which the job must go on after a fault
@@ -179,8 +201,8 @@ EVENTS: dict[str, Callable[[_Job], None]] = {
 """Faults by name; the worker that is killed in the first joins again in the second."""
 
 
-def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
-    """Cause all faults to a job, one after the other, print their costs, and write them.
+def run(config: RecoveryConfig, console: Console) -> dict[str, Any]:
+    """Cause all faults to a job, one after the other, and print and return their costs.
 
     Raises:
         ValueError: There is no such event.
@@ -188,12 +210,10 @@ def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
     """
     if unknown := sorted({*config.events} - {*EVENTS}):
         raise ValueError(f"events {', '.join(unknown)}: there are {', '.join(EVENTS)}")
-    console = Console()
     settings = ChaosConfig(
         1.0, 0, ("kill",), config.workers, config.shards, checkpoint_every=config.checkpoint_every
     )
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in config.events or EVENTS}
-    before = os.getloadavg()[0]
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-recovery-") as folder,
         ChaosCluster(settings, Path(folder)) as cluster,
@@ -206,12 +226,10 @@ def run(config: RecoveryConfig, json_path: Path | None) -> dict[str, Any]:
         for name in track(plan, description="what happens", console=console):
             costs[name].append(job.measure(EVENTS[name]))
     figures = asdict(config) | {
-        "load_average": [before, os.getloadavg()[0]],
         "step_s": statistics.median(cost["step_s"] for its in costs.values() for cost in its),
         "costs": {name: summary(its) for name, its in costs.items()},
     }
     _show(console, figures)
-    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -225,4 +243,3 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         times = (f"{cost[key]:.2f}" for key in ("still_s", "longest_s"))
         table.add_row(name, *times, *(f"{cost[key]:.0f}" for key in ("redone", "attempts")))
     console.print(table)
-    console.print(terminal.load_line(*figures["load_average"]))

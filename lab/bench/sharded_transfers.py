@@ -1,8 +1,12 @@
-"""Push and pull over several shards, each behind a link of limited bandwidth, beside what the links allow.
+"""Time push and pull over several shards, each behind a link of limited bandwidth.
 
-Each shard runs in a network namespace of its own, whose bandwidth the kernel bounds; workers are processes
-that send and receive as a training loop does. With workers * bytes / shards through each link, the ideal time
-is workers * bytes / (shards * rate).
+They are measured beside the time that the links allow: with workers * bytes / shards through each link, that
+is workers * bytes / (shards * rate). Each shard runs in a network namespace of its own, whose bandwidth the
+kernel bounds, which takes root and iproute2; workers are processes that send and receive as a training loop
+does.
+
+Example:
+  evenpace lab bench shards --mib 100 --shards 1,2,4 --json shards.json
 """
 
 import contextlib
@@ -12,10 +16,10 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import psutil
@@ -28,13 +32,37 @@ from evenpace.local.cluster import service
 from idl.errors import EvenpaceError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
+from idl.settings import Checked, Setting
 from idl.synchronisation import Synchronisation
-from lab import terminal
-from lab.bench.config import ShardsConfig
+from lab.fields import Mib, Repeats, whole_numbers
 from lab.network import WorkerNetwork
 from rpc.address import Address
 from rpc.client import Client
 from worker.shard_clients import ShardClients
+
+
+@dataclass(frozen=True)
+class ShardsConfig(Checked):
+    """Shards, workers and links (InvalidRequestError: a number is out of its range)."""
+
+    shards: Annotated[
+        tuple[int, ...],
+        Setting(
+            "So many at a time, one measurement for each number.",
+            metavar="COUNT,...",
+            read=partial(whole_numbers, "shards", least=1),
+            most=100,
+        ),
+    ] = (1, 2, 4)
+    workers: Annotated[int, Setting("All push, and pull, at once.", least=1, most=100)] = 3
+    mib: Mib = 100
+    rate: Annotated[float, Setting("MB/s of each link, each way.", above=0, below=1e5)] = 100.0
+    repeats: Repeats = 9  # measured rounds, after one that does not count
+
+    def ideal(self, shards: int) -> float:
+        """Seconds in which links that carry nothing else could bring all of it."""
+        return self.workers * self.mib * 2**20 / (shards * self.rate * 1e6)
+
 
 _TIMEOUT = 120.0  # seconds for one push or pull
 _STEPS = ("push", "pull")
@@ -42,8 +70,8 @@ _STEPS = ("push", "pull")
 Round = tuple[float, float]  # seconds, and the cores that workers and shards had in use
 
 
-def run(config: ShardsConfig, json_path: Path | None) -> dict[str, Any]:
-    """Measure, print the figures, and write them.
+def run(config: ShardsConfig, console: Console) -> dict[str, Any]:
+    """Measure, and print and return the figures.
 
     The numbers of shards take turns, so that other load of the machine falls on all of them alike.
 
@@ -51,9 +79,7 @@ def run(config: ShardsConfig, json_path: Path | None) -> dict[str, Any]:
         NetworkError: Links of limited bandwidth cannot be made here.
         EvenpaceError: A worker or a shard failed.
     """
-    console = Console()
     rounds: dict[tuple[int, str], list[Round]] = {}
-    before = os.getloadavg()[0]
     with _cluster(config) as (workers, processes):
         for repeat in track(range(config.repeats + 1), description=f"{config.mib} MiB", console=console):
             for shards in config.shards:
@@ -61,10 +87,9 @@ def run(config: ShardsConfig, json_path: Path | None) -> dict[str, Any]:
                     measured = _round(workers, processes, (step, shards, repeat))
                     if repeat:
                         rounds.setdefault((shards, step), []).append(measured)
-    figures: dict[str, Any] = asdict(config) | {"load_average": [before, os.getloadavg()[0]]}
+    figures: dict[str, Any] = asdict(config)
     figures["measured"] = [_figures(config, *key, its) for key, its in rounds.items()]
     _show(console, config, figures)
-    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -97,7 +122,6 @@ def _show(console: Console, config: ShardsConfig, figures: dict[str, Any]) -> No
         )
         table.add_row(str(row["shards"]), row["step"], *numbers)
     console.print(table)
-    console.print(terminal.load_line(*figures["load_average"]))
 
 
 def _round(

@@ -1,21 +1,24 @@
-"""Cost of a change of the batch size: durations of iterations with one, beside those of others without.
+"""Measure what a change of the batch size costs a job.
 
-A manager, a shard and workers are real processes. The script's schedule changes the size before every second
-epoch, and only first batches of epochs are compared: those of epochs that begin with a change, and those of
-epochs that do not. The figures come from the manager's records.
+Iterations with a change are compared with others without, all of them first of their epochs; the floor
+compares two groups without. With a lookahead, those in which such plans are made are compared, too. A
+manager, a shard and workers are real processes; the figures come from the manager's records.
+
+Example:
+  evenpace lab bench sizes --repeats 5 --json sizes.json
 """
 
 import contextlib
 import itertools
-import os
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
@@ -25,9 +28,45 @@ from evenpace.local.cluster import LOOPBACK, LocalCluster, free_ports
 from evenpace.local.terminal import make_table
 from idl.errors import UnavailableError
 from idl.records import IterationRecord
-from lab import terminal
-from lab.bench.config import SizesConfig
+from idl.settings import Setting, check_settings
+from lab.fields import Repeats, whole_numbers
 from lab.observer import Observer
+
+_sizes = partial(whole_numbers, "sizes", least=1)
+
+
+@dataclass(frozen=True)
+class SizesConfig:
+    """The job, its sizes and its epochs (ValueError: a value is not allowed)."""
+
+    workers: Annotated[int, Setting("Of the job.", least=1, most=32)] = 2
+    # Two sizes of the whole batch, so near each other that their iterations take as long.
+    sizes: Annotated[
+        tuple[int, ...],
+        Setting("Two, of the whole batch.", metavar="SAMPLES,SAMPLES", read=_sizes),
+    ] = (64, 66)
+    batches: Annotated[int, Setting("Of an epoch, all of them whole.", least=2)] = 4  # batches of an epoch
+    epochs: Annotated[int, Setting("The size changes before every second; a multiple of 4.", least=16)] = 200
+    lookahead: Annotated[int, Setting("Of the trainings with one.", least=1)] = 2
+    repeats: Repeats = 5  # trainings of each kind
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if len(self.sizes) != 2 or not 1 <= min(self.sizes) < max(self.sizes):
+            raise ValueError(f"sizes {self.sizes}: must be two different numbers, of at least 1")
+        least, most = sorted(self.sizes)
+        if self.batches * (most - least) >= least:
+            raise ValueError(
+                f"sizes {self.sizes}: differ too much for epochs of {self.batches} batches of either size; "
+                f"the larger one must be below {least + least / self.batches:g}"
+            )
+        if self.epochs % 4:
+            raise ValueError(f"epochs {self.epochs}: must be a multiple of 4")
+        if self.lookahead >= self.batches:
+            raise ValueError(
+                f"lookahead {self.lookahead}: must be below {self.batches}, the batches of an epoch"
+            )
+
 
 _SCRIPT = Path(__file__).with_name("size_changes_worker.py")
 _WARM_UP = 8  # first epochs that do not count, a multiple of 4
@@ -38,25 +77,21 @@ PLAIN, AHEAD, STATE = "no lookahead", "lookahead", "state"
 """The ways to run a manager."""
 
 
-def run(config: SizesConfig, json_path: Path | None) -> dict[str, Any]:
-    """Train in each way in turn, print durations of iterations with a change and without, and write them.
+def run(config: SizesConfig, console: Console) -> dict[str, Any]:
+    """Train in each way in turn, and print and return durations of iterations with and without a change.
 
     Raises:
         UnavailableError: A record or a metric is missing.
         ProcessFailedError: A process failed.
     """
-    console = Console()
-    before = os.getloadavg()[0]
     rounds: dict[str, list[dict[str, Any]]] = {PLAIN: [], AHEAD: [], STATE: []}
     turns = [way for _ in range(config.repeats) for way in rounds]
     for way in track(turns, description="trainings", console=console):
         rounds[way].append(_round(config, way))
     figures = asdict(config) | {
-        "load_average": [before, os.getloadavg()[0]],
         "ways": {way: _summary(its) for way, its in rounds.items()},
     }
     _show(console, figures)
-    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -173,7 +208,6 @@ def _show(console: Console, figures: Mapping[str, Any]) -> None:
                 *counts,
             )
     console.print(table)
-    console.print(terminal.load_line(*figures["load_average"]))
 
 
 def _in_ms(quartiles: Sequence[float]) -> str:

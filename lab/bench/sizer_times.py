@@ -1,14 +1,17 @@
-"""CPU time that the manager takes to plan an iteration, by the sizer that chooses its size, in one process.
+"""Time how long the manager takes to plan an iteration, by the sizer that chooses its size.
 
-The job is that of the manager, and all workers take part in it without a wire; their times and the norms of
-their gradients are made up.
+The job is that of the manager, and all workers take part in it without a wire, in one process; their times
+and the norms of their gradients are made up.
+
+Example:
+  evenpace lab bench sizers --workers 1000 --json sizers.json
 """
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import mean, median
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
@@ -22,7 +25,7 @@ from idl.bounds import Bounds
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.plan import Assignment, JobSpec
 from idl.records import Report
-from lab import terminal
+from idl.settings import Checked, Setting
 
 _SIZERS = ("fixed", "similarity", "goodput")
 _POLICIES = ("proportional", "learned")
@@ -32,14 +35,17 @@ _SCALE = 8.0  # times the first size, of the gradient noise
 _WARM_UP = 20  # iterations that do not count
 
 
-def run(workers: int, iterations: int, json_path: Path | None) -> dict[str, Any]:
-    """Time plans with each sizer and each policy, print the figures, and write them.
+@dataclass(frozen=True)
+class SizerTimesConfig(Checked):
+    """Workers and iterations (InvalidRequestError: a value is out of its range)."""
 
-    Args:
-        workers: Of the job.
-        iterations: That count.
-    """
-    console = Console()
+    workers: Annotated[int, Setting("Of the job.", least=1, most=5000)] = 1000
+    iterations: Annotated[int, Setting("That are planned, after a warm-up.", least=10)] = 100
+
+
+def run(config: SizerTimesConfig, console: Console) -> dict[str, Any]:
+    """Time plans with each sizer and each policy, and print and return the CPU seconds."""
+    workers, iterations = config.workers, config.iterations
     times = {
         policy: {name: _times(policy, name, workers, iterations) for name in _SIZERS} for policy in _POLICIES
     }
@@ -51,7 +57,6 @@ def run(workers: int, iterations: int, json_path: Path | None) -> dict[str, Any]
             each = (f"{its[key] * 1e3:.2f}" for key in ("median_s", "mean_s", "longest_s"))
             table.add_row(f"{policy}, {name}", *each, f"{its['changes']:,}")
     console.print(table)
-    terminal.give(figures, json_path, console)
     return figures
 
 

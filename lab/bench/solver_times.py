@@ -1,19 +1,17 @@
-"""Seconds that the solver takes to split a batch, by the kind of time curves.
+"""Time how long it takes to split a batch, by the kind of devices' time curves.
 
 All devices are different, which is the worst case: times of equal devices are computed once. The largest case
 of JABAS has 2,592 micro-batches, which take its own solver 27.58 s for all local batch sizes (section 7.6).
 
-The JSON has::
-
-    {"devices": count, "micro_batches": count, "repeats": count,
-     "seconds": {curves: {"median", "max"}}}
+Example:
+  evenpace lab bench solver --devices 64 --micro-batches 2592
 """
 
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
@@ -24,31 +22,32 @@ from batchsize_manager.policies.solver import TimeCurves, split_evenly_in_time
 from batchsize_manager.policies.step_times import StepTimeCurves, StepTimes
 from batchsize_manager.policies.waves import WaveCurves, Waves
 from evenpace.local.terminal import make_table
-from evenpace.reports import files
 from idl.bounds import Bounds
+from idl.settings import Checked, Setting
 
 _AT_ONCE = 16  # most micro-batches at once
 _SIZES = tuple(2**power for power in range(8))  # micro-batches, measured of each device
 
 
-def run(devices: int, micro_batches: int, repeats: int, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print and write the figures.
+@dataclass(frozen=True)
+class SolverConfig(Checked):
+    """What is split, and how often (InvalidRequestError: a value is out of its range)."""
 
-    Args:
-        repeats: Number of splits of each kind of curves, each over other devices.
+    devices: Annotated[int, Setting("All different.", least=1)] = 64
+    micro_batches: Annotated[int, Setting("Of the whole batch.", least=1)] = 2592
+    repeats: Annotated[int, Setting("Splits of each kind, each over other devices.", least=1)] = 20
 
-    Raises:
-        OSError: The file cannot be written.
-    """
-    console = Console()
+
+def run(config: SolverConfig, console: Console) -> dict[str, Any]:
+    """Measure, and print and return the seconds by kind: `{"seconds": {curves: {"median", "max"}}}`."""
+    devices, micro_batches, repeats = config.devices, config.micro_batches, config.repeats
     table = make_table(
         f"{micro_batches} micro-batches over {devices} devices, {repeats} times",
         "curves",
         "median ms",
         "max ms",
     )
-    figures: dict[str, Any] = {"devices": devices, "micro_batches": micro_batches, "repeats": repeats}
-    figures["seconds"] = {}
+    figures: dict[str, Any] = {**asdict(config), "seconds": {}}
     bounds = [Bounds()] * devices
     for name, make in _CURVES.items():
         seconds = []
@@ -61,8 +60,6 @@ def run(devices: int, micro_batches: int, repeats: int, json_path: Path | None =
         figures["seconds"][name] = {"median": median, "max": longest}
         table.add_row(name, f"{median * 1e3:.2f}", f"{longest * 1e3:.2f}")
     console.print(table)
-    if json_path is not None:
-        files.write_json(figures, json_path)
     return figures
 
 

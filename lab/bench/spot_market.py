@@ -1,28 +1,58 @@
-"""A job on nodes of a spot market: the share of their capacity that became useful samples.
+"""Measure what share of a spot market's nodes a job on Ray makes use of.
 
-A trace of nodes that join and are lost is replayed, compressed, by nodes of a Ray cluster on this machine.
-What a sample costs is made up, the same on each node; so the capacity of a node is known.
+Nodes on this machine join and are lost as those of the trace did, in less time. Each has a worker, whose
+samples take a made-up time, so that their capacity is known. The services are on a node that stays. The
+status is 1 where the parameters at the end are not those of one process.
+
+Example:
+  evenpace lab bench spot --trace p3-events.csv --nodes 4 --minutes 10 --json spot.json
 """
 
 import csv
-import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from rich.console import Console
 
 from evenpace.local.terminal import make_progress, make_table
 from idl.errors import InvalidRequestError, UnavailableError
-from lab import terminal
-from lab.bench.config import SpotConfig
-from lab.bench.ray_job import PLACE, STEADY, TOLERANCE, RayCluster, RayJob
+from idl.settings import Checked, Setting
+from lab.bench.ray_job import PLACE, STEADY, RayCluster, RayJob, Silence, difference
 from lab.chaos.reference_training import SPEC
 from lab.ray_nodes import RayNode
+
+
+@dataclass(frozen=True)
+class SpotConfig(Checked):
+    """The trace, and how it is replayed (InvalidRequestError: a value is out of its range)."""
+
+    # CSV file of a market, with the columns time_s, event ("join" or "loss") and node.
+    trace: Annotated[
+        Path,
+        Setting(
+            "Nodes that join and are lost: a CSV file of time_s, event, node.", exists=True, folder=False
+        ),
+    ]
+    nodes: Annotated[
+        int, Setting("At most: of the trace, nodes beyond these are left out.", least=1, most=16)
+    ] = 4
+    minutes: Annotated[float, Setting("In which the trace is replayed.", above=0, below=inf)] = 10.0
+    notice: Annotated[
+        float,
+        Setting("Seconds before a loss at which it is announced; 0 for none.", least=0, below=inf),
+    ] = 10.0
+    per_sample: Annotated[
+        float, Setting("Seconds that a sample takes on each node; batches are of 96.", above=0, below=inf)
+    ] = 0.04
+    shards: Annotated[int, Setting("Of the parameter server.", least=1, most=8)] = 1
+    silence: Silence = None
+
 
 _COLUMNS = ["time_s", "event", "node"]
 _CALM_SECONDS, _CALM_STEPS = 20.0, 10  # before the trace, at least, in which nothing changes
@@ -156,8 +186,8 @@ class _Market:
         self._cluster.kill(life.node)
 
 
-def run(config: SpotConfig, json_path: Path | None) -> dict[str, Any]:
-    """Replay a trace while a job trains, print what its nodes' capacity became, and write it.
+def run(config: SpotConfig, console: Console) -> dict[str, Any]:
+    """Replay a trace while a job trains, and print and return what its nodes' capacity became.
 
     Raises:
         InvalidRequestError: The trace cannot be read, or has no node at its begin.
@@ -168,8 +198,6 @@ def run(config: SpotConfig, json_path: Path | None) -> dict[str, Any]:
     if events[0].time > 0:
         raise InvalidRequestError(f"{config.trace}: no node is there at its begin, at 0 s")
     pace = 60 * config.minutes / trace[-1].time  # seconds for each of the trace's
-    console = Console()
-    before = os.getloadavg()[0]
     with RayCluster(config.silence) as cluster, _Market(cluster) as market:
         cluster.add(STEADY, 1 + config.shards)
         job = RayJob(
@@ -211,7 +239,6 @@ def run(config: SpotConfig, json_path: Path | None) -> dict[str, Any]:
     changes = len(events) - len(first)
     figures = asdict(config) | {
         "trace": str(config.trace),
-        "load_average": [before, os.getloadavg()[0]],
         "joins": sum(event.kind == "join" for event in events) - len(first),
         "losses": sum(event.kind == "loss" for event in events),
         "seconds": window.seconds,
@@ -222,11 +249,9 @@ def run(config: SpotConfig, json_path: Path | None) -> dict[str, Any]:
         "share_at_own_pace": calm_share - lost * pace / capacity,
         "computed_twice": window.computed - window.useful,
         "iterations": iterations,
-        "error": error,
-        "equal": error <= TOLERANCE,
+        **difference(error),
     }
     _show(console, figures)
-    terminal.give(figures, json_path, console)
     return figures
 
 
@@ -308,4 +333,3 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         f"{figures['iterations']:,} iterations, the parameters differ by {figures['error']:.1e} from those "
         "of one process"
     )
-    console.print(terminal.load_line(*figures["load_average"]))

@@ -1,4 +1,10 @@
-"""Push and pull of one large gradient: the parameter server, bare sockets, thriftpy2's binary argument."""
+"""Time push and pull of the parameter server.
+
+They are measured beside those of bare sockets and of thriftpy2's binary argument.
+
+Example:
+  evenpace lab bench ps --mib 100 --json ps.json
+"""
 
 import contextlib
 import socket
@@ -6,8 +12,8 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
@@ -19,9 +25,10 @@ from thriftpy2.transport import TCyFramedTransportFactory
 import idl
 from evenpace.local.cluster import service
 from evenpace.local.terminal import make_table
-from lab import terminal
+from idl.settings import Checked, Setting
 from lab.bench.loopback_certificates import for_loopback
 from lab.bench.plain_transfers import PULL, PUSH
+from lab.fields import Mib, Repeats
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
@@ -33,17 +40,18 @@ _PLAIN = "lab.bench.plain_transfers"
 Step = Callable[[], Any]
 
 
-def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) -> dict[str, Any]:
-    """Measure all three, print the figures, and write them.
+@dataclass(frozen=True)
+class TransfersConfig(Checked):
+    """What is sent, and how often (InvalidRequestError: a value is out of its range)."""
 
-    They take turns, so that other load of the machine falls on all of them alike.
+    mib: Mib = 100
+    repeats: Repeats = 9  # after one round that does not count
+    tls: Annotated[bool, Setting("Measure with TLS, too.")] = False
 
-    Args:
-        mib: Size of the gradient in MiB.
-        repeats: Medians are over these, after one round that does not count.
-        tls: Whether to measure the parameter server with TLS, too.
-    """
-    console = Console()
+
+def run(config: TransfersConfig, console: Console) -> dict[str, Any]:
+    """Measure all three in turns, so that other load falls on them alike; print and return the GB/s."""
+    mib, repeats = config.mib, config.repeats
     nbytes = mib * 2**20
     gradient, parameters = memoryview(bytes(nbytes)), memoryview(bytearray(nbytes))
     with (
@@ -57,7 +65,7 @@ def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) ->
             "raw_": _sockets(bare.address, gradient, parameters),
             "thriftpy2_": _thriftpy2(plain.address, gradient),
         }
-        if tls:
+        if config.tls:
             credentials, options = stack.enter_context(for_loopback())
             secure = stack.enter_context(service("ps", *options)).address
             steps["tls_"] = _evenpace(secure, gradient, parameters, credentials)
@@ -83,7 +91,6 @@ def run(mib: int, repeats: int, json_path: Path | None, *, tls: bool = False) ->
             continue
         table.add_row(name, f"{figures[f'{who}push_gb_s']:.2f}", f"{figures[f'{who}pull_gb_s']:.2f}")
     console.print(table)
-    terminal.give(figures, json_path, console)
     return figures
 
 

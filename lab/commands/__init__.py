@@ -143,7 +143,7 @@ def experiments() -> None:
 @click.group(
     cls=_Modules,
     modules={
-        "bench": "lab.commands.groups:bench",
+        "bench": "lab.commands:benchmarks",
         "experiment": "lab.commands:experiments",
         "simulate": "lab.commands.simulate:simulate",
         "trace": "lab.commands.trace:trace",

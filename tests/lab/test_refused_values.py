@@ -4,23 +4,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from batchsize_manager.policies import make_policy
 from idl.errors import InvalidRequestError
 from lab.attacks.config import HostileConfig
 from lab.bench import against_ddp, node_losses, recovery
-from lab.bench.balance_play import play
-from lab.bench.config import (
-    Change,
-    GroupChangesConfig,
-    LoadConfig,
-    MicroBatchesConfig,
-    NodesConfig,
-    Noise,
-    RecoveryConfig,
-    SizesConfig,
-    TrainConfig,
-)
+from lab.bench.against_ddp import TrainConfig
+from lab.bench.balance_play import Change, Noise, play
+from lab.bench.group_changes import GroupChangesConfig
+from lab.bench.load_generators import LoadConfig
+from lab.bench.micro_batches import MicroBatchesConfig
+from lab.bench.node_losses import NodesConfig
+from lab.bench.recovery import RecoveryConfig
+from lab.bench.size_changes import SizesConfig
 from lab.bench.step_times import made_up_step_times, make_cluster
 from lab.experiments import coordination, efficiency, equilibrium
 from lab.experiments.batch_size_law import Point, fit
@@ -34,7 +31,7 @@ from lab.models.transformer import ByteTransformer
 from lab.network import WorkerNetwork
 from lab.traces import Perturbation, contention_trace, usage_trace
 
-OUT = Path("nowhere")
+OUT, QUIET = Path("nowhere"), Console(quiet=True)
 MACHINES = dict.fromkeys("abc", (np.linspace(0, 1, 4),) * 2)
 
 
@@ -45,7 +42,7 @@ def hostile(**values):
 
 def load(**values):
     """The configuration of the load benchmark."""
-    return LoadConfig(**{"jobs": 1, "workers": 8, "seconds": 1, "generators": 1} | values)
+    return LoadConfig(**{"jobs": 1, "workers": 8, "seconds": 1} | values)
 
 
 def usage(**values):
@@ -60,7 +57,7 @@ def two_workers():
 
 def train(**values):
     """The comparison with DDP."""
-    return against_ddp.run(TrainConfig(**values), None)
+    return against_ddp.run(TrainConfig(**values), QUIET)
 
 
 def played(change):
@@ -91,9 +88,8 @@ def settled(synchronous):
             lambda: GroupChangesConfig(changes=("drain", "luck")),
             "changes luck: there are join, drain, kill, kill-while-forming",
         ),
-        (lambda: recovery.run(RecoveryConfig(workers=1), None), "workers 1: must be"),
+        (lambda: RecoveryConfig(workers=1), "workers 1: must be"),
         (lambda: load(jobs=0), "jobs 0"),
-        (lambda: load(generators=9), "at most the workers, 8"),
         (lambda: load(compute=-1), "compute -1"),
         (lambda: train(shares=(0.5,)), "at least two workers"),
         (lambda: train(shares=(0.5, 0.5), total_batch_size=201), "multiple of 2"),
@@ -130,7 +126,7 @@ def test_a_setting_that_is_not_allowed_is_named(make, said):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: recovery.run(RecoveryConfig(events=("luck",)), None), "events luck: there"),
+        (lambda: recovery.run(RecoveryConfig(events=("luck",)), QUIET), "events luck: there"),
         (lambda: SizesConfig(sizes=(64,)), "sizes .64,.: must be two different numbers"),
         (lambda: SizesConfig(sizes=(64, 80)), "sizes .64, 80.: differ too much for epochs of 4 batches"),
         (lambda: SizesConfig(epochs=18), "epochs 18: must be a multiple of 4"),
@@ -138,7 +134,7 @@ def test_a_setting_that_is_not_allowed_is_named(make, said):
         (lambda: SizesConfig(repeats=0), "repeats 0: must be at least 1"),
         (lambda: MicroBatchesConfig(iterations=0), "iterations 0: must be at least 1"),
         (
-            lambda: node_losses.run(NodesConfig(losses=("sun",)), None),
+            lambda: node_losses.run(NodesConfig(losses=("sun",)), QUIET),
             "losses sun: there are worker, shard, manager, controller, head",
         ),
         (lambda: make_cluster(made_up_step_times(), "made-up", ["huge"]), r"'huge'.*small, medium"),

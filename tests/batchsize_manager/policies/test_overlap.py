@@ -15,8 +15,7 @@ from batchsize_manager.policies.step_times import StepTimes
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
 from lab.bench.all_reduce import AllReduce
-from lab.bench.balance_play import best_split, play
-from lab.bench.config import Noise
+from lab.bench.balance_play import Noise, best_split, play
 from lab.bench.server_links import ServerLinks
 from lab.bench.step_times import Cluster
 from tests.batchsize_manager.policies.brute_force import check_optimal

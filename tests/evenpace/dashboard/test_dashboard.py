@@ -19,8 +19,7 @@ from evenpace.dashboard import event_stream
 from evenpace.dashboard.event_stream import EventStream, Viewers
 from evenpace.overview.job_view import JobView
 from idl.records import COLUMNS
-from lab.bench.config import LoadConfig
-from lab.bench.load_generators import Generators
+from lab.bench.load_generators import Generators, LoadConfig
 from rpc.address import Address
 from tests import ROOT
 from tests.evenpace.commands import evenpace

@@ -1,9 +1,9 @@
 """The attack on live services: that it attacks, and that it sees harm where there is some."""
 
-import json
 import time
 
 import pytest
+from rich.console import Console
 
 import idl
 from lab.attacks import attackers as peers
@@ -26,9 +26,8 @@ def target(address):
 @pytest.mark.ci
 def test_attack_on_live_services_does_no_harm(tmp_path):
     """All kinds of inputs are tried, and the honest job ends with the parameters of an undisturbed run."""
-    path = tmp_path / "attack.json"
-    run(HostileConfig(seconds=240, inputs=3000, seed=3, pace=0.01), path)
-    figures = json.loads(path.read_text())
+    config = HostileConfig(seconds=240, inputs=3000, seed=3, pace=0.01)
+    figures = run(config, Console(quiet=True), tmp_path / "attack.json")
 
     assert figures["harms"] == {}
     assert figures["honest"]["bits_changed"] == 0

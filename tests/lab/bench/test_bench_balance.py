@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from batchsize_manager.policies import POLICIES, make_policy
 from batchsize_manager.policies.step_times import StepTimes
-from lab.bench.balance_play import best_split, play
-from lab.bench.config import Change, Noise
+from lab.bench.balance_play import Change, Noise, best_split, play
 from lab.bench.step_times import made_up_step_times, make_cluster, read_step_times
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
@@ -130,7 +129,7 @@ def test_command_plays_all_policies_and_writes_figures(tmp_path):
 def test_command_takes_a_schedule():
     """Changes are played as given, or none at all."""
     arguments = ("--iterations", 30, "--policy", "even", "--gpus", "small,small,large", "--total", 300)
-    result = bench(*arguments, "--change", "5:small-2:0.5", "--change", "9:large:2")
+    result = bench(*arguments, "--change", "5:small-2:0.5,9:large:2")
     assert "small-2 x0.5 at 5, large x2 at 9" in " ".join(result.output.split())
     assert "at 15" not in bench(*arguments, "--change", "none").output
 

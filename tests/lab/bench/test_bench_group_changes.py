@@ -1,4 +1,4 @@
-"""`evenpace lab bench recovery --with all-reduce` in small: real processes, whose workers come and go."""
+"""`evenpace lab bench groups` in small: real processes, whose workers come and go."""
 
 import json
 from functools import partial
@@ -7,7 +7,7 @@ import pytest
 
 from tests.evenpace.commands import invoke
 
-run = partial(invoke, "lab", "bench", "recovery", catch_exceptions=False)
+run = partial(invoke, "lab", "bench", "groups", catch_exceptions=False)
 
 
 @pytest.mark.release
@@ -18,7 +18,7 @@ def test_changes_and_turns_are_measured(tmp_path):
     """
     path = tmp_path / "groups.json"
     small = ("--parameters", "20000", "--workers", "2", "--turns", "2", "--repeats", "1")
-    done = run("--with", "all-reduce", *small, "--json", str(path))
+    done = run(*small, "--json", str(path))
     assert done.exit_code == 0, done.output
     (size,) = json.loads(path.read_text())["sizes"]
     assert size["parameters"] == pytest.approx(20_000, rel=0.01)

@@ -1,25 +1,24 @@
 """The load benchmark: its workers, its figures, and that limits are tried."""
 
-import json
 import subprocess
 import sys
 import time
 
 import pytest
+from rich.console import Console
 
 from idl.errors import ProtocolError, UnavailableError
 from lab.bench import load_benchmark
-from lab.bench.config import LoadConfig
 from lab.bench.load_benchmark import run
+from lab.bench.load_generators import LoadConfig
 from lab.bench.load_rounds import Rounds, measured
 from lab.bench.watch import Sample, Watch, summary
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("compute", [0.0, pytest.param(0.02, marks=pytest.mark.release)])
-def test_load_on_a_real_manager(tmp_path, monkeypatch, compute):
+def test_load_on_a_real_manager(monkeypatch, compute):
     """Jobs spread over two generators run their rounds without an error; what is too much is refused."""
-    path = tmp_path / "load.json"
     in_time = load_benchmark._progress
 
     def progress(console, seconds, generators, watch):
@@ -32,9 +31,8 @@ def test_load_on_a_real_manager(tmp_path, monkeypatch, compute):
 
     monkeypatch.setattr(load_benchmark, "_progress", progress)
     patient = ("--silence", "240")
-    config = LoadConfig(3, 5, seconds=3, compute=compute, generators=2, manager_options=patient)
-    run(config, path)
-    figures = json.loads(path.read_text())
+    config = LoadConfig(3, 5, seconds=3, compute=compute, processes=2, manager_options=patient)
+    figures = run(config, Console(quiet=True))
 
     assert figures["errors"] == {}
     assert set(figures["by_job"]) == {"load-0", "load-1", "load-2"}

@@ -1,26 +1,23 @@
 """`evenpace lab bench nodes` and `evenpace lab bench spot`: nodes of real Ray clusters that are lost."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from lab.bench import spot_market
-from lab.bench.config import NodesConfig, SpotConfig
 from lab.bench.ray_job import Progress
-from lab.bench.spot_market import Event, take_nodes
+from lab.bench.spot_market import Event, SpotConfig, take_nodes
 
 
 @pytest.mark.release
-def test_costs_of_lost_nodes(tmp_path):
+def test_costs_of_lost_nodes():
     """Whatever is lost, the job goes on with one process's parameters; of the head, its state."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
     from lab.bench import node_losses
 
-    path = tmp_path / "nodes.json"
-    node_losses.run(NodesConfig(shards=1, checkpoint_every=1000, silence=3.0, repeats=1), path)
-    figures = json.loads(path.read_text())
+    config = node_losses.NodesConfig(shards=1, checkpoint_every=1000, silence=3.0, repeats=1)
+    figures = node_losses.run(config, Console(quiet=True))
     costs = figures["costs"]
     assert figures["equal"]
     assert list(costs) == ["worker", "shard", "manager", "controller", "head"]
@@ -35,12 +32,10 @@ def test_costs_of_lost_nodes(tmp_path):
 def test_a_small_market(tmp_path, notice):
     """Of what a node could compute, much becomes useful, and with a notice nothing is computed twice."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
-    trace, path = tmp_path / "trace.csv", tmp_path / "spot.json"
+    trace = tmp_path / "trace.csv"
     trace.write_text("time_s,event,node\n0,join,a\n0,join,b\n20,loss,a\n21,join,c\n40,join,d\n40,loss,c\n")
-    spot_market.run(
-        SpotConfig(trace, nodes=2, minutes=0.75, notice=notice, per_sample=0.01, silence=3.0), path
-    )
-    figures = json.loads(path.read_text())
+    config = SpotConfig(trace, nodes=2, minutes=0.75, notice=notice, per_sample=0.01, silence=3.0)
+    figures = spot_market.run(config, Console(quiet=True))
     assert figures["equal"]
     assert (figures["joins"], figures["losses"]) == (2, 2)
     assert 0.2 < figures["share"] < figures["calm_share"] <= 1.1

@@ -14,7 +14,7 @@ def test_every_way_is_timed_beside_an_iteration_of_each_model(tmp_path, options)
     out = tmp_path / "noise.json"
     done = invoke("lab", "bench", "noise", "--repeats", 1, "--json", out, *options)
     assert done.exit_code == 0, done.output
-    figures = json.loads(out.read_text())
+    figures = json.loads(out.read_text())["models"]
     assert list(figures) == ["ResNet-32", "transformer"]
     for its in figures.values():
         assert list(its["norms"]) == ["parameter server", "ranks", "micro-batches"]

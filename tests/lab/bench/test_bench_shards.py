@@ -1,4 +1,4 @@
-"""`evenpace lab bench ps --shards`: transfers over several shards behind links of limited bandwidth."""
+"""`evenpace lab bench shards`: transfers over several shards behind links of limited bandwidth."""
 
 import json
 import os
@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from lab.bench.config import ShardsConfig
+from lab.bench.sharded_transfers import ShardsConfig
 from tests.evenpace.commands import invoke
 
-bench = partial(invoke, "lab", "bench", "ps", "--shards")
+bench = partial(invoke, "lab", "bench", "shards")
 
 
 @pytest.mark.release
@@ -21,7 +21,9 @@ def test_two_shards_take_half_the_time_of_one(needs_network, tmp_path, wait_unti
     path = tmp_path / "shards.json"
 
     def ratios():
-        result = bench("1,2", "--workers", 2, "--mib", 1, "--rate", 4, "--repeats", 2, "--json", path)
+        result = bench(
+            "--shards", "1,2", "--workers", 2, "--mib", 1, "--rate", 4, "--repeats", 2, "--json", path
+        )
         assert result.exit_code == 0, result.output
         figures = json.loads(path.read_text())
         measured = figures["measured"]

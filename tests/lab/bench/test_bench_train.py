@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.bench.against_ddp import MODES, allowed
-from lab.bench.config import TrainConfig
+from lab.bench.against_ddp import MODES, TrainConfig, allowed
 from tests.evenpace.commands import invoke
 from tests.lab.mnist import idx, write
 
