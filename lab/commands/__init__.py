@@ -130,6 +130,13 @@ _EXPERIMENT = {
 }
 
 
+_TRACE = {
+    "usage": "lab.trace_usage",
+    "contention": "lab.trace_contention",
+    "live": "lab.trace_live:trace_live",
+}
+
+
 @click.group("bench", cls=_Modules, modules=_BENCH)
 def benchmarks() -> None:
     """Measure evenpace on this machine."""
@@ -140,13 +147,22 @@ def experiments() -> None:
     """Train under contention, and compare schemes; the paper's table and figures on this machine."""
 
 
+@click.group("trace", cls=_Modules, modules=_TRACE)
+def traces() -> None:
+    """Make traces of workers' speeds, as CSV files with a row for each worker and iteration.
+
+    The columns are worker, iteration, speed (samples/s), cpu and memory (usage from 0 to 1 as the iteration
+    begins), and expected (the best possible prediction) in traces that are made up.
+    """
+
+
 @click.group(
     cls=_Modules,
     modules={
         "bench": "lab.commands:benchmarks",
         "experiment": "lab.commands:experiments",
         "simulate": "lab.commands.simulate:simulate",
-        "trace": "lab.commands.trace:trace",
+        "trace": "lab.commands:traces",
         "chaos": "lab.commands.chaos:chaos",
     },
 )
