@@ -39,6 +39,7 @@ class Setting:
     folder: bool | None = None
     exists: bool = False  # whether a path must exist
     read: Callable[[str], Any] | None = None
+    positional: bool = False  # whether it is no option, but an argument of the command
 
     def check(self, name: str, value: Any) -> None:
         """Check a field's value, or each value of a tuple; None is allowed.

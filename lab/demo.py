@@ -27,8 +27,9 @@ from idl.records import IterationRecord
 from lab.demo_config import DemoConfig
 from lab.experiments import analysis
 from lab.experiments.comparison import Evaluator
+from lab.experiments.scheme_run import SchemeRun
 from lab.experiments.schemes import Scheme
-from lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
+from lab.experiments.unequal import UnequalConfig, run_unequal
 from lab.workloads.by_name import Training
 from rpc.address import Address
 from worker.resources.cpu_limits import LimitKind, kind_here
@@ -129,7 +130,7 @@ def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoR
 
 def _train(
     config: DemoConfig, trained: UnequalConfig, scheme: Scheme, console: Console
-) -> tuple[UnequalRun, RunReport]:
+) -> tuple[SchemeRun, RunReport]:
     """Run one of the two trainings, show it until its end, and return its report from its manager."""
     reports: list[RunReport] = []
     bar = make_progress()
@@ -180,7 +181,7 @@ def _table(config: DemoConfig, recent: Sequence[IterationRecord]) -> Table:
     return table
 
 
-def _figures(run: UnequalRun, evaluator: Evaluator, trained: UnequalConfig) -> dict[str, Any]:
+def _figures(run: SchemeRun, evaluator: Evaluator, trained: UnequalConfig) -> dict[str, Any]:
     """Return the figures of one run, for the report's JSON."""
     whole = [record for record in run.records if record["total"] == trained.total_batch_size]
     workers = len(trained.shares)

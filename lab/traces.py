@@ -1,4 +1,4 @@
-"""Traces of workers' speeds: the CSV format, and generated traces.
+"""Traces of workers' speeds: the CSV format, and what generated traces have in common.
 
 Predictors are compared on traces. A trace's columns are `worker,iteration,speed,cpu,memory`, and
 `expected` where it is known; a row is one worker's part in one iteration k:
@@ -16,12 +16,13 @@ knows no predictor, and nothing of how a running job is reached.
 import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
 from idl.records import IterationRecord
 from idl.settings import Checked, Setting
@@ -32,11 +33,9 @@ COLUMNS = ("worker", "iteration", "speed", "cpu", "memory")
 EXPECTED = "expected"
 
 _USAGE_COLUMNS = ("vm", "step", "cpu_percent", "mem_percent")
-_FASTEST, _SLOWEST = 200.0, 50.0  # samples per second, between which idle workers of generated traces are
 _LEAST_CPU = 0.05  # share of the CPU that the scheduler leaves a worker, whoever else wants it
 _CROWDED_MEMORY = 0.9  # share in use above which paging slows a worker down
 _PAGING = 0.5  # share of its speed that a worker keeps when all memory is in use
-_CONTENTION_MEMORY = 0.4  # share in use, in traces of contention for the CPU
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,18 @@ def write_trace(trace: Trace, path: Path) -> None:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow((*COLUMNS, EXPECTED) if known else COLUMNS)
         writer.writerows(row for _, row in rows)
+
+
+def write_made(trace: Trace, path: Path, console: Console) -> dict[str, int]:
+    """Write a generated trace, and print and return its numbers of rows and workers.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_trace(trace, path)
+    rows = sum(len(series.iterations) for series in trace.values())
+    console.print(f"{rows:,} rows of {len(trace)} workers in {path}", soft_wrap=True)
+    return {"rows": rows, "workers": len(trace)}
 
 
 class TraceRecorder:
@@ -239,6 +250,22 @@ class Perturbation(Checked):
         return noise * np.where(random.random(iterations) < self.spikes, self.spike_factor, 1.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MadeTraceConfig(Checked):
+    """What all generated traces have in common (ValueError: a number is out of its range)."""
+
+    iterations: Annotated[int, Setting("Of each worker.", least=1)] = 2000
+    perturbation: Perturbation = field(default_factory=Perturbation)  # does not show in the usage
+    seed: Annotated[int, Setting("Of all that is drawn.", least=0)] = 0
+
+
+TraceFile = Annotated[Path, Setting("The trace, a CSV file.", metavar="FILE")]
+"""Where a trace goes."""
+
+FASTEST, SLOWEST = 200.0, 50.0
+"""Samples per second, between which idle workers of generated traces are."""
+
+
 Usage = Mapping[str, tuple[Array, Array]]
 """CPU and memory in use at each step, both (steps,) and from 0 to 1, by the machine's name."""
 
@@ -279,141 +306,3 @@ def response(cpu_usage: Array, memory_usage: Array) -> Array:
     """
     crowding = np.clip((memory_usage - _CROWDED_MEMORY) / (1 - _CROWDED_MEMORY), 0.0, 1.0)
     return np.maximum(1 - cpu_usage, _LEAST_CPU) * (1 - (1 - _PAGING) * crowding)
-
-
-def usage_trace(
-    usage: Usage,
-    *,
-    workers: int | None = None,
-    machines: Sequence[str] = (),
-    iterations: int = 2000,
-    iterations_per_step: int = 10,
-    perturbation: Perturbation | None = None,
-    seed: int = 0,
-) -> Trace:
-    """Make a trace of workers on machines that others use as `usage` says.
-
-    An iteration's usage is that of its beginning, interpolated linearly between the machine's steps, and
-    stays so until its end. Speeds follow from it by `response`. Machines are dealt to the workers in order,
-    each worker getting as many as it takes to have steps enough, one after the other.
-
-    Args:
-        usage: Usage, as `read_usage` returns it.
-        workers: Number of workers; by default as many as the named machines are enough for, or 4.
-        machines: Names of the machines to use, in order; by default they are drawn.
-        iterations: Number of iterations.
-        iterations_per_step: Number of iterations in a step of the usage.
-        perturbation: Changes of speed that do not show in the usage.
-
-    Raises:
-        ValueError: A number is out of its range, there is no such machine, it is named twice, or the
-            machines are too few or too many.
-    """
-    _check_counts(iterations=iterations, iterations_per_step=iterations_per_step)
-    for i, machine in enumerate(machines):
-        if machine not in usage or machine in machines[:i]:
-            raise ValueError(f"machine {machine!r}: there is none, or it is named twice")
-    if workers is not None:
-        _check_counts(workers=workers)
-    elif not machines:
-        workers = 4
-    names = list(machines) or np.random.default_rng(seed).permutation(list(usage)).tolist()
-    steps = math.ceil((iterations - 1) / iterations_per_step) + 1
-    dealt: list[tuple[Array, Array]] = []  # each worker's CPU and memory usage, (steps,)
-    while (workers is None and names) or (workers is not None and len(dealt) < workers):
-        chain: list[tuple[Array, Array]] = []
-        while sum(len(cpu) for cpu, _ in chain) < steps:
-            if not names:
-                raise ValueError(
-                    f"the machines are enough for {len(dealt)} workers: each worker needs {steps} steps"
-                )
-            chain.append(usage[names.pop(0)])
-        cpu_parts, memory_parts = zip(*chain, strict=True)
-        dealt.append((np.concatenate(cpu_parts)[:steps], np.concatenate(memory_parts)[:steps]))
-    if machines and names:
-        raise ValueError(f"{workers} workers need fewer machines: {', '.join(names)} would not be used")
-    perturbation = perturbation or Perturbation()
-    trace = {}
-    times = np.arange(iterations) / iterations_per_step  # in steps
-    for i, (cpu_steps, memory_steps) in enumerate(dealt):
-        random = np.random.default_rng([seed, i])
-        cpu = np.interp(times, np.arange(steps), cpu_steps)
-        memory = np.interp(times, np.arange(steps), memory_steps)
-        speeds = random.uniform(_SLOWEST, _FASTEST) * response(cpu, memory)
-        trace[f"worker-{i}"] = Series(
-            np.arange(iterations),
-            speeds * perturbation.draw(iterations, random),
-            cpu,
-            memory,
-            speeds * perturbation.mean,
-        )
-    return trace
-
-
-def contention_trace(
-    *,
-    workers: int = 4,
-    iterations: int = 2000,
-    slowdown: float = 0.5,
-    shortest: int = 20,
-    longest: int = 60,
-    usage_noise: float = 0.02,
-    perturbation: Perturbation | None = None,
-    seed: int = 0,
-) -> Trace:
-    """Make a trace of workers with which others compete for the CPU, on and off.
-
-    Each period of contention, and each one without, ends in the middle of an iteration, which is drawn
-    evenly from the `shortest` to the `longest` after the period's beginning; so is the share of that
-    iteration's samples that is processed before. Usage is measured as the iteration begins: a coming flip
-    does not show. `expected` is that of a predictor that knows the usage, the period's age and how periods
-    are drawn, but not when this one ends.
-
-    Args:
-        iterations: Number of iterations.
-        slowdown: Share of its speed that a worker keeps under contention.
-        shortest: Iterations of the shortest period.
-        longest: Iterations of the longest period.
-        usage_noise: Standard deviation of measured CPU and memory usage.
-        perturbation: Changes of speed that do not show in the usage.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
-    _check_counts(workers=workers, iterations=iterations, shortest=shortest)
-    if longest < shortest:
-        raise ValueError(f"longest {longest}: must be at least the shortest, {shortest} iterations")
-    if not 0 < slowdown < 1:
-        raise ValueError(f"slowdown {slowdown}: must be above 0 and below 1")
-    if not 0 <= usage_noise <= 1:
-        raise ValueError(f"usage_noise {usage_noise}: must be from 0 to 1")
-    perturbation = perturbation or Perturbation()
-    mixed = math.log(slowdown) / (1 - 1 / slowdown)  # mean of 1 / (u + (1 - u) / slowdown), u from 0 to 1
-    trace = {}
-    for i in range(workers):
-        random = np.random.default_rng([seed, i])
-        idle_speed = random.uniform(_SLOWEST, _FASTEST)
-        lengths = random.integers(shortest, longest, iterations // shortest + 1, endpoint=True)
-        period = np.repeat(np.arange(len(lengths)), lengths)[:iterations]  # (iterations,)
-        age = (np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths) + 1)[:iterations]
-        contended = (period + random.integers(2)) % 2 == 1
-        share = np.where(contended, slowdown, 1.0)
-        other = np.where(contended, 1.0, slowdown)
-        before = random.random(iterations)  # share of the samples processed before a flip
-        flips = age == lengths[period]
-        actual = np.where(flips, 1 / (before / share + (1 - before) / other), share)
-        hazard = np.where(age < shortest, 0.0, 1 / (longest + 1 - age))
-        trace[f"worker-{i}"] = Series(
-            np.arange(iterations),
-            idle_speed * actual * perturbation.draw(iterations, random),
-            np.clip(1 - share + usage_noise * random.standard_normal(iterations), 0.0, 1.0),
-            np.clip(_CONTENTION_MEMORY + usage_noise * random.standard_normal(iterations), 0.0, 1.0),
-            idle_speed * ((1 - hazard) * share + hazard * mixed) * perturbation.mean,
-        )
-    return trace
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} {count}: must be at least 1")

@@ -105,6 +105,9 @@ def option(config: type, name: str, default: Any = MISSING, text: str | None = N
         default //= setting.unit
     elif setting.read is not None and default:
         default = ",".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
+    if setting.positional:
+        count, required = (-1, False) if several else (1, default is MISSING)
+        return click.argument(name, nargs=count, required=required, type=kind, metavar=setting.metavar)
     flag = _parameter(name, setting).replace("_", "-")
     return click.option(
         f"--{flag}/--no-{flag}" if default is True else f"--{flag}",

@@ -31,7 +31,8 @@ from idl.errors import EvenpaceError, InvalidRequestError
 from idl.settings import Checked, Setting
 from lab.fields import whole_numbers
 from lab.process_pool import process_pool
-from lab.traces import Trace, contention_trace, read_trace
+from lab.trace_contention import ContentionTraceConfig, contention_trace
+from lab.traces import Trace, read_trace
 from predictors import PREDICTORS, Array, Fit, PredictorOptions, Weights, make_predictor
 
 REFERENCE = "ema"
@@ -339,7 +340,12 @@ def _fit(executor: Executor, fit: Fit, done: Replay) -> Weights | None:
 
 def _time(name: str, workers: int, executor: Executor) -> dict[str, Any]:
     """Return median times of a predictor after its first fits, on contention that comes and goes."""
-    grid = lay_out(contention_trace(workers=workers, iterations=_TIMED_ITERATIONS + _CALL_REPEATS + 1), 0)
+    grid = lay_out(
+        contention_trace(
+            ContentionTraceConfig(workers=workers, iterations=_TIMED_ITERATIONS + _CALL_REPEATS + 1)
+        ),
+        0,
+    )
     predictor = make_predictor(name, PredictorOptions(first_fit=_TIMED_ITERATIONS))
     predictor.set_workers(grid.workers)
 

@@ -110,24 +110,30 @@ _BENCH = {
     "hostile": "lab.attacks.attack",
 }
 _EXPERIMENT = {
-    "contention": "lab.commands.experiment:contention",
-    "table3": "lab.commands.experiment:table3",
-    "fig6": "lab.commands.unequal_figures:fig6",
-    "fig7": "lab.commands.unequal_figures:fig7",
-    "fig8": "lab.commands.unequal_figures:fig8",
-    "fig9": "lab.commands.experiment:fig9",
-    "fig10": "lab.commands.experiment:fig10",
-    "fig11": "lab.commands.experiment:fig11",
-    "paper": "lab.commands.paper_figures:paper_figures",
-    "virtualflow": "lab.commands.experiment:virtualflow",
-    "mapping": "lab.commands.mapping:mapping",
-    "noise": "lab.commands.experiment:noise",
-    "batch-sizes": "lab.commands.experiment:batch_sizes",
-    "forecast": "lab.commands.experiment:forecast",
-    "sizers": "lab.commands.experiment:sizers",
-    "elasticity": "lab.commands.experiment:elasticity",
-    "autoscaling": "lab.commands.experiment:autoscaling",
-    "epoch-scaling": "lab.commands.experiment:epoch_scaling",
+    "contention": "lab.experiments.comparison",
+    "table3": "lab.experiments.table3",
+    "fig6": "lab.experiments.coordination",
+    "fig8": "lab.experiments.migration",
+    "fig9": "lab.experiments.fig9",
+    "fig10": "lab.experiments.fig10",
+    "fig11": "lab.experiments.overhead",
+    "paper": "lab.experiments.paper_figures",
+    "virtualflow": "lab.experiments.virtualflow",
+    "mapping": "lab.experiments.mapping",
+    "noise": "lab.experiments.noise",
+    "batch-sizes": "lab.experiments.batch_sizes",
+    "forecast": "lab.experiments.forecasts",
+    "sizers": "lab.experiments.sizers",
+    "elasticity": "lab.experiments.elasticity",
+    "autoscaling": "lab.experiments.autoscaling",
+    "epoch-scaling": "lab.experiments.epoch_scaling",
+}
+
+
+_TRACE = {
+    "usage": "lab.trace_usage",
+    "contention": "lab.trace_contention",
+    "live": "lab.trace_live:trace_live",
 }
 
 
@@ -141,13 +147,22 @@ def experiments() -> None:
     """Train under contention, and compare schemes; the paper's table and figures on this machine."""
 
 
+@click.group("trace", cls=_Modules, modules=_TRACE)
+def traces() -> None:
+    """Make traces of workers' speeds, as CSV files with a row for each worker and iteration.
+
+    The columns are worker, iteration, speed (samples/s), cpu and memory (usage from 0 to 1 as the iteration
+    begins), and expected (the best possible prediction) in traces that are made up.
+    """
+
+
 @click.group(
     cls=_Modules,
     modules={
         "bench": "lab.commands:benchmarks",
         "experiment": "lab.commands:experiments",
         "simulate": "lab.commands.simulate:simulate",
-        "trace": "lab.commands.trace:trace",
+        "trace": "lab.commands:traces",
         "chaos": "lab.commands.chaos:chaos",
     },
 )

@@ -1,32 +1,33 @@
-"""Nodes for one job by goodput and by throughput (Pollux, 5.4.1, Figure 9); simulated.
+"""Figure 9 of Pollux: nodes for one job by goodput, and by throughput.
 
-The job begins on the nodes that the rule chooses from one, and the rule is asked again before each epoch. By
+The job is simulated with step times and gradient noise that were measured; nothing is trained. It begins on
+the nodes that the rule chooses from one, and the rule is asked again before each epoch (Pollux, 5.4.1). By
 goodput it follows the gradient noise of that epoch, which Pollux's agents measure all along. By throughput,
 as Or et al. do, it never changes, and the batch is as large as is fastest. Both know the step times, as a fit
-to all that were measured, and train with those that were measured. The JSON has::
+to all that were measured, and train with those that were measured.
 
-    {"config": {...}, "goodput": result, "throughput": result}
-
-where a result is {"hours", "device_hours", "efficiency": mean over the time, "epochs": [{"end_h": time,
-"nodes", "batch": samples, "efficiency"}]}.
+Example:
+  evenpace lab experiment autoscaling --traces pollux --plot autoscaling.png
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
-from evenpace.local.terminal import make_table
-from evenpace.reports import files, style
+from evenpace.reports import style
 from idl.noise import Noise
-from lab.experiments.scheduling_config import AutoscalingConfig
+from idl.settings import Checked, Setting
+from lab.experiments.scheduling_fields import DevicesPerNode, Nodes, RestartCost, Traces
+from lab.plots import panels, save, styled
+from lab.report import Columns, options_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
 from lab.simulator.rules import LIMITS
@@ -38,13 +39,27 @@ GOODPUT, THROUGHPUT = "goodput", "throughput"
 _ALL_NOISE = Noise(0.0, 1.0)  # with which every sample counts alike, so that goodput is throughput
 
 
-def run(
-    config: AutoscalingConfig, console: Console, json_path: Path | None = None, plot_path: Path | None = None
-) -> dict[str, Any]:
-    """Train under both rules, print the costs, and write the figures.
+@dataclass(frozen=True)
+class AutoscalingConfig(Checked):
+    """The configuration of one job that rents nodes (ValueError: a value is not allowed)."""
 
-    Args:
-        config: Model and nodes.
+    traces: Traces
+    model: Annotated[str, Setting("Model to train, a folder of the traces.", metavar="MODEL")] = "imagenet"
+    nodes: Nodes = 16
+    devices_per_node: DevicesPerNode = 4
+    restart_cost: RestartCost = 30
+    plot: Annotated[
+        Path | None, Setting("Draw nodes and efficiency against the time, a PNG file.", folder=False)
+    ] = None
+
+
+def run(config: AutoscalingConfig, console: Console) -> dict[str, Any]:
+    """Train under both rules, and print the costs.
+
+    Returns:
+        `{"config", "goodput": result, "throughput": result}`, where a result is `{"hours", "device_hours",
+        "efficiency": mean over the time, "epochs": [{"end_h": time, "nodes", "batch": samples,
+        "efficiency"}]}`.
 
     Raises:
         ValueError: The model is unknown, or the measurements are too few or of another form.
@@ -53,15 +68,13 @@ def run(
     applications = read_applications([config.traces], [PLAIN], LIMITS["pollux"])
     if (application := applications.get(config.model)) is None:
         raise ValueError(f"model {config.model!r}: there are {', '.join(sorted(applications))}")
-    figures: dict[str, Any] = {"config": {**asdict(config), "traces": str(config.traces)}}
+    figures: dict[str, Any] = {"config": options_of(config)}
     for rule in (GOODPUT, THROUGHPUT):
         epochs = scaled(application, rule, config)
         figures[rule] = result_of(epochs, config.devices_per_node)
     _print(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    if plot_path is not None:
-        draw(figures).savefig(plot_path, dpi=130)
+    if config.plot is not None:
+        save(draw(figures), config.plot)
     return figures
 
 
@@ -115,43 +128,35 @@ def result_of(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, Any]:
     }
 
 
+@styled
 def draw(figures: Mapping[str, Any]) -> Figure:
     """Draw nodes and statistical efficiency over time, a line for each rule."""
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 5.2), layout="constrained")
-        panels = figure.subplots(2, 1, sharex=True)
-        for rule, colour in ((GOODPUT, style.COLOURS[0]), (THROUGHPUT, style.GREY)):
-            epochs = figures[rule]["epochs"]
-            edges = [0.0, *(epoch["end_h"] for epoch in epochs)]
-            for axes, name in zip(panels, ("nodes", "efficiency"), strict=True):
-                values = [epoch[name] for epoch in epochs]
-                axes.stairs(values, edges, baseline=None, color=colour, linewidth=1.7, label=f"by {rule}")
-        panels[0].set_title("Nodes")
-        panels[0].yaxis.get_major_locator().set_params(integer=True)
-        panels[1].set_title("Statistical efficiency")
-        panels[1].set_xlabel("hours")
-        for axes in panels:
+    figure, (nodes, efficiency) = panels(7.5, 5.2, rows=2, sharex=True)
+    for rule, colour in ((GOODPUT, style.COLOURS[0]), (THROUGHPUT, style.GREY)):
+        epochs = figures[rule]["epochs"]
+        edges = [0.0, *(epoch["end_h"] for epoch in epochs)]
+        for axes, name in ((nodes, "nodes"), (efficiency, "efficiency")):
+            values = [epoch[name] for epoch in epochs]
+            axes.stairs(values, edges, baseline=None, color=colour, linewidth=1.7, label=f"by {rule}")
             axes.set_ylim(bottom=0)
-        panels[0].legend(loc="lower right")
-        return figure
+    nodes.set_title("Nodes")
+    nodes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    nodes.legend(loc="lower right")
+    efficiency.set_title("Statistical efficiency")
+    efficiency.set_xlabel("hours")
+    return figure
 
 
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
-    table = make_table(
-        f"{figures['config']['model']} on up to {figures['config']['nodes']} nodes",
-        *("nodes chosen by", "device hours", "hours", "mean efficiency", "nodes, first to last"),
-    )
-    for rule in (GOODPUT, THROUGHPUT):
-        its = figures[rule]
-        nodes = [epoch["nodes"] for epoch in its["epochs"]]
-        table.add_row(
-            rule,
-            f"{its['device_hours']:.1f}",
-            f"{its['hours']:.2f}",
-            f"{its['efficiency']:.2f}",
-            f"{nodes[0]} to {nodes[-1]}",
-        )
-    first, second = figures[GOODPUT], figures[THROUGHPUT]
+    columns: Columns = {
+        "device_hours": ("device hours", "{:.1f}"),
+        "hours": ("hours", "{:.2f}"),
+        "efficiency": ("mean efficiency", "{:.2f}"),
+        "epochs": ("nodes, first to last", lambda epochs: f"{epochs[0]['nodes']} to {epochs[-1]['nodes']}"),
+    }
+    first, second = (figures[rule] for rule in (GOODPUT, THROUGHPUT))
+    title = f"{figures['config']['model']} on up to {figures['config']['nodes']} nodes"
+    table = table_of(title, "nodes chosen by", columns, ((GOODPUT, first), (THROUGHPUT, second)))
     changes = [f"{100 * (first[key] / second[key] - 1):+.1f}%" for key in ("device_hours", "hours")]
     table.add_section()
     table.add_row("goodput against throughput", *changes, "", "")

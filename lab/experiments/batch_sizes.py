@@ -1,37 +1,31 @@
-"""The law of work by batch size, held against other people's trainings.
+"""How much work trainings need with batches of each size, and how well a law foresees it.
 
-A file has the columns `benchmark,batch_size,runs,mean_to_target,std`, and may have `round` and
-`median_to_target`: how much each benchmark needed to its target quality with batches of each size, in a
-unit that may differ by benchmark, and over how many runs. MLPerf's reference convergence points are such. The
+The law is W0 (1 + B/B_c); each size is predicted from all others of its benchmark. Nothing is trained.
+
+The file has the columns `benchmark,batch_size,runs,mean_to_target,std`, and may have `round` and
+`median_to_target`: how much each benchmark needed to its target quality with batches of each size, in a unit
+that may differ by benchmark, and over how many runs. MLPerf's reference convergence points are such. The
 rounds of a benchmark are benchmarks of their own, as rules, targets and models differ between them; nothing
 is fitted across rounds.
 
-The JSON has, with null for a B_c without bound, and for what takes three sizes::
-
-    {"benchmarks": [{"benchmark", "round",
-        "points": [{"batch_size", "runs", "work", "deviation", "predicted", "error"}],
-        "work": W0, "critical": B_c,
-        "critical_least", "critical_most": bounds of B_c, of two standard errors each way,
-        "known": true where these are within a factor of 4,
-        "error": {"median", "largest", "nearest": median of taking the nearest other size's work},
-        "holds": true where the median error is at most 10%,
-        "same_as": the benchmark with the same points, if there is one before it,
-        "remarks": [text]}]}
+Example:
+  evenpace lab experiment batch-sizes --data mlperf.csv --plot batch-sizes.png
 """
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from evenpace.local.terminal import make_table
-from evenpace.reports import files, style
+from evenpace.reports import style
+from idl.settings import Setting
 from lab.csv_rows import read_rows
 from lab.experiments.batch_size_law import (
     FEWEST,
@@ -41,6 +35,8 @@ from lab.experiments.batch_size_law import (
     fit_without_each,
     nearest,
 )
+from lab.plots import colour, panels, save, styled
+from lab.report import Columns, cells_of
 
 _COLUMNS = ("benchmark", "batch_size", "runs", "mean_to_target", "std")
 _OTHERS = ("round", "median_to_target")
@@ -51,32 +47,43 @@ Benchmarks = Mapping[tuple[str, str], Sequence[Point]]
 """Points by benchmark and round, in the order of their sizes; the round is "" where there is none."""
 
 
-def run(
-    data: Path, console: Console, json_path: Path | None = None, plot_path: Path | None = None
-) -> dict[str, Any]:
-    """Judge the law by each benchmark, print the table, and write the figures.
+@dataclass(frozen=True)
+class BatchSizesConfig:
+    """The configuration of the law's test."""
 
-    Args:
-        data: File for `read_points`.
+    data: Annotated[
+        Path,
+        Setting("Trainings: a CSV with benchmark,batch_size,runs,mean_to_target,std.", folder=False),
+    ]
+    plot: Annotated[Path | None, Setting("Draw points and law, a PNG file.", folder=False)] = None
+
+
+def run(config: BatchSizesConfig, console: Console) -> dict[str, Any]:
+    """Judge the law by each benchmark, and print the table.
+
+    Returns:
+        With None for a B_c without bound, and for what takes three sizes, `{"benchmarks": [{"benchmark",
+        "round", "points": [{"batch_size", "runs", "work", "deviation", "predicted", "error"}], "work": W0,
+        "critical": B_c, "critical_least", "critical_most": bounds of B_c, of two standard errors each way,
+        "known": true where these are within a factor of 4, "error": {"median", "largest", "nearest": median
+        of taking the nearest other size's work}, "holds": true where the median error is at most 10%,
+        "same_as": the benchmark with the same points, if there is one before it, "remarks": [text]}]}`.
 
     Raises:
         ValueError: The data is not of this form.
         OSError: A file cannot be read or written.
     """
-    benchmarks = read_points(data)
+    benchmarks = read_points(config.data)
     rows: list[dict[str, Any]] = []
     known: dict[tuple[Point, ...], str] = {}
     for (benchmark, round_), points in benchmarks.items():
         row = {"benchmark": benchmark, "round": round_, **judge(points)}
         first = known.setdefault(tuple(points), benchmark)
         rows.append({**row, "same_as": None if first == benchmark else first})
-    figures = {"benchmarks": rows}
     _print(console, rows)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    if plot_path is not None:
-        draw(rows).savefig(plot_path, dpi=130)
-    return figures
+    if config.plot is not None:
+        save(draw(rows), config.plot)
+    return {"benchmarks": rows}
 
 
 def read_points(path: Path) -> Benchmarks:
@@ -147,36 +154,34 @@ def judge(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
+@styled
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw work over W0 against the batch size over B_c: all points of one line, if the law holds.
 
     Benchmarks whose B_c is not known, or with the points of another, are left out.
     """
     drawn = [row for row in rows if row["known"] and row["same_as"] is None]
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-        axes = figure.subplots()
-        markers = "osD^v<>P"
-        for place, row in enumerate(drawn):
-            axes.plot(
-                [point["batch_size"] / row["critical"] for point in row["points"]],
-                [point["work"] / row["work"] for point in row["points"]],
-                markers[place // len(style.COLOURS) % len(markers)],
-                color=style.COLOURS[place % len(style.COLOURS)],
-                label=_name(row, rows),
-                markersize=5,
-            )
-        ratios = [point["batch_size"] / row["critical"] for row in drawn for point in row["points"]]
-        if ratios:
-            line = np.geomspace(min(ratios), max(ratios), 100)
-            axes.plot(line, 1 + line, color=style.GREY, zorder=1, label="1 + B/B_c")
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            figure.legend(loc="outside right upper")
-        axes.set_title("Work to the target by batch size")
-        axes.set_xlabel("batch size / B_c")
-        axes.set_ylabel("work / W0")
-        return figure
+    figure, (axes,) = panels(7.5, 4.2)
+    markers = "osD^v<>P"
+    for place, row in enumerate(drawn):
+        axes.plot(
+            [point["batch_size"] / row["critical"] for point in row["points"]],
+            [point["work"] / row["work"] for point in row["points"]],
+            markers[place // len(style.COLOURS) % len(markers)],
+            color=colour(place),
+            label=_name(row, rows),
+            markersize=5,
+        )
+    ratios = [point["batch_size"] / row["critical"] for row in drawn for point in row["points"]]
+    if ratios:
+        line = np.geomspace(min(ratios), max(ratios), 100)
+        axes.plot(line, 1 + line, color=style.GREY, zorder=1, label="1 + B/B_c")
+        axes.set(xscale="log", yscale="log")
+        figure.legend(loc="outside right upper")
+    axes.set_title("Work to the target by batch size")
+    axes.set_xlabel("batch size / B_c")
+    axes.set_ylabel("work / W0")
+    return figure
 
 
 def _name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -191,22 +196,20 @@ def _between(least: float, most: float) -> str:
 
 
 def _print(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns: Columns = {
+        "points": ("sizes", lambda points: str(len(points))),
+        "work": ("W0", "{:.4g}"),
+        "critical": ("B_c", "{:,.0f}"),
+        "error.median": ("error", "{:.1%}"),
+        "error.nearest": ("nearest", "{:.1%}"),
+    }
     title = "W = W0 (1 + B/B_c), and the median error of sizes that are left out of the fit"
-    table = make_table(title, "benchmark", "sizes", "W0", "B_c", "error", "nearest")
+    table = make_table(title, "benchmark", *(heading for heading, _ in columns.values()))
     table.add_column("remarks")
     for row in rows:
-        remarks = list(row["remarks"])
-        if row["same_as"] is not None:
-            remarks.insert(0, f"points of {row['same_as']}")
-        cells = ("", "", "", "")
-        if row["error"] is not None:
-            cells = (
-                f"{row['work']:.4g}",
-                f"{row['critical']:,.0f}",
-                f"{row['error']['median']:.1%}",
-                f"{row['error']['nearest']:.1%}",
-            )
-        table.add_row(_name(row, rows), str(len(row["points"])), *cells, "; ".join(remarks))
+        same = [] if row["same_as"] is None else [f"points of {row['same_as']}"]
+        remarks = "; ".join([*same, *row["remarks"]])
+        table.add_row(_name(row, rows), *cells_of(columns, row, missing=""), remarks)
     console.print(table)
     own = [row for row in rows if row["same_as"] is None and row["holds"] is not None]
     good = sum(row["holds"] for row in own)

@@ -1,23 +1,34 @@
-"""Comparison of schemes under the same contention: runs each, computes, prints and saves the figures."""
+"""Train with each scheme while stress-ng competes with the workers, on the same schedule.
+
+ARGUMENTS after -- are the workload's own options, as lab/experiments/train_workload.py takes them.
+
+Example:
+  evenpace lab experiment contention --schemes bsp,lb-bsp:ema,lb-bsp:auto --iterations 300
+"""
 
 import csv
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
-from evenpace.local.terminal import make_progress, make_table
+from evenpace.local.terminal import make_progress
 from evenpace.reports import files
+from idl.settings import Setting
 from lab.experiments import analysis, plots
-from lab.experiments.contended import ContendedConfig, ContendedRun, run_contended
+from lab.experiments.containers import require_engine
+from lab.experiments.contended import ContendedConfig, ContendedOptions, ContendedRun, run_contended
 from lab.experiments.contention_schedule import write_schedule
 from lab.experiments.scheme_run import ParameterSnapshot
-from lab.experiments.schemes import Scheme
-from lab.workloads.by_name import Training
+from lab.experiments.schemes import Scheme, choose_schemes
+from lab.fields import Folder
+from lab.report import Columns, table_of
+from lab.workloads.by_name import BATCH_SIZES, Training, WorkloadName
 from lab.workloads.common import Workload, evaluate
 from worker.flat_order import BUCKET_MB, FlatOrder, bucket_elements
 from worker.torch.flat_tensors import FlatTensors
@@ -38,6 +49,7 @@ class Evaluator:
 
     def __init__(self, training: Training) -> None:
         torch.set_num_threads(os.cpu_count() or 1)
+        self.training = training
         self._workload = training.make(training.options())
         groups = self._workload.optimizer.param_groups
         self._groups = [[p for p in group["params"] if p.requires_grad] for group in groups]
@@ -52,6 +64,14 @@ class Evaluator:
     def samples(self) -> int:
         """Return the number of training samples."""
         return len(self._workload.train_set)
+
+    def check_batch(self, samples: int) -> int:
+        """Return a batch size (ValueError: there are fewer samples to train on)."""
+        if samples > self.samples:
+            raise ValueError(
+                f"batch size {samples}: {self.training.name} has {self.samples} samples to train on"
+            )
+        return samples
 
     @property
     def data(self) -> str:
@@ -87,61 +107,89 @@ def _renew_statistics(workload: Workload) -> None:
     torch.optim.swa_utils.update_bn(batches, workload.model)
 
 
-def compare(
-    schemes: Sequence[Scheme],
-    config: ContendedConfig,
-    evaluator: Evaluator,
-    console: Console | None = None,
-) -> Figures:
+@dataclass(frozen=True, kw_only=True)
+class ContentionConfig(ContendedOptions):
+    """The configuration of schemes that are compared (ValueError: a value is not allowed)."""
+
+    out: Folder = Path("runs/contention")
+    workload: WorkloadName = "cifarnet"
+    schemes: Annotated[
+        str, Setting("bsp, asp, ssp, redundant, flexrr, lb-bsp:PREDICTOR.", metavar="NAME,...")
+    ] = "bsp,lb-bsp:ema,lb-bsp:narx,lb-bsp:auto,asp,ssp,redundant,flexrr"
+
+
+def run(config: ContentionConfig, console: Console) -> Figures:
+    """Compare the schemes, and print the figures."""
+    figures = compare(choose_schemes(config.schemes), config.workload, config, console)
+    print_table(figures, console)
+    return figures
+
+
+def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions, console: Console) -> Figures:
     """Run all schemes under one schedule, and save report.json, schemes.csv, iterations.csv and plots.
 
     Args:
         schemes: In this order; those that are normalised by another one come after it.
-        config: What is the same for all.
-        evaluator: Of the same workload.
-        console: Where the progress goes.
 
     Returns:
         The content of report.json.
 
     Raises:
         EvenpaceError: A run failed.
+        ValueError: The schedule or the batch size does not fit.
     """
-    console = console or Console()
-    config.out.mkdir(parents=True, exist_ok=True)
-    write_schedule(config.schedule, config.out / "schedule.csv")
+    if options.containers:
+        require_engine()
+    workers = len(options.shares) + max(scheme.backup_workers for scheme in schemes)
+    schedule = options.disturbance.schedule(workers, options.iterations, options.seed)
+    training = Training(workload, options.arguments)
+    evaluator = Evaluator(training)
+    config = ContendedConfig(
+        options=options,
+        schedule=schedule,
+        training=training,
+        elements=evaluator.elements,
+        shares=options.shares,
+        iterations=options.iterations,
+        total_batch_size=evaluator.check_batch(options.batch_size or BATCH_SIZES[workload]),
+        tolerance=options.tolerance,
+        limit_kind=options.limit_kind,
+        shards=options.shards,
+    )
+    out = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    write_schedule(schedule, out / "schedule.csv")
     figures: Figures = {
-        "workload": config.training.name,
+        "workload": workload,
         "data": evaluator.data,
         "shares": list(config.shares),
         "iterations": config.iterations,
-        "settle": config.settle,
+        "settle": options.settle,
         "total_batch_size": config.total_batch_size,
-        "schedule": config.schedule.source,
-        "unit": config.schedule.unit,
-        "tasks": len(config.schedule.tasks),
+        "schedule": schedule.source,
+        "unit": schedule.unit,
+        "tasks": len(schedule.tasks),
         "load_average": os.getloadavg()[1],
         "schemes": {},
     }
-    with (config.out / "iterations.csv").open("w", newline="") as stream:
+    with (
+        (out / "iterations.csv").open("w", newline="") as stream,
+        make_progress(console, 20) as progress,
+    ):
         writer = csv.writer(stream)
         writer.writerow(_ITERATION_COLUMNS)
         for scheme in schemes:
-            run = _run(scheme, config, console)
-            writer.writerows(_iteration_rows(run))
+            measured = run_contended(scheme, config, progress)
+            writer.writerows(_iteration_rows(measured))
             stream.flush()
-            figures["schemes"][scheme.name] = _figures(run, evaluator, config.settle)
-            _relate(figures["schemes"], config.target)
+            figures["schemes"][scheme.name] = _figures(measured, evaluator, options.settle)
+            _relate(figures["schemes"], options.target)
             # After each run, so that an experiment that is stopped keeps the runs that are done.
-            files.write_json(figures, config.out / "report.json")
-            _write_csv(figures["schemes"], config.out / "schemes.csv")
-    plots.write_all(figures, config.out)
+            files.write_json(figures, out / "report.json")
+            _write_csv(figures["schemes"], out / "schemes.csv")
+    plots.write_all(figures, out)
+    console.print(f"Report, tables and plots: {out}", soft_wrap=True)
     return figures
-
-
-def _run(scheme: Scheme, config: ContendedConfig, console: Console) -> ContendedRun:
-    with make_progress(console, 20) as progress:
-        return run_contended(scheme, config, progress)
 
 
 def _figures(run: ContendedRun, evaluator: Evaluator, settle: int) -> Figures:
@@ -204,14 +252,14 @@ def _relate(schemes: dict[str, Figures], target: float | None) -> None:
         figures["updates_to_target"] = point["updates"] if point else None
 
 
-_TIMES: Mapping[str, tuple[str, str]] = {
+_TIMES: Columns = {
     "iteration_s": ("iteration s", "{:.3f}"),
     "of_baseline": ("of BSP", "{:.2f}"),
     "of_oracle": ("of oracle", "{:.2f}"),
     "waiting_share": ("waiting", "{:.0%}"),
     "manager_share": ("manager CPU", "{:.1%}"),
 }
-_LEARNING: Mapping[str, tuple[str, str]] = {
+_LEARNING: Columns = {
     "relative_rmse": ("RMSE", "{:.1%}"),
     "rmse_of_ema": ("of EMA's", "{:.2f}"),
     "accuracy": ("accuracy", "{:.1%}"),
@@ -222,17 +270,12 @@ _LEARNING: Mapping[str, tuple[str, str]] = {
 
 def print_table(figures: Figures, console: Console) -> None:
     """Print the figures that `compare` returns."""
-    target = next(iter(figures["schemes"].values()))["target"]
-    titles = (
-        f"Iterations: {figures['workload']} on {figures['data']}",
-        f"Prediction and learning; the target accuracy is {target:.1%}",
-    )
-    for title, columns in zip(titles, (_TIMES, _LEARNING), strict=True):
-        table = make_table(title, "scheme", *(heading for heading, _ in columns.values()))
-        for name, values in figures["schemes"].items():
-            cells = ((values.get(key), form) for key, (_, form) in columns.items())
-            table.add_row(name, *("-" if value is None else form.format(value) for value, form in cells))
-        console.print(table)
+    schemes = figures["schemes"]
+    target = next(iter(schemes.values()))["target"]
+    about = f"Iterations: {figures['workload']} on {figures['data']}"
+    console.print(table_of(about, "scheme", _TIMES, schemes.items()))
+    about = f"Prediction and learning; the target accuracy is {target:.1%}"
+    console.print(table_of(about, "scheme", _LEARNING, schemes.items()))
 
 
 def _write_csv(schemes: Mapping[str, Figures], path: Path) -> None:

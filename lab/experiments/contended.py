@@ -3,53 +3,99 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import psutil
 from rich.progress import Progress
 
+from batchsize_manager.config import TOLERANCE
+from batchsize_manager.policies import Tolerance
 from evenpace.local.cluster import LocalCluster
-from lab.experiments.config import ContendedOptions
+from evenpace.local.fields import Limit
+from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
 from lab.experiments.containers import ContainerCluster
 from lab.experiments.contention import ContainerPlace, Contention, Place, ProcessPlace
-from lab.experiments.contention_schedule import Schedule
+from lab.experiments.contention_schedule import Disturbance, Schedule
 from lab.experiments.scheme_run import (
-    ParameterSnapshot,
     RunConfig,
     RunTooShortError,
+    SchemeRun,
+    Snapshots,
     followed,
     manager_options,
     training,
 )
 from lab.experiments.schemes import Scheme
+from lab.fields import Folder, Seed, Shards, Shares
 from lab.observer import Observer
 from lab.traces import TraceRecorder
+from lab.workloads.by_name import Arguments
+from predictors import PredictorOptions
 
 _RECENT = 10  # last iterations, whose mean time is taken for that of the current one
 _SNAPSHOTS = 15  # snapshots of the parameters in a run, about, for the curves of loss and accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContendedConfig(ContendedOptions, RunConfig):
+class ContendedOptions:
+    """The options of an experiment under contention (InvalidRequestError: a value is not allowed)."""
+
+    out: Folder
+    shares: Shares = (0.35, 0.35, 0.35, 0.35)
+    iterations: Annotated[int, Setting("Of each worker.", least=20)] = 300
+    # First iterations, which are left out of means and errors.
+    settle: Annotated[int, Setting("First iterations, left out of means and errors.", least=0)] = 5
+    # Samples of an iteration, over all workers; None for what suits the workload.
+    batch_size: Annotated[int | None, Setting("Over all workers.  [default: by workload]", least=1)] = None
+    disturbance: Disturbance = field(default_factory=Disturbance)
+    seed: Seed = 1  # seed of who is disturbed
+    learning: PredictorOptions = field(default_factory=lambda: PredictorOptions(first_fit=100))
+    # Models to start predictors from: a file or a folder.
+    reuse: Annotated[
+        Path | None, Setting("Start predictors from kept models: a file, or a folder of them.", exists=True)
+    ] = None
+    tolerance: Tolerance = TOLERANCE
+    # Accuracy for the time and updates to it; None for 98% of what BSP ends with.
+    target: Annotated[
+        float | None, Setting("Accuracy that is to be reached.  [default: 98% of BSP's]", least=0, most=1)
+    ] = None
+    # What a worker's shares of memory in the schedule refer to.
+    memory_bytes: Annotated[
+        int,
+        Setting("What a schedule's shares of memory refer to.", name="memory-mib", least=1, unit=2**20),
+    ] = 256 * 2**20
+    limit_kind: Limit = "auto"
+    # Whether each part runs in a container, instead of being a process of this machine.
+    containers: Annotated[bool, Setting("Run each part in a container; see docs/containers.md.")] = False
+    shards: Shards = 1
+    arguments: Arguments = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.settle > self.iterations - 2:
+            raise InvalidRequestError(
+                f"settle {self.settle}: must leave at least two of {self.iterations} iterations"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContendedConfig(RunConfig):
     """The configuration that all schemes share; each worker makes all iterations, whatever the scheme."""
 
+    options: ContendedOptions
     schedule: Schedule  # who is disturbed when
 
 
 @dataclass(frozen=True)
-class ContendedRun:
-    """Measurements of a run; times in seconds."""
+class ContendedRun(SchemeRun):
+    """Measurements of a run; times in seconds, versions of the parameters as the snapshots' updates."""
 
-    scheme: Scheme  # the scheme that was run
-    # Records of the finished iterations, as `IterationRecord.plain` returns them.
-    records: list[dict[str, Any]]
-    snapshots: list[ParameterSnapshot]  # snapshots in the order of time; the last is from after the end
     seconds: float  # time for which all workers took part
-    manager_cpu: float  # CPU time of the manager and its training process
+    manager_cpu: float  # CPU time of the manager and its training process meanwhile
     tasks: int  # number of competing tasks that were started
     workers: int  # number of workers
 
@@ -80,17 +126,17 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
     # Backup workers come on top: the batch of the workers whose gradients are waited for stays the same.
     batch_size = config.total_batch_size * workers // len(config.shares)
     shares = [*config.shares, *([float(np.median(config.shares))] * extra)]
-    folder = (config.out / scheme.name.replace(":", "-")).resolve()
-    cluster = (ContainerCluster if config.containers else LocalCluster)(
+    folder = (config.options.out / scheme.name.replace(":", "-")).resolve()
+    cluster = (ContainerCluster if config.options.containers else LocalCluster)(
         folder,
         workers=workers,
         shards=config.shards,
         **manager_options(scheme, config),
         replicas_to_aggregate=len(config.shares) if extra else None,
-        first_fit=config.learning.first_fit,
-        refit_every=config.learning.refit_every,
+        first_fit=config.options.learning.first_fit,
+        refit_every=config.options.learning.refit_every,
         models=folder / "models",
-        reuse=config.reuse.resolve() if config.reuse is not None else None,
+        reuse=config.options.reuse.resolve() if config.options.reuse is not None else None,
     )
 
     def arguments(rank: int) -> list[str]:
@@ -102,28 +148,24 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
     with training(cluster, config, shares, arguments) as observer:
         places = [_place(cluster, rank, share, config) for rank, share in enumerate(shares)]
         watch = _Watch(observer, config, cluster)
-        contention = Contention(config.schedule.of_first(workers), places)
         task = progress.add_task(scheme.name, total=config.iterations)
-        with contextlib.closing(contention):
-            watch.until_end(contention, lambda done: progress.update(task, completed=done))
+        with contextlib.closing(Contention(config.schedule.of_first(workers), places)) as contention:
+            for _ in followed(cluster, observer):
+                watch.look(time.monotonic(), contention)
+                progress.update(task, completed=len(observer.iterations))
+        watch.end(time.monotonic())
         _write_trace(observer, folder / "trace.csv")
-        return ContendedRun(
-            scheme,
-            [record.plain() for record in observer.iterations],
-            watch.snapshots,
-            watch.seconds,
-            watch.manager_cpu,
-            contention.started,
-            workers,
-        )
+        records = [record.plain() for record in observer.iterations]
+        measured = watch.seconds, watch.manager_cpu, contention.started, workers
+        return ContendedRun(scheme, records, watch.snapshots, *measured)
 
 
 def _place(cluster: LocalCluster, rank: int, cores: float, config: ContendedConfig) -> Place:
     """Return the place of a worker's competing tasks: beside it, or in its container."""
     name = f"worker-{rank}"
     if isinstance(cluster, ContainerCluster):
-        return ContainerPlace(cluster.container(name), cores, config.memory_bytes)
-    return ProcessPlace(cluster.pid(name), cores, config.memory_bytes, cluster.shares[name].cpu)
+        return ContainerPlace(cluster.container(name), cores, config.options.memory_bytes)
+    return ProcessPlace(cluster.pid(name), cores, config.options.memory_bytes, cluster.shares[name].cpu)
 
 
 def _write_trace(observer: Observer, path: Path) -> None:
@@ -140,47 +182,40 @@ class _Watch:
     def __init__(self, observer: Observer, config: ContendedConfig, cluster: LocalCluster) -> None:
         self._observer = observer
         self._config = config
-        self._cluster = cluster
+        self._workers = cluster.workers
         self._manager = psutil.Process(cluster.pid("manager"))
-        self._parameters = np.empty(config.elements, dtype=np.float32)
+        self._snapshots = Snapshots(observer, config)
+        self._began, self._cpu_before = 0.0, 0.0  # when the first iteration was seen, and the CPU time then
+        self._complete = True  # all workers still take part
         self._done, self._done_at = 0, 0.0  # iterations, and when that was first seen
-        self.snapshots: list[ParameterSnapshot] = []
+        self.snapshots = self._snapshots.taken
         self.seconds = 0.0  # for which all workers took part
         self.manager_cpu = 0.0  # meanwhile
 
-    def until_end(self, contention: Contention, show: Callable[[int], None]) -> None:
-        """Follow the run until its workers have ended.
+    def look(self, now: float, contention: Contention) -> None:
+        """Look at the job's progress at a monotonic time, in seconds."""
+        done = len(self._observer.iterations)
+        if not done:
+            return
+        if not self._began:
+            self._began, self._cpu_before = now, self._cpu_seconds()
+        # Without barriers some workers end before the others, which have more CPU then.
+        self._complete = self._complete and len(self._observer.members) == self._workers
+        if self._complete:
+            self.seconds = now - self._began
+            in_iterations = self._config.schedule.unit == "iterations"
+            contention.update(self._progress(now) if in_iterations else self.seconds)
+            self.manager_cpu = self._cpu_seconds() - self._cpu_before
+            if done >= len(self.snapshots) * self._config.iterations / _SNAPSHOTS:
+                self._snapshots.take(self.seconds)
 
-        Args:
-            contention: Competing tasks, which are kept to their schedule.
-            show: Called with the number of iterations that are done.
-
-        Raises:
-            RunTooShortError: The run was over before anything could be measured.
-        """
-        in_iterations = self._config.schedule.unit == "iterations"
-        began, cpu_before = 0.0, 0.0
-        complete = True  # all workers still take part
-        for _ in followed(self._cluster, self._observer):
-            if not self._observer.iterations:
-                continue
-            now, done = time.monotonic(), len(self._observer.iterations)
-            if not began:
-                began, cpu_before = now, self._cpu_seconds()
-            # Without barriers some workers end before the others, which have more CPU then.
-            complete = complete and len(self._observer.members) == self._cluster.workers
-            if complete:
-                contention.update(self._progress(now) if in_iterations else now - began)
-                self.seconds = now - began
-                self.manager_cpu = self._cpu_seconds() - cpu_before
-                if done >= len(self.snapshots) * self._config.iterations / _SNAPSHOTS:
-                    self._take(now - began)
-            show(done)
+    def end(self, now: float) -> None:
+        """Take the last snapshot (RunTooShortError: the run was over before anything could be measured)."""
         if len(self.snapshots) < 2:
             raise RunTooShortError(
                 f"too little of {self._config.iterations} iterations was seen: ask for more"
             )
-        self._take(time.monotonic() - began)
+        self._snapshots.take(now - self._began)
 
     def _progress(self, now: float) -> float:
         """Return the iterations done, with an estimated part of the current one: tasks begin there, too."""
@@ -190,16 +225,7 @@ class _Watch:
         recent = statistics.fmean(record.duration for record in self._observer.iterations[-_RECENT:])
         return done + min((now - self._done_at) / recent, 1.0)
 
-    def _take(self, seconds: float) -> None:
-        updates = self._observer.pull(self._parameters)
-        self.snapshots.append(
-            ParameterSnapshot(seconds, updates, self._parameters.copy(), self._config.shards)
-        )
-
     def _cpu_seconds(self) -> float:
         """Return the CPU time of the manager and of its training process so far, in seconds."""
-        total = 0.0
-        for process in (self._manager, *self._manager.children()):
-            times = process.cpu_times()
-            total += times.user + times.system
-        return total
+        times = [process.cpu_times() for process in (self._manager, *self._manager.children())]
+        return sum(one.user + one.system for one in times)

@@ -1,34 +1,125 @@
-"""Figures 6 and 7 of LB-BSP: ways to coordinate workers of unequal speed, compared by efficiency.
+"""Figures 6 and 7 of LB-BSP: hardware, statistical and overall efficiency on unequal workers.
 
-Each scheme is run with each workload and seed, and its snapshots are evaluated after each run;
-`lab.experiments.efficiency` has the definitions of the figures.
+Each scheme trains each workload: BSP, ASP, SSP with a bound of 5, and LB-BSP. Workers with unequal shares of
+this machine's cores stand for unequal GPUs. Figure 6 has, each as a share of BSP's: (a) the time per gradient
+update (with barriers, the iteration time divided by the workers' number), (b) the updates until a target
+accuracy, (c) the time until then. Figure 7 has the test accuracy of the same runs against epochs; an epoch is
+as many updates as use each sample once. Snapshots of the parameters are evaluated after each run, so that
+measuring does not disturb it. ARGUMENTS after -- go to all workloads.
+
+Example:
+  evenpace lab experiment fig6 --workloads digits,cifarnet --policy learned --policy proportional
+  evenpace lab experiment fig6 --workloads cifarnet --data cifarnet=cifar10:DIR --target cifarnet=0.45
+  evenpace lab experiment fig6 --report runs/fig6/fig6.json
 """
 
+import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
 from batchsize_manager.policies import POLICIES
-from evenpace.local.terminal import make_progress, make_table
+from evenpace.cli.values import positive_number
+from evenpace.local.fields import Limit
+from evenpace.local.terminal import make_progress
 from evenpace.reports import files
-from lab.experiments import efficiency
+from idl.errors import InvalidRequestError
+from idl.settings import Setting, check_settings
+from lab.experiments import efficiency, plots
 from lab.experiments.comparison import Evaluator
-from lab.experiments.config import CoordinationConfig
+from lab.experiments.scheme_run import SchemeRun
 from lab.experiments.schemes import SCHEMES, Scheme
-from lab.experiments.unequal import UnequalConfig, UnequalRun, run_unequal
-from lab.workloads.by_name import Training
+from lab.experiments.unequal import UnequalConfig, UnequalShares, run_unequal
+from lab.fields import Folder, Shards, parse_names, whole_numbers
+from lab.plots import save
+from lab.report import Columns, table_of
+from lab.workloads.by_name import BATCH_SIZES, WORKLOADS, Arguments, Training, by_workload
 
 Figures = dict[str, Any]
 
 BASELINE = "bsp"
 COORDINATION = (BASELINE, "asp", "ssp", "lb-bsp")  # what the paper compares on GPUs
 _TARGET = 0.98  # share of the accuracy that BSP ends with, unless a target is given
-_NOT_REACHED = "not reached"
+
+
+# Until accuracy stays level, on default data; of other workloads as many as are enough.
+_ITERATIONS = {"digits": 120, "cifarnet": 60, "resnet32": 100}
+_OTHER_ITERATIONS = 150
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinationConfig:
+    """The configuration of Figures 6 and 7.
+
+    Raises:
+        InvalidRequestError: A value is not allowed, there is no seed, or one twice.
+    """
+
+    workloads: Annotated[
+        tuple[str, ...], Setting(f"Of {', '.join(WORKLOADS)}.", metavar="NAME,...", read=parse_names)
+    ] = ("digits", "cifarnet", "resnet32")
+    schemes: Annotated[
+        tuple[str, ...], Setting("Ways to coordinate workers.", metavar="NAME,...", read=parse_names)
+    ] = COORDINATION
+    policies: Annotated[
+        tuple[str, ...],
+        Setting("Of lb-bsp; may be repeated, each is a scheme.", name="policy", choices=POLICIES),
+    ] = ("leader_straggler",)
+    out: Folder = Path("runs/fig6")
+    shares: UnequalShares = (0.6, 0.4, 0.25, 0.15)
+    # The part of a run, from 0 to below 1, that the hardware efficiency leaves out.
+    settle: Annotated[
+        float,
+        Setting(
+            "First part of a run, left out of the time per update: LB-BSP starts from an even split.",
+            least=0,
+            below=1,
+        ),
+    ] = 0.5
+    # Seeds of first parameters and of the samples' order, each in a run of its own.
+    seeds: Annotated[
+        tuple[int, ...],
+        Setting("A run with each; means.", metavar="SEED,...", read=partial(whole_numbers, "seeds", least=0)),
+    ] = (1,)
+    limit_kind: Limit = "auto"
+    shards: Shards = 1
+    data: Annotated[
+        tuple[str, ...],
+        Setting(
+            "What a workload trains on, as its script's --data has it: cifarnet=cifar10:DIR, "
+            "digits=mnist:DIR.  [default: generated, and scikit-learn's digits]",
+            metavar="[NAME=]SPEC",
+        ),
+    ] = ()
+    iterations: Annotated[
+        tuple[str, ...], Setting("Of BSP.  [default: by workload]", metavar="[NAME=]COUNT")
+    ] = ()
+    batch_size: Annotated[
+        tuple[str, ...], Setting("Over all workers.  [default: by workload]", metavar="[NAME=]SAMPLES")
+    ] = ()
+    target: Annotated[
+        tuple[str, ...],
+        Setting(
+            "From 0 to 1, to be reached.  [default: 98% of what BSP ends with]", metavar="[NAME=]ACCURACY"
+        ),
+    ] = ()
+    report: Annotated[
+        Path | None, Setting("Draw from these figures of an earlier run, instead of training.", folder=False)
+    ] = None
+    arguments: Arguments = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise InvalidRequestError(
+                f"seeds {', '.join(map(str, self.seeds))}: give at least one, each once"
+            )
 
 
 @dataclass(frozen=True)
@@ -39,6 +130,74 @@ class TrainedWorkload:
     iterations: int  # of a synchronous scheme; the others make as many updates
     total_batch_size: int  # over all workers
     target: float | None = None  # accuracy to be reached, from 0 to 1; None for 98% of what BSP ends with
+
+
+def run(config: CoordinationConfig, console: Console, json_path: Path | None = None) -> Figures:
+    """Train, or read the figures of an earlier run; draw fig6.png and fig7.png, and print both figures.
+
+    Args:
+        json_path: File of the figures, which are saved after each run; None for fig6.json in the folder.
+
+    Raises:
+        EvenpaceError: A run failed.
+        ValueError: A value does not fit, or the report is of another form.
+        OSError: A file cannot be read or written.
+    """
+    json_path = json_path or config.out / "fig6.json"
+    config.out.mkdir(parents=True, exist_ok=True)
+    if config.report is not None:
+        figures = _read(config.report)
+        files.write_json(figures, json_path)
+    else:
+        figures = compare(
+            _workloads(config), choose(config.schemes, config.policies), config, json_path, console
+        )
+    save(plots.efficiency(figures), config.out / "fig6.png")
+    save(plots.accuracy(figures), config.out / "fig7.png")
+    print_efficiency(figures, console)
+    print_accuracy(figures, console)
+    console.print(f"Figures: {json_path}; fig6.png and fig7.png in {config.out}", soft_wrap=True)
+    return figures
+
+
+def _workloads(config: CoordinationConfig) -> list[TrainedWorkload]:
+    """Return the workloads that are trained, each with its options (ValueError: one does not fit)."""
+    names = list(dict.fromkeys(config.workloads))
+    specs = by_workload("data", config.data, names, str)
+    counts = by_workload("iterations", config.iterations, names, positive_number)
+    sizes = by_workload("batch-size", config.batch_size, names, positive_number)
+    targets = by_workload("target", config.target, names, _share)
+    return [
+        TrainedWorkload(
+            Training(name, (*config.arguments, *(("--data", specs[name]) if name in specs else ()))),
+            counts.get(name, _ITERATIONS.get(name, _OTHER_ITERATIONS)),
+            sizes.get(name) or BATCH_SIZES[name],
+            targets.get(name),
+        )
+        for name in names
+    ]
+
+
+def _share(text: str) -> float:
+    """Read a number above 0 and up to 1 (ValueError: the text is no such number)."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= 1:
+        raise ValueError(f"{text!r}: must be above 0 and at most 1")
+    return number
+
+
+def _read(path: Path) -> Figures:
+    """Read the figures of an earlier run (ValueError: the file has none)."""
+    try:
+        figures: Figures = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    if not isinstance(figures, dict) or not figures.get("workloads"):
+        raise ValueError(f"{path}: expected the figures of fig6, with at least one workload")
+    return figures
 
 
 def choose(names: Sequence[str], policies: Sequence[str]) -> list[Scheme]:
@@ -105,13 +264,13 @@ def compare(
                 for seed in shared.seeds:
                     what = f"{name}, {scheme.name}, seed {seed}"
                     task = progress.add_task(what, total=job.iterations)
-                    run = run_unequal(
+                    measured = run_unequal(
                         scheme,
                         _with_seed(config, seed),
                         shared.out / name / f"{scheme.name.replace(':', '-')}-{seed}",
                         lambda done, _, task=task: progress.update(task, completed=done),  # type: ignore[misc]
                     )
-                    shown = _run_figures(run, evaluator, config, round(shared.settle * job.iterations))
+                    shown = _run_figures(measured, evaluator, config, round(shared.settle * job.iterations))
                     entry["schemes"][scheme.name]["runs"].append({"seed": seed, **shown})
                     relate(entry, job.target)
                     files.write_json(figures, json_path)
@@ -145,61 +304,60 @@ def relate(entry: Figures, target: float | None) -> None:
 def print_efficiency(figures: Figures, console: Console) -> None:
     """Print Figure 6 as tables, one for each workload."""
     for name, entry in figures["workloads"].items():
-        goal = f"updates to {entry['target']:.1%}"
-        columns = ("scheme", "ms/update", "of BSP", goal, "of BSP", "s to it", "of BSP")
-        table = make_table(f"Figure 6: {name} on {entry['data']}", *columns, no_wrap=True)
-        for scheme, values in entry["schemes"].items():
-            of_bsp, missing = values["of_bsp"], _missing(values)
-            cells = [
-                (values["per_update_s"] * 1e3, "{:.1f}"),
-                (of_bsp["per_update_s"], "{:.2f}"),
-                (values["updates_to_target"], "{:.0f}"),
-                (of_bsp["updates_to_target"], "{:.2f}"),
-                (values["seconds_to_target"], "{:.1f}"),
-                (of_bsp["seconds_to_target"], "{:.2f}"),
-            ]
-            shown = ["-" if value is None else form.format(value) for value, form in cells]
-            if values["updates_to_target"] is None:
-                shown[2] = missing
-            table.add_row(scheme, *shown)
-        console.print(table)
+        columns: Columns = {
+            "per_update_ms": ("ms/update", "{:.1f}"),
+            "of_bsp.per_update_s": ("of BSP", "{:.2f}"),
+            "shown_updates": (f"updates to {entry['target']:.1%}", "{}"),
+            "of_bsp.updates_to_target": ("of BSP", "{:.2f}"),
+            "seconds_to_target": ("s to it", "{:.1f}"),
+            "of_bsp.seconds_to_target": ("of BSP", "{:.2f}"),
+        }
+        rows = [
+            (
+                scheme,
+                {
+                    **values,
+                    "per_update_ms": values["per_update_s"] * 1e3,
+                    "shown_updates": _updates(values),
+                },
+            )
+            for scheme, values in entry["schemes"].items()
+        ]
+        console.print(table_of(f"Figure 6: {name} on {entry['data']}", "scheme", columns, rows, no_wrap=True))
 
 
 def print_accuracy(figures: Figures, console: Console) -> None:
     """Print the accuracies that the curves of Figure 7 end with."""
+    columns: Columns = {
+        "epochs": ("epochs", "{:.1f}"),
+        "accuracy": ("accuracy", "{:.1%}"),
+        "best": ("best", "{:.1%}"),
+    }
     for name, entry in figures["workloads"].items():
-        table = make_table(
-            f"Figure 7: {name} on {entry['data']}", "scheme", "epochs", "accuracy", "best", no_wrap=True
-        )
+        rows = []
         for scheme, values in entry["schemes"].items():
-            ends = [run["curve"][-1]["epochs"] for run in values["runs"]]
-            best = [max(point["accuracy"] for point in run["curve"]) for run in values["runs"]]
-            table.add_row(
-                scheme,
-                f"{statistics.fmean(ends):.1f}",
-                f"{values['accuracy']:.1%}",
-                f"{statistics.fmean(best):.1%}",
-            )
-        console.print(table)
+            curves = [run["curve"] for run in values["runs"]]
+            epochs = statistics.fmean(curve[-1]["epochs"] for curve in curves)
+            best = statistics.fmean(max(point["accuracy"] for point in curve) for curve in curves)
+            rows.append((scheme, {**values, "epochs": epochs, "best": best}))
+        console.print(table_of(f"Figure 7: {name} on {entry['data']}", "scheme", columns, rows, no_wrap=True))
 
 
-def _missing(values: Mapping[str, Any]) -> str:
+def _updates(values: Mapping[str, Any]) -> str:
+    """Return the updates to the target in words."""
+    if values["updates_to_target"] is not None:
+        return f"{values['updates_to_target']:.0f}"
     runs = len(values["runs"])
-    return _NOT_REACHED if runs == 1 else f"{_NOT_REACHED} ({values['reached']} of {runs})"
+    return "not reached" if runs == 1 else f"not reached ({values['reached']} of {runs})"
 
 
 def _config(job: TrainedWorkload, evaluator: Evaluator, shared: CoordinationConfig) -> UnequalConfig:
-    if job.total_batch_size > evaluator.samples:
-        raise ValueError(
-            f"batch size {job.total_batch_size}: {job.training.name} has {evaluator.samples} samples to "
-            f"train on"
-        )
     return UnequalConfig(
         training=job.training,
         elements=evaluator.elements,
         shares=shared.shares,
         iterations=job.iterations,
-        total_batch_size=job.total_batch_size,
+        total_batch_size=evaluator.check_batch(job.total_batch_size),
         limit_kind=shared.limit_kind,
         shards=shared.shards,
     )
@@ -211,7 +369,7 @@ def _with_seed(config: UnequalConfig, seed: int) -> UnequalConfig:
     return replace(config, training=Training(training.name, arguments))
 
 
-def _run_figures(run: UnequalRun, evaluator: Evaluator, config: UnequalConfig, settle: int) -> Figures:
+def _run_figures(run: SchemeRun, evaluator: Evaluator, config: UnequalConfig, settle: int) -> Figures:
     """Return the figures of one run by itself."""
     workers = len(config.shares)
     per_epoch = -(-evaluator.samples // config.total_batch_size) * workers  # updates
@@ -225,7 +383,7 @@ def _run_figures(run: UnequalRun, evaluator: Evaluator, config: UnequalConfig, s
     }
 
 
-def _last_batch_sizes(run: UnequalRun) -> dict[str, int]:
+def _last_batch_sizes(run: SchemeRun) -> dict[str, int]:
     if not run.records:  # without barriers the slowest worker may not have finished one
         return {}
     return {name: part["batch_size"] for name, part in run.records[-1]["workers"].items()}

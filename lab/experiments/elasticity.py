@@ -1,39 +1,35 @@
-"""Elastic weighted fair sharing against strict priorities (VirtualFlow, 6.4, Figures 10 to 12); simulated.
+"""Figures 10 to 12 of VirtualFlow: jobs with priorities on a cluster, with and without resizing.
 
-The models and devices are those of other people's measurements, nearest to the paper's: cifar10 for its
-ResNet-56, imagenet for its ResNet-50, and bert. Nodes have 4 devices. Three jobs arrive in the order of
-rising priority at a node; twenty at four nodes, 12 an hour at random. The models, batches and priorities of
-these are random, and the batch fills the devices. To fit hours, cifar10 is trained for 100 epochs, the others
-for one.
+Elastic weighted fair sharing is held against strict priorities (section 6.4). The jobs are simulated with
+step times that were measured; nothing is trained. The models and devices are those of other people's
+measurements, nearest to the paper's: cifar10 for its ResNet-56, imagenet for its ResNet-50, and bert. Nodes
+have 4 devices. Three jobs arrive in the order of rising priority at a node; twenty at four nodes, 12 an hour
+at random. The models, batches and priorities of these are random, and the batch fills the devices. To fit
+hours, cifar10 is trained for 100 epochs, the others for one.
 
 The paper's priorities are strict: jobs wait behind one that does not fit, and devices stay idle. So resizing
-is held against priorities whose jobs may pass as well.
+is held against priorities whose jobs may pass as well. Makespan and utilisation, the part of the devices that
+jobs have, are from the first arrival to the last end. Device hours need not be equal: on fewer devices less
+time goes to communication.
 
-Makespan and utilisation, the part of the devices that jobs have, are from the first arrival to the last end.
-The JSON has, with times in seconds::
-
-    {"config": {...}, "three": result, "twenty": [{"seed", **result}],
-     "utilisation": {policy: median in percent},
-     "reductions": {policy without resizing: {figure: median by which resizing lessens it, in percent}}}
-
-where a result is {policy: {"makespan_s", "utilisation", "device_hours", "median_completion_s",
-"median_queueing_s", "first_priority_completion_s": of the job of the highest priority, the longest if there
-are several}}. Device hours need not be equal: on fewer devices less time goes to communication.
+Example:
+  evenpace lab experiment elasticity --traces pollux --seeds 1,2,3,4,5
 """
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
 
 from evenpace.local.terminal import make_table
-from evenpace.reports import files
-from lab.experiments.scheduling_config import ElasticityConfig
+from idl.settings import Checked, Setting
+from lab.experiments.scheduling_fields import Traces
+from lab.fields import whole_numbers
+from lab.report import options_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
 from lab.simulator.record import Life
@@ -68,15 +64,39 @@ _MIX = (
 )
 
 
-def run(config: ElasticityConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
-    """Simulate both traces under both policies, print the figures beside the paper's, and write them.
+@dataclass(frozen=True)
+class ElasticityConfig(Checked):
+    """The configuration of jobs with priorities on one cluster (ValueError: a value is not allowed)."""
 
-    Args:
-        config: Measurements, seeds, and the simulation's clock.
+    traces: Traces  # folder with cifar10, imagenet and bert
+    # Seeds of the jobs of a trace, a trace each.
+    seeds: Annotated[
+        tuple[int, ...],
+        Setting(
+            "A trace of 20 jobs with each; medians.",
+            metavar="SEED,...",
+            read=partial(whole_numbers, "seeds", least=0),
+        ),
+    ] = (1, 2, 3)
+    # Seconds from one round of the policy to the next; the paper's acts at once.
+    interval: Annotated[int, Setting("Seconds from round to round.", least=1)] = 5
+    # Seconds without progress after a start or a resize; the paper says less than one.
+    resize_cost: Annotated[int, Setting("Seconds without progress after a resize.", least=0)] = 1
+
+
+def run(config: ElasticityConfig, console: Console) -> dict[str, Any]:
+    """Simulate both traces under all policies, and print the figures beside the paper's.
+
+    Returns:
+        With times in seconds, `{"config", "three": result, "twenty": [{"seed", **result}],
+        "utilisation": {policy: median in percent}, "reductions": {policy without resizing: {figure: median
+        by which resizing lessens it, in percent}}}`, where a result is `{policy: {"makespan_s",
+        "utilisation", "device_hours", "median_completion_s", "median_queueing_s",
+        "first_priority_completion_s": of the jobs of the highest priority, the longest}}`.
 
     Raises:
         ValueError: The measurements lack a model or are of another form.
-        OSError: A file cannot be read or written.
+        OSError: A file cannot be read.
     """
     applications = read_applications([config.traces], [PLAIN], _LIMITS)
     if lacking := _LIMITS.keys() - applications.keys():
@@ -87,7 +107,7 @@ def run(config: ElasticityConfig, console: Console, json_path: Path | None = Non
         {"seed": seed, **_compared(twenty_jobs(seed), applications, _NODES, rules)} for seed in config.seeds
     ]
     figures = {
-        "config": {**asdict(config), "traces": str(config.traces)},
+        "config": options_of(config),
         "three": three,
         "twenty": twenty,
         "utilisation": {
@@ -102,8 +122,6 @@ def run(config: ElasticityConfig, console: Console, json_path: Path | None = Non
         },
     }
     _print(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
     return figures
 
 

@@ -1,34 +1,29 @@
-"""Nodes for each epoch by the forecast batch size, the last, or the true one (JABAS, 6.3); simulated.
+"""Figure 13b of JABAS: nodes for each epoch by the forecast batch size, and by the last one.
 
-A job's batch size follows the gradient noise, so that the similarity of half batches' gradients is at a
-threshold (JABAS, 6.1). Before each epoch the nodes with the least time, or the least cost, are chosen for the
-batch size expected; the epoch is trained with its true one. What is gained by a forecast is told beside the
-last value (Figure 13b) and beside an oracle, which knows the next. Before the first epoch the smallest batch
-is expected. Models whose epochs are too few for any forecast, or that have one device only, are left out.
+Jobs are simulated with step times and gradient noise that were measured; nothing is trained. A job's batch
+size follows the gradient noise, so that the similarity of half batches' gradients is at a threshold (JABAS,
+6.1). Before each epoch the nodes with the least time, or the least cost, are chosen for the batch size
+expected (6.3); the epoch is trained with its true one. What is gained by a forecast is told beside the last
+value and beside an oracle, which knows the next. Before the first epoch the smallest batch is expected.
+Models whose epochs are too few for any forecast, or that have one device only, are left out.
 
-The models are trained as in other people's measurements, with their noise at each epoch. The JSON has::
-
-    {"config": {...}, "models": [{"model", "rule": "time" or "cost",
-       "results": {forecast: {"hours", "device_hours", "changes": of the number of nodes}}}],
-     "over_oracle": {rule: {forecast: {"hours", "device_hours": geometric mean over models}}}}
-
-where a forecast is "mean" (JABAS's), "last" or "oracle".
+Example:
+  evenpace lab experiment epoch-scaling --traces pollux
 """
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from evenpace.local.terminal import make_table
-from evenpace.reports import files
-from lab.experiments.scheduling_config import EpochScalingConfig
+from idl.settings import Checked, Setting
+from lab.experiments.scheduling_fields import DevicesPerNode, Nodes, RestartCost, Traces
+from lab.report import Columns, cells_of, options_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
 from lab.simulator.rules import LIMITS
@@ -47,15 +42,30 @@ FORECASTS = ("mean", "last", "oracle")
 RULES: dict[str, Callable[[Array], int]] = {"time": quickest, "cost": cheapest}
 
 
-def run(config: EpochScalingConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
-    """Train every model by each forecast and rule, print times and costs, and write the figures.
+@dataclass(frozen=True)
+class EpochScalingConfig(Checked):
+    """The configuration of jobs that choose their nodes by epoch (ValueError: a value is not allowed)."""
 
-    Args:
-        config: Measurements, nodes, and what batch sizes follow.
+    traces: Traces
+    nodes: Nodes = 16
+    devices_per_node: DevicesPerNode = 4
+    restart_cost: RestartCost = 30
+    # Threshold that batch sizes follow: a higher one asks for larger batches.
+    similarity: Annotated[float, Setting("Threshold that batch sizes follow.", above=0, below=1)] = 0.1
+
+
+def run(config: EpochScalingConfig, console: Console) -> dict[str, Any]:
+    """Train every model by each forecast and rule, and print times and costs.
+
+    Returns:
+        `{"config", "models": [{"model", "rule": "time" or "cost", "results": {forecast: {"hours",
+        "device_hours", "changes": of the number of nodes}}}], "over_oracle": {rule: {forecast: {"hours",
+        "device_hours": geometric mean over models}}}}`, where a forecast is "mean" (JABAS's), "last" or
+        "oracle".
 
     Raises:
         ValueError: No model has enough epochs, or the measurements are too few or of another form.
-        OSError: A file cannot be read or written.
+        OSError: A file cannot be read.
     """
     chosen = [
         application
@@ -75,13 +85,11 @@ def run(config: EpochScalingConfig, console: Console, json_path: Path | None = N
                 }
                 models.append({"model": application.name, "rule": rule, "results": results})
     figures = {
-        "config": {**asdict(config), "traces": str(config.traces)},
+        "config": options_of(config),
         "models": models,
         "over_oracle": {rule: _over_oracle([one for one in models if one["rule"] == rule]) for rule in RULES},
     }
     _print(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
     return figures
 
 
@@ -167,23 +175,14 @@ def _over_oracle(models: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, flo
 
 
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
+    columns: Columns = {
+        name: (name, "{0[hours]:.2f}  {0[device_hours]:.1f}  {0[changes]}") for name in FORECASTS
+    }
+    over: Columns = {name: (name, "{0[hours]:.3f}  {0[device_hours]:.3f}") for name in FORECASTS}
     for rule in RULES:
-        table = make_table(
-            f"Nodes with the least {rule} for the batch size expected: hours, device hours, changes",
-            "model",
-            *FORECASTS,
-        )
-        for one in figures["models"]:
-            if one["rule"] == rule:
-                results = (one["results"][name] for name in FORECASTS)
-                cells = [
-                    f"{its['hours']:.2f}  {its['device_hours']:.1f}  {its['changes']}" for its in results
-                ]
-                table.add_row(one["model"], *cells)
-        over = figures["over_oracle"][rule]
+        title = f"Nodes with the least {rule} for the batch size expected: hours, device hours, changes"
+        rows = ((one["model"], one["results"]) for one in figures["models"] if one["rule"] == rule)
+        table = table_of(title, "model", columns, rows)
         table.add_section()
-        table.add_row(
-            "over oracle",
-            *(f"{over[name]['hours']:.3f}  {over[name]['device_hours']:.3f}" for name in FORECASTS),
-        )
+        table.add_row("over oracle", *cells_of(over, figures["over_oracle"][rule]))
         console.print(table)

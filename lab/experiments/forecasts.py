@@ -1,18 +1,15 @@
-"""Forecasts of the noise scale, held against the noise of other people's trainings.
+"""Forecasts of the next epochs' noise scale, and so of batch sizes, against the last epoch's.
 
-A folder has a folder for each model, with a file `validation-M.csv` for a training with batches of M samples.
-Its columns are `grad_sqr,grad_var`, and may be `progress,iteration,metric` as well; a row is an epoch. They
-are the gradient's squared norm and the trace of its covariance, for a batch of the model's smallest M. So the
-noise scale is M grad_var / grad_sqr, in samples. An epoch where one of them is 0 has none: it is not
-forecast, and a job would go on with the scale that it had.
+The noise scales are measured ones, of other people's trainings: in --data is a folder for each model, with a
+file `validation-M.csv` for a training with batches of M samples. Its columns are `grad_sqr,grad_var`, and may
+be `progress,iteration,metric` as well; a row is an epoch. They are the gradient's squared norm and the trace
+of its covariance, for a batch of the model's smallest M. So the noise scale is M grad_var / grad_sqr, in
+samples. An epoch where one of them is 0 has none: it is not forecast, and a job would go on with the scale
+that it had. At each epoch, from the fewest that can be fitted on, each forecaster has the epochs so far.
+Nothing is trained.
 
-At each epoch, from the fewest that can be fitted on, each forecaster has the epochs so far. The JSON has,
-with relative errors, which are those of a batch size in proportion to the scale as well::
-
-    {"config": {...}, "seconds": {forecaster: mean time of a forecast},
-     "models": [{"model", "trainings", "horizons": [{"epochs", "forecasts",
-        "errors": {forecaster: {"mean", "median"}}}]}],
-     "all": [{"epochs", "errors": likewise, the means over models}]}
+Example:
+  evenpace lab experiment forecast --data traces --horizons 1,5,10
 """
 
 import re
@@ -20,20 +17,22 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from evenpace.local.terminal import make_table
-from evenpace.reports import files, style
+from evenpace.reports import style
+from idl.settings import Checked, Setting
 from lab.csv_rows import read_rows
-from lab.experiments.config import ForecastConfig
+from lab.fields import whole_numbers
+from lab.plots import bars, panels, save, styled
+from lab.report import Columns, options_of, table_of
 from predictors import Array
 from predictors.batch_sizes import FEWEST, FORECASTERS, forecast
 
@@ -44,10 +43,32 @@ Curves = Mapping[str, Sequence[Array]]
 """Noise scales of each training by epoch, (epochs,), in samples, NaN where there is none; by model."""
 
 
-def run(
-    config: ForecastConfig, console: Console, json_path: Path | None = None, plot_path: Path | None = None
-) -> dict[str, Any]:
-    """Forecast every training's noise scales, print the errors, and write the figures.
+@dataclass(frozen=True)
+class ForecastConfig(Checked):
+    """The configuration of forecasts of measured noise scales (ValueError: a value is not allowed)."""
+
+    # Folder with a folder for each model, of files `validation-M.csv`.
+    data: Annotated[
+        Path,
+        Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True),
+    ]
+    # Epochs from the last one known to the one that is forecast.
+    horizons: Annotated[
+        tuple[int, ...],
+        Setting("Epochs ahead.", metavar="EPOCHS,...", read=partial(whole_numbers, "horizons", least=1)),
+    ] = (1, 5)
+    every: Annotated[int, Setting("Epochs from one forecast to the next.", least=1)] = 5
+    plot: Annotated[Path | None, Setting("Draw the errors, a PNG file.", folder=False)] = None
+
+
+def run(config: ForecastConfig, console: Console) -> dict[str, Any]:
+    """Forecast every training's noise scales, and print the errors.
+
+    Returns:
+        With relative errors, which are those of a batch size in proportion to the scale as well,
+        `{"config", "seconds": {forecaster: mean time of a forecast}, "models": [{"model", "trainings",
+        "horizons": [{"epochs", "forecasts", "errors": {forecaster: {"mean", "median"}}}]}],
+        "all": [{"epochs", "errors": likewise, the means over models}]}`.
 
     Raises:
         ValueError: The data is not of this form, or too short for any forecast.
@@ -67,16 +88,14 @@ def run(
         epochs = FEWEST + min(config.horizons)
         raise ValueError(f"{config.data}: no training has the {epochs} epochs that a forecast takes")
     figures = {
-        "config": {**asdict(config), "data": str(config.data)},
+        "config": options_of(config),
         "seconds": {name: statistics.fmean(times) for name, times in seconds.items()},
         "models": models,
         "all": _over_models(models),
     }
     _print(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
-    if plot_path is not None:
-        draw(figures).savefig(plot_path, dpi=130)
+    if config.plot is not None:
+        save(draw(figures), config.plot)
     return figures
 
 
@@ -145,32 +164,27 @@ def held(scales: Array) -> Array:
     return np.where(last < 0, np.nan, scales[last])
 
 
+@styled
 def draw(figures: Mapping[str, Any]) -> Figure:
     """Draw the median errors by model and forecaster, a panel for each horizon."""
     horizons = [one["epochs"] for one in figures["all"]]
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 2.8 * len(horizons)), layout="constrained")
-        panels = figure.subplots(len(horizons), squeeze=False)[:, 0]
-        for axes, epochs in zip(panels, horizons, strict=True):
-            shown = [
-                (model["model"], one["errors"])
-                for model in figures["models"]
-                for one in model["horizons"]
-                if one["epochs"] == epochs
-            ]
-            for place, name in enumerate(FORECASTERS):
-                axes.bar(
-                    np.arange(len(shown)) + (place - (len(FORECASTERS) - 1) / 2) / 5,
-                    [100 * its[name]["median"] for _, its in shown],
-                    0.2,
-                    color=style.GREY if name == "last" else style.COLOURS[place - 1],
-                    label=name,
-                )
-            axes.set_xticks(range(len(shown)), [model for model, _ in shown])
-            axes.set_ylabel("median error, %")
-            axes.set_title(_ahead(epochs))
-        panels[0].legend()
-        return figure
+    figure, everything = panels(7.5, 2.8 * len(horizons), rows=len(horizons))
+    colours = [style.GREY if name == "last" else style.COLOURS[i - 1] for i, name in enumerate(FORECASTERS)]
+    for axes, epochs in zip(everything, horizons, strict=True):
+        shown = _of_horizon(figures["models"], epochs)
+        medians = {
+            name: [100 * one["errors"][name]["median"] for one in shown.values()] for name in FORECASTERS
+        }
+        bars(axes, list(shown), medians, colours=colours, text=None)
+        axes.set_ylabel("median error, %")
+        axes.set_title(_ahead(epochs))
+    everything[0].legend()
+    return figure
+
+
+def _of_horizon(models: Sequence[Mapping[str, Any]], epochs: int) -> dict[str, Mapping[str, Any]]:
+    """Return the figures of a horizon by model, of those that have it."""
+    return {model["model"]: one for model in models for one in model["horizons"] if one["epochs"] == epochs}
 
 
 def _name(path: Path) -> re.Match[str] | None:
@@ -185,38 +199,28 @@ def _scales(path: Path, smallest: int) -> Array:
 
 
 def _over_models(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    by_epochs: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for model in models:
-        for one in model["horizons"]:
-            by_epochs[one["epochs"]].append(one["errors"])
-    return [
-        {
-            "epochs": epochs,
-            "errors": {
-                name: {key: statistics.fmean(its[name][key] for its in each) for key in ("mean", "median")}
-                for name in FORECASTERS
-            },
+    found = []
+    for epochs in sorted({one["epochs"] for model in models for one in model["horizons"]}):
+        each = [one["errors"] for one in _of_horizon(models, epochs).values()]
+        means = {
+            name: {key: statistics.fmean(its[name][key] for its in each) for key in ("mean", "median")}
+            for name in FORECASTERS
         }
-        for epochs, each in sorted(by_epochs.items())
-    ]
+        found.append({"epochs": epochs, "errors": means})
+    return found
 
 
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
+    columns: Columns = {"forecasts": ("forecasts", "{}")} | {
+        f"errors.{name}": (name, lambda its: f"{100 * its['mean']:.1f}% ({100 * its['median']:.1f}%)")
+        for name in FORECASTERS
+    }
     for overall in figures["all"]:
         title = f"Relative error of the noise scale, {_ahead(overall['epochs'])}: mean, median in brackets"
-        table = make_table(title, "model", "forecasts", *FORECASTERS)
-        for model in figures["models"]:
-            for one in model["horizons"]:
-                if one["epochs"] == overall["epochs"]:
-                    table.add_row(model["model"], str(one["forecasts"]), *_cells(one["errors"]))
-        table.add_row("mean over models", "", *_cells(overall["errors"]))
-        console.print(table)
+        rows = [*_of_horizon(figures["models"], overall["epochs"]).items(), ("mean over models", overall)]
+        console.print(table_of(title, "model", columns, rows, missing=""))
     times = ", ".join(f"{name} {1000 * its:.1f}" for name, its in figures["seconds"].items())
     console.print(f"Milliseconds of a forecast: {times}.", soft_wrap=True)
-
-
-def _cells(its: Mapping[str, Mapping[str, float]]) -> list[str]:
-    return [f"{100 * its[name]['mean']:.1f}% ({100 * its[name]['median']:.1f}%)" for name in FORECASTERS]
 
 
 def _ahead(epochs: int) -> str:

@@ -1,17 +1,26 @@
-"""One training on many mappings of its micro-batches onto workers (VirtualFlow, section 6.2, Tables 1 and 2).
+"""Tables 1 and 2 of VirtualFlow: the same training on any mapping of its micro-batches onto workers.
 
-Wherever the micro-batches of a batch are computed, and by however many workers, the parameters must be those
-of one process. Here each mapping is trained by real processes, and what it ends with is compared.
+Each workload is trained with batch normalisation, dropout and random crops, on 1 to 8 workers with even,
+uneven and changing parts, and while workers join, leave and are killed; with a parameter server and with
+all-reduce, by real processes. What each training ends with is compared with plain PyTorch in one process:
+wherever the micro-batches of a batch are computed, the parameters must be the same (section 6.2).
+
+A training of which --out has the outcome with the same options is not run again: whoever stops this with
+Ctrl-C goes on later where it was.
+
+Example:
+  evenpace lab experiment mapping --workloads resnet32 --data resnet32=cifar10:DIR --mappings 1,4
 """
 
 import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from rich.console import Console
@@ -23,14 +32,17 @@ from evenpace.local.terminal import make_progress, make_table
 from evenpace.reports import files
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnavailableError
-from lab.experiments import figure_plots
-from lab.experiments.config import MappingConfig
+from idl.settings import Setting, check_settings
+from lab.experiments import plots
 from lab.experiments.mapping_reference import state_vector, train_alone
 from lab.experiments.mappings import MAPPINGS, VIRTUALFLOW, Event, Mapping
 from lab.experiments.outcomes import Outcome, Outcomes
 from lab.experiments.scheme_run import RunTooShortError, followed
+from lab.fields import Folder, Seed, Shards, parse_names
 from lab.observer import Observer
-from lab.workloads.by_name import Training
+from lab.plots import save
+from lab.report import options_of
+from lab.workloads.by_name import Training, by_workload
 from lab.workloads.common import Workload, evaluate
 from rpc.processes import Process
 
@@ -40,6 +52,59 @@ _PATIENCE_SECONDS = 300.0  # seconds within which a worker joins
 _JOB = "default"
 
 _TABLES = dict(zip(("resnet32", "transformer"), VIRTUALFLOW, strict=True))
+
+
+_WORKLOADS = ("resnet32", "transformer", "digits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingConfig:
+    """The configuration of trainings on many mappings of micro-batches onto workers.
+
+    Raises:
+        InvalidRequestError: A value is not allowed.
+    """
+
+    workloads: Annotated[
+        tuple[str, ...],
+        Setting("What is trained.", metavar="NAME,...", read=parse_names, choices=_WORKLOADS),
+    ] = ("resnet32", "transformer")
+    out: Folder = Path("runs/mapping")
+    # Names of mappings, in this order.
+    mappings: Annotated[
+        tuple[str, ...],
+        Setting("Mappings to train under.", metavar="NAME,...", choices=MAPPINGS, read=parse_names),
+    ] = tuple(MAPPINGS)
+    iterations: Annotated[int, Setting("Of each training.", least=1)] = 20
+    batch_size: Annotated[int, Setting("Over all workers.", least=1)] = 48
+    micro_batch: Annotated[int, Setting("Samples of a micro-batch.", least=1)] = 4
+    dtype: Annotated[
+        Literal["float64", "float32"], Setting("In float32, rounding differs with the mapping.")
+    ] = "float64"
+    exact: Annotated[bool, Setting("Sum exactly: all mappings end with the same bits.")] = False
+    dropout: Annotated[float, Setting("Probability that a unit is dropped.", least=0, below=1)] = 0.2
+    # Learning rate; a large one amplifies rounding errors.
+    lr: Annotated[float, Setting("Learning rate.", above=0, below=inf)] = 0.001
+    samples: Annotated[int, Setting("First samples of the data, to train on.", least=1)] = 250
+    test_samples: Annotated[int, Setting("First samples of the test data.", least=1)] = 500
+    seed: Seed = 1
+    shards: Shards = 1
+    data: Annotated[
+        tuple[str, ...],
+        Setting(
+            "What a workload trains on, as its script's --data has it.  [default: generated; Python's own "
+            "text]",
+            metavar="[NAME=]SPEC",
+        ),
+    ] = ()
+    again: Annotated[bool, Setting("Train also what has been trained with the same options.")] = False
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.micro_batch > self.batch_size:
+            raise InvalidRequestError(
+                f"micro-batch {self.micro_batch}: must be at most the batch size, {self.batch_size}"
+            )
 
 
 @dataclass(frozen=True)
@@ -233,15 +298,8 @@ class _Play:
                 self._processes[name].kill()
 
 
-def run(
-    names: Sequence[str], data: dict[str, str], config: MappingConfig, console: Console, again: bool = False
-) -> dict[str, Any]:
+def run(config: MappingConfig, console: Console) -> dict[str, Any]:
     """Train each workload on each mapping; figures are saved after each, as report.json and report.png.
-
-    Args:
-        data: What they train on, by name, where it is not the default.
-        config: The configuration.
-        again: Whether to train also what `config.out` has from a run with the same configuration.
 
     Returns:
         The content of report.json.
@@ -250,12 +308,14 @@ def run(
         EvenpaceError: A run failed.
         ValueError: The data cannot be read.
     """
-    figures: dict[str, Any] = {"config": asdict(config) | {"out": str(config.out)}, "workloads": {}}
+    names = list(dict.fromkeys(config.workloads))
+    data = by_workload("data", config.data, names, str)
+    figures: dict[str, Any] = {"config": options_of(config), "workloads": {}}
     config.out.mkdir(parents=True, exist_ok=True)
     with make_progress(console, 36) as progress:
         for name in names:
             trained = MappedTraining(name, config, data.get(name))
-            outcomes = Outcomes(config.out / name, again, partial(_tell, console, name))
+            outcomes = Outcomes(config.out / name, config.again, partial(_tell, console, name))
             alone = outcomes.of("plain", trained.configuration(), partial(_alone, trained))
             rows: dict[str, Any] = {}
             figures["workloads"][name] = {"data": trained.workload.data, **alone.figures, "mappings": rows}
@@ -271,9 +331,10 @@ def run(
                     "difference_from_first": None if first is None else _apart(one.state, first),
                 }
                 files.write_json(figures, config.out / "report.json")
-                figure_plots.write(figure_plots.differences(figures), config.out / "report.png")
+                save(plots.differences(figures), config.out / "report.png")
     for name, entry in figures["workloads"].items():
         _show(name, entry, console)
+    console.print(f"Figures, plot and logs: {config.out}", soft_wrap=True)
     return figures
 
 

@@ -1,25 +1,38 @@
-"""Figure 8 of LB-BSP: batch sizes and times of unequal workers, and a bandwidth that is cut on the way.
+"""Figure 8 of LB-BSP: batch sizes and times of unequal workers, before and after a bandwidth is cut.
 
-The paper bounds the bandwidth of one worker to emulate a migration to a place farther away (section 5.2).
-Here each worker has a network namespace of its own, and the kernel bounds that of one.
+Each worker runs in a network namespace of its own, on a bridge of a private range; in the middle, the kernel
+(tc tbf) bounds the bandwidth of one, both ways, so that its pushes and pulls take longer: the paper emulates
+a migration to a place farther away by that (section 5.2). This needs root and iproute2; with --no-cut it
+needs neither, and shows the first half only. Nothing of the network stays behind. Workers with unequal shares
+of this machine's cores stand for unequal GPUs. ARGUMENTS after -- go to the workload.
+
+Example:
+  evenpace lab experiment fig8 --policy proportional --cut-worker 2 --cut-at 100 --cut-to 200
 """
 
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
+from batchsize_manager.policies import POLICIES
+from evenpace.local.fields import Limit
 from evenpace.local.terminal import make_progress, make_table
-from lab.experiments import equilibrium
-from lab.experiments.config import BandwidthCut
+from evenpace.reports import files
+from idl.settings import Checked, Setting
+from lab.experiments import equilibrium, plots
+from lab.experiments.comparison import Evaluator
 from lab.experiments.equilibrium import Trajectory
 from lab.experiments.schemes import Scheme
-from lab.experiments.unequal import UnequalConfig, run_unequal
+from lab.experiments.unequal import UnequalConfig, UnequalShares, run_unequal
+from lab.fields import Folder, Shards
 from lab.network import WorkerNetwork
+from lab.plots import save
+from lab.workloads.by_name import Arguments, Training, WorkloadName
 
 Figures = dict[str, Any]
 
@@ -27,25 +40,51 @@ _WINDOW = 10  # iterations that medians are over
 _TOLERANCE = 0.15  # tolerated imbalance: single iterations of a limited process differ by about that
 
 
-def _check(cut: BandwidthCut, config: UnequalConfig) -> None:
-    """Make sure that it is a cut in the middle of such a run (ValueError: it is not)."""
-    if cut.worker >= len(config.shares):
-        raise ValueError(f"cut of worker {cut.worker}: there are {len(config.shares)} workers, from 0")
-    if not _WINDOW <= cut.iteration <= config.iterations - _WINDOW:
-        raise ValueError(
-            f"cut at iteration {cut.iteration}: must leave {_WINDOW} of {config.iterations} iterations "
-            f"on each side"
-        )
+@dataclass(frozen=True)
+class BandwidthCut(Checked):
+    """A bandwidth that is cut (InvalidRequestError: a value is out of its range)."""
+
+    # The worker's rank.
+    worker: Annotated[int, Setting("From 0.", name="cut-worker", metavar="RANK", least=0)] = 1
+    # Finished iterations after which it is cut; None for half of them.
+    iteration: Annotated[
+        int | None, Setting("Iteration.  [default: the middle of the run]", name="cut-at", least=1)
+    ] = None
+    # What is left, in megabits per second, each way.
+    mbit: Annotated[
+        float,
+        Setting("What is left of the bandwidth, each way.", name="cut-to", metavar="MBIT/S", above=0),
+    ] = 100.0
 
 
-def run_migration(
-    policy: str, config: UnequalConfig, cut: BandwidthCut | None, folder: Path, console: Console
-) -> Figures:
-    """Train under LB-BSP, and cut the bandwidth on the way.
+@dataclass(frozen=True, kw_only=True)
+class MigrationConfig(Checked):
+    """The configuration of Figure 8 (InvalidRequestError: a value is not allowed)."""
+
+    workload: WorkloadName = "digits"
+    policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = "leader_straggler"
+    # Computing takes long enough for the default cut to be bearable.
+    shares: UnequalShares = (0.24, 0.16, 0.1, 0.06)
+    iterations: Annotated[int, Setting("Of each training.", least=20)] = 300
+    batch_size: Annotated[int, Setting("Over all workers.", least=1)] = 256
+    cut: BandwidthCut = field(default_factory=BandwidthCut)
+    limit_kind: Limit = "auto"
+    shards: Shards = 1
+    out: Folder = Path("runs/fig8")
+    no_cut: Annotated[bool, Setting("Without a cut and without network namespaces.")] = False
+    arguments: Arguments = ()
+
+    @property
+    def cut_at(self) -> int | None:
+        """Return the finished iterations after which the bandwidth is cut; None without a cut."""
+        return None if self.no_cut else self.cut.iteration or self.iterations // 2
+
+
+def run(config: MigrationConfig, console: Console, json_path: Path | None = None) -> Figures:
+    """Train under LB-BSP, cut the bandwidth on the way, draw fig8.png, and print the equilibria.
 
     Args:
-        config: Configuration of the run.
-        cut: The cut; None for a run on this machine's loopback without one, which needs no root.
+        json_path: File of the figures; None for fig8.json in the folder.
 
     Returns:
         The figure's values; times in seconds, batch sizes in samples.
@@ -53,39 +92,76 @@ def run_migration(
     Raises:
         NetworkError: Namespaces cannot be made here.
         EvenpaceError: The run failed.
-        ValueError: The cut does not fit the run.
+        ValueError: The cut or the batch size does not fit.
+        OSError: A file cannot be written.
     """
-    if cut is not None:
-        _check(cut, config)
+    training = Training(config.workload, config.arguments)
+    evaluator = Evaluator(training)
+    trained = UnequalConfig(
+        training=training,
+        elements=evaluator.elements,
+        shares=config.shares,
+        iterations=config.iterations,
+        total_batch_size=evaluator.check_batch(config.batch_size),
+        snapshots=0,
+        limit_kind=config.limit_kind,
+        shards=config.shards,
+    )
+    _check(config)
+    config.out.mkdir(parents=True, exist_ok=True)
+    figures = run_migration(config, trained, console)
+    json_path = json_path or config.out / "fig8.json"
+    files.write_json(figures, json_path)
+    save(plots.migration(figures), config.out / "fig8.png")
+    print_phases(figures, console)
+    console.print(f"Figures: {json_path}, {config.out / 'fig8.png'}", soft_wrap=True)
+    return figures
+
+
+def _check(config: MigrationConfig) -> None:
+    """Make sure that the cut is in the middle of the run (ValueError: it is not)."""
+    at = config.cut_at
+    if at is None:
+        return
+    if config.cut.worker >= len(config.shares):
+        raise ValueError(f"cut of worker {config.cut.worker}: there are {len(config.shares)} workers, from 0")
+    if not _WINDOW <= at <= config.iterations - _WINDOW:
+        raise ValueError(
+            f"cut at iteration {at}: must leave {_WINDOW} of {config.iterations} iterations on each side"
+        )
+
+
+def run_migration(config: MigrationConfig, trained: UnequalConfig, console: Console) -> Figures:
+    """Train, without a cut on this machine's loopback, which needs no root; return the figure's values."""
+    name, at = f"lb-bsp:{config.policy}", config.cut_at
     with contextlib.ExitStack() as stack:
-        network = None if cut is None else stack.enter_context(WorkerNetwork(len(config.shares)))
+        network = None if at is None else stack.enter_context(WorkerNetwork(len(config.shares)))
         progress = stack.enter_context(make_progress(console))
-        task = progress.add_task(f"lb-bsp:{policy}", total=config.iterations)
+        task = progress.add_task(name, total=config.iterations)
         fired: list[int] = []  # the iteration in which the cut came
 
         def watch(iterations: int, records: Sequence[Any]) -> None:
             progress.update(task, completed=iterations)
-            if cut is not None and network is not None and iterations >= cut.iteration and not fired:
-                network.limit(cut.worker, cut.mbit)
+            if network is not None and at is not None and iterations >= at and not fired:
+                network.limit(config.cut.worker, config.cut.mbit)
                 fired.append(iterations)
-                progress.update(task, description=f"lb-bsp:{policy}, bandwidth cut")
+                progress.update(task, description=f"{name}, bandwidth cut")
 
-        run = run_unequal(Scheme(f"lb-bsp:{policy}", policy), config, folder, watch, network)
-    whole = equilibrium.trajectory(run.records, config.total_batch_size)
-    figures: Figures = {
-        "workload": config.training.name,
-        "policy": policy,
+        measured = run_unequal(Scheme(name, config.policy), trained, config.out / "logs", watch, network)
+    whole = equilibrium.trajectory(measured.records, config.batch_size)
+    return {
+        "workload": config.workload,
+        "policy": config.policy,
         "shares": dict(zip(whole.workers, config.shares, strict=True)),
-        "total_batch_size": config.total_batch_size,
+        "total_batch_size": config.batch_size,
         "window": _WINDOW,
         "tolerance": _TOLERANCE,
         "load_average": os.getloadavg()[1],
-        **_phases(whole, cut, fired),
+        **_phases(whole, config.cut, fired),
         "iterations": whole.iterations.tolist(),
         "batch_sizes": dict(zip(whole.workers, whole.batch_sizes.T.tolist(), strict=True)),
         "times": dict(zip(whole.workers, whole.times.T.tolist(), strict=True)),
     }
-    return figures
 
 
 def print_phases(figures: Figures, console: Console) -> None:
@@ -123,8 +199,8 @@ def print_phases(figures: Figures, console: Console) -> None:
     )
 
 
-def _phases(whole: Trajectory, cut: BandwidthCut | None, fired: list[int]) -> Figures:
-    if cut is None or not fired:
+def _phases(whole: Trajectory, cut: BandwidthCut, fired: list[int]) -> Figures:
+    if not fired:
         return {"cut": None, "before": asdict(equilibrium.phase(whole, _WINDOW, _TOLERANCE)), "after": None}
     # The iteration in which it came is of neither kind: a part of it was before.
     before, after = whole.part(0, fired[0]), whole.part(fired[0] + 1)

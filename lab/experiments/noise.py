@@ -1,39 +1,38 @@
-"""Estimates of the gradient noise from uneven contributions, against a known truth.
+"""Estimates of the gradient noise from uneven batches, ours and Cannikin's.
 
-Gradients are drawn: contribution i is the true gradient G plus normal noise of covariance σ²I/b_i. Each part
-of the experiment is a function from its configuration to figures, and one that prints them:
+Gradients are drawn, with a noise that is known: contribution i is the true gradient G plus normal noise of
+covariance σ²I/b_i. The analysis of variance of `idl.gradient_norms` is compared with Cannikin's estimates:
+the average of its local ones (10), and the same with Theorem 4.1's weights (11). The covariance that these
+rest on is measured, Cov(|g|², |g_i|²), for which Lemma B.5 has 4b_i|G|²tr(Σ)/B², and a first-order expansion
+4GᵀΣG/B; and the cosine of the gradients of two halves of a batch, on which JABAS's batch sizes rest, against
+what follows from the noise scale.
 
-- `estimators` compares the analysis of variance of `idl.gradient_norms` with Cannikin's estimates: the
-  average of its local ones (10), and the same with Theorem 4.1's weights (11). It measures the covariance
-  that these rest on, Cov(|g|², |g_i|²), for which Lemma B.5 has 4b_i|G|²tr(Σ)/B², and a first-order
-  expansion 4GᵀΣG/B.
-- `similarity` measures the cosine of the gradients of two halves of a batch, on which JABAS's batch sizes
-  rest, against what follows from the noise scale.
+With --train a network is trained as well, and looked at again and again: what single samples' gradients say
+is the truth there.
 
-The JSON has, with errors and deviations relative to the truth::
-
-    {"config": {...}, "truth": {"var", "sqr"},
-     "estimators": {name: {"var": {"mean", "bias", "deviation"}, "sqr": the same}},
-     "covariance": [{"samples", "measured", "expected", "lemma"}],
-     "similarity": [{"batch", "measured", "expected"}],
-     "training": {"config": {...}, "looks": as `noise_training` has them}}
+Example:
+  evenpace lab experiment noise --batches 8,16,32,200 --draws 40000
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from evenpace.local.terminal import make_table
-from evenpace.reports import files
 from idl.errors import InvalidRequestError
 from idl.gradient_norms import GradientNorms
 from idl.noise import Noise
-from lab.experiments.config import NoiseConfig, NoiseTrainingConfig
+from idl.settings import Setting, check_settings
+from lab.experiments.noise_training import NoiseTrainingConfig, Trained, draw, draw_norms, follow
+from lab.fields import whole_numbers
+from lab.plots import save
+from lab.report import Columns, Format, table_of
 
 Array = NDArray[np.float64]
 
@@ -43,50 +42,91 @@ WEIGHTED = "Theorem 4.1"
 _AT_ONCE = 2**20  # numbers that are drawn at once
 
 
-def run(
-    config: NoiseConfig,
-    console: Console,
-    json_path: Path | None = None,
-    training: NoiseTrainingConfig | None = None,
-    plot_path: Path | None = None,
-) -> dict[str, Any]:
-    """Run all parts, print their tables, and write the figures.
-
-    Args:
-        config: The draws, and the contributions of the training's workers.
-        training: What is trained, if anything is.
+@dataclass(frozen=True, kw_only=True)
+class NoiseConfig:
+    """The configuration of drawn gradients, and of a training whose workers contribute the same batches.
 
     Raises:
-        InvalidRequestError: Batches of one sample, or halves, are to be normalised.
-        DataError: The data of the training cannot be had.
-        OSError: A file cannot be written.
+        InvalidRequestError: A value is not allowed.
     """
-    if training is not None and training.batch_norm:
-        _check_normalised(config)
+
+    # Samples of each contribution to an iteration.
+    batches: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Samples of each worker.", metavar="SIZE,...", read=partial(whole_numbers, "batches", least=1)
+        ),
+    ] = (8, 16, 32, 200)
+    # Whole batches of which two halves are compared, in samples.
+    halved: Annotated[
+        tuple[int, ...],
+        Setting(
+            "Whole batches to halve.", metavar="SIZE,...", read=partial(whole_numbers, "halved", least=2)
+        ),
+    ] = (16, 64, 256)
+    draws: Annotated[int, Setting("Iterations that are drawn.", least=2)] = 40_000
+    dimensions: Annotated[int, Setting("Elements of a gradient.", least=1)] = 100
+    # |G|, of the true gradient.
+    norm: Annotated[float, Setting("Norm of the true gradient.", above=0, below=inf)] = 3.0
+    # Σ, of each element of one sample's gradient.
+    deviation: Annotated[
+        float, Setting("Deviation of each element of a sample's gradient.", above=0, below=inf)
+    ] = 0.5
+    seed: Annotated[int, Setting("Seed of the draws.", least=0)] = 1
+    training: NoiseTrainingConfig = field(default_factory=NoiseTrainingConfig)
+    plot: Annotated[Path | None, Setting("Draw a training, a PNG file.", folder=False)] = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if len(self.batches) < 2 or min(self.batches) < 1:
+            raise InvalidRequestError(f"batches {self.batches}: give at least two, of a sample or more")
+        if any(size < 2 or size % 2 for size in self.halved):
+            raise InvalidRequestError(f"halved {self.halved}: give even numbers of samples, from 2")
+        if self.training.batch_norm:
+            if min(self.batches) < 2:
+                raise InvalidRequestError(
+                    f"batches {self.batches}: batch normalisation takes two samples or more"
+                )
+            if min(self.halved) < 4:
+                raise InvalidRequestError(
+                    f"halved {self.halved}: batch normalisation takes halves of two or more"
+                )
+
+
+def run(config: NoiseConfig, console: Console) -> dict[str, Any]:
+    """Run all parts, and print their tables.
+
+    Returns:
+        With errors and deviations relative to the truth, `{"config", "truth": {"var", "sqr"},
+        "estimators": {name: {"var": {"mean", "bias", "deviation"}, "sqr": the same}},
+        "covariance": [{"samples", "measured", "expected", "lemma"}],
+        "similarity": [{"batch", "measured", "expected"}],
+        "training": {"config", "looks": as `noise_training` has them}}`.
+
+    Raises:
+        DataError: The data of the training cannot be had.
+        OSError: The plot cannot be written.
+    """
+    training = config.training
     truth = true_noise(config)
     figures = {
-        "config": asdict(config),
+        "config": {name: value for name, value in vars(config).items() if name not in ("training", "plot")},
         "truth": {"var": truth.var, "sqr": truth.sqr},
         **estimators(config),
         "similarity": similarity(config),
     }
     _print_estimators(console, figures)
     _print_similarity(console, figures)
-    if training is not None and training.train is not None:
-        figures["training"] = {"config": asdict(training), "looks": looks(config, training, console)}
-        if plot_path is not None:
-            from lab.experiments.noise_training import draw
-
-            draw(figures["training"]["looks"]).savefig(plot_path, dpi=130)
-    if json_path is not None:
-        files.write_json(figures, json_path)
+    if training.train is not None:
+        figures["training"] = {"config": asdict(training), "looks": looks(config, console)}
+        if config.plot is not None:
+            save(draw(figures["training"]["looks"]), config.plot)
     return figures
 
 
-def looks(config: NoiseConfig, training: NoiseTrainingConfig, console: Console) -> list[dict[str, Any]]:
+def looks(config: NoiseConfig, console: Console) -> list[dict[str, Any]]:
     """Train, print a line for each look at the truth, and return the figures of "training"."""
-    from lab.experiments.noise_training import Trained, draw_norms, follow
-
+    training = config.training
     trained, made = Trained(training, config.seed), []
     counts = np.array(config.batches)
     for iteration, truth, followed in follow(trained, training, config.batches):
@@ -228,13 +268,6 @@ def _draw(config: NoiseConfig, counts: NDArray[np.int64]) -> Iterator[Array]:
         yield gradient + deviations * rng.standard_normal((some, len(counts), config.dimensions))
 
 
-def _check_normalised(config: NoiseConfig) -> None:
-    if min(config.batches) < 2:
-        raise InvalidRequestError(f"batches {config.batches}: batch normalisation takes two samples or more")
-    if min(config.halved) < 4:
-        raise InvalidRequestError(f"halved {config.halved}: batch normalisation takes halves of two or more")
-
-
 def _summary(estimates: Array, truth: float) -> dict[str, float]:
     mean = float(estimates.mean())
     return {"mean": mean, "bias": mean / truth - 1, "deviation": float(estimates.std(ddof=1)) / truth}
@@ -244,28 +277,25 @@ def _print_estimators(console: Console, figures: Mapping[str, Any]) -> None:
     config, truth = figures["config"], figures["truth"]
     batches = ", ".join(map(str, config["batches"]))
     title = f"{config['draws']:,} draws, batches of {batches}; sd: relative standard deviation"
-    headings = (f"{key}, {truth[key]:g}" for key in ("var", "sqr"))
-    columns = (text for heading in headings for text in (heading, "bias", "sd"))
-    table = make_table(title, "estimator", *columns, no_wrap=True)
-    for name, row in figures["estimators"].items():
-        cells = (
-            (f"{part['mean']:.3f}", f"{part['bias']:+.2%}", f"{part['deviation']:.3f}")
-            for part in (row["var"], row["sqr"])
-        )
-        table.add_row(name, *(cell for part in cells for cell in part))
-    console.print(table)
-    table = make_table("Cov(|g|², |g_i|²)", "samples of i", "measured", "4GᵀΣG/B", "Lemma B.5")
-    for row in figures["covariance"]:
-        numbers = (f"{row[key]:.4f}" for key in ("measured", "expected", "lemma"))
-        table.add_row(str(row["samples"]), *numbers)
-    console.print(table)
+    columns: dict[str, tuple[str, Format]] = {}
+    for key in ("var", "sqr"):
+        columns[f"{key}.mean"] = (f"{key}, {truth[key]:g}", "{:.3f}")
+        columns[f"{key}.bias"] = ("bias", "{:+.2%}")
+        columns[f"{key}.deviation"] = ("sd", "{:.3f}")
+    console.print(table_of(title, "estimator", columns, figures["estimators"].items(), no_wrap=True))
+    columns = {
+        "measured": ("measured", "{:.4f}"),
+        "expected": ("4GᵀΣG/B", "{:.4f}"),
+        "lemma": ("Lemma B.5", "{:.4f}"),
+    }
+    rows = ((str(row["samples"]), row) for row in figures["covariance"])
+    console.print(table_of("Cov(|g|², |g_i|²)", "samples of i", columns, rows))
 
 
 def _print_similarity(console: Console, figures: Mapping[str, Any]) -> None:
-    table = make_table("Cosine of two halves' gradients", "batch", "measured", "1/(1 + 2φ/B)")
-    for row in figures["similarity"]:
-        table.add_row(str(row["batch"]), f"{row['measured']:.4f}", f"{row['expected']:.4f}")
-    console.print(table)
+    columns: Columns = {"measured": ("measured", "{:.4f}"), "expected": ("1/(1 + 2φ/B)", "{:.4f}")}
+    rows = ((str(row["batch"]), row) for row in figures["similarity"])
+    console.print(table_of("Cosine of two halves' gradients", "batch", columns, rows))
 
 
 def _print_look(console: Console, look: Mapping[str, Any]) -> None:

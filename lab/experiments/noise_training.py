@@ -12,29 +12,61 @@ samples, or a twentieth of all, whose statistics are nearly those of all. The JS
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 from torch import nn
 
 from evenpace.reports import style
+from idl.errors import InvalidRequestError
 from idl.gradient_norms import GradientNorms
 from idl.noise import Noise
 from idl.noise_estimate import NoiseEstimate
+from idl.settings import Setting, check_settings
 from lab.data import ImageSet, load
-from lab.experiments.config import NoiseTrainingConfig
 from lab.models.cifarnet import CifarNet
+from lab.plots import colour, log_scale, panels, styled
 
 Array = NDArray[np.float64]
 
 _AT_ONCE = 1000  # samples
 _PARTS = 20  # of all samples, at least: so many gradients' spread is known to a few percent
 _HIDDEN = 64  # units
+
+
+@dataclass(frozen=True)
+class NoiseTrainingConfig:
+    """The configuration of a training whose gradient noise is estimated, beside drawn gradients.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    # The data set, as `lab.data.load` names it; None: nothing is trained.
+    train: Annotated[
+        str | None,
+        Setting("Train on this data set, too: digits, mnist:DIR or cifar10:DIR (CifarNet).", metavar="DATA"),
+    ] = None
+    iterations: Annotated[int, Setting("Iterations of the training.", least=1)] = 500
+    every: Annotated[int, Setting("Iterations from one look at the truth to the next.", least=1)] = 100
+    samples: Annotated[int, Setting("Samples' gradients that the truth is from.", least=2)] = 1000
+    looks: Annotated[
+        int, Setting("Batches that are drawn at each look, for the estimators' errors.", least=2)
+    ] = 100
+    rate: Annotated[float, Setting("Learning rate.", above=0, below=inf)] = 0.01
+    batch_norm: Annotated[
+        bool, Setting("Train with batch normalisation over each worker's samples; digits or MNIST.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.batch_norm and (self.train or "").startswith("cifar10"):
+            raise InvalidRequestError("batch-norm: only for digits and MNIST; CifarNet has none")
 
 
 class Trained:
@@ -135,6 +167,7 @@ def draw_norms(trained: Trained, counts: Sequence[int], draws: int) -> tuple[Arr
     return np.array(norms), np.array(squared)
 
 
+@styled
 def draw(looks: Sequence[dict[str, Any]]) -> Figure:
     """Draw the noise scale as it was followed, with two standard errors, and the truth, over the iterations.
 
@@ -146,25 +179,23 @@ def draw(looks: Sequence[dict[str, Any]]) -> Figure:
     bottom, top = (np.nanmin(known) / 2, np.nanmax(known) * 4) if np.isfinite(known).any() else (1.0, 10.0)
     low = [max(look["followed"]["least"], bottom) for look in looks]
     high = [min(look["followed"]["most"], top) for look in looks]
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(7.5, 3.4), layout="constrained")
-        axes = figure.subplots()
-        colour = style.COLOURS[0]
-        axes.fill_between(
-            iterations, low, high, color=colour, alpha=0.2, linewidth=0, label="two standard errors each way"
-        )
-        axes.plot(iterations, followed, color=colour, label="followed")
-        axes.plot(iterations, truth, "o", color=style.INK, markersize=4.5, label="truth")
-        axes.set_yscale("log")
-        axes.set_ylim(bottom, top)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter("{x:,g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_title("Gradient noise scale during a training")
-        axes.set_xlabel("iteration")
-        axes.set_ylabel("noise scale (samples)")
-        axes.legend(loc="lower right")
-        return figure
+    figure, (axes,) = panels(7.5, 3.4)
+    interval: dict[str, Any] = {
+        "color": colour(0),
+        "alpha": 0.2,
+        "linewidth": 0,
+        "label": "two standard errors each way",
+    }
+    axes.fill_between(iterations, low, high, **interval)
+    axes.plot(iterations, followed, color=colour(0), label="followed")
+    axes.plot(iterations, truth, "o", color=style.INK, markersize=4.5, label="truth")
+    log_scale(axes)
+    axes.set_ylim(bottom, top)
+    axes.set_title("Gradient noise scale during a training")
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("noise scale (samples)")
+    axes.legend(loc="lower right")
+    return figure
 
 
 def _model(data: ImageSet, batch_norm: bool) -> nn.Module:

@@ -1,102 +1,108 @@
-"""Cost of balancing: the manager's part of an iteration, as LB-BSP's Figure 11 has it for 96 workers.
+"""Figure 11 of LB-BSP: what balancing costs, with simulated workers over real connections.
 
-Workers are simulated over real connections; their speeds change as under contention, so that predictors have
-something to learn. Iterations follow each other after a short pause instead of a second of computing: the
-manager's work is the same, and a thousand of them take no quarter of an hour.
+The cost is the manager's part of an iteration; the paper has it for 96 workers. Workers are simulated over
+real connections; their speeds change as under contention, so that predictors have something to learn.
+Iterations follow each other after a short pause instead of a second of computing: the manager's work is the
+same, and a thousand of them take no quarter of an hour.
+
+Example:
+  evenpace lab experiment fig11 --workers 32,64,96 --predictor auto
 """
 
 import statistics
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import psutil
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from evenpace.local.cluster import service
-from evenpace.reports import files
+from idl.settings import Checked, Setting
 from lab.bench.connected_workers import Load
+from lab.fields import whole_numbers
+from lab.report import Columns, table_of
+from predictors import PREDICTORS, PredictorOptions
 from worker.resources.monitors import ResourceMonitor
 
 ITERATION_SECONDS = 1.0  # seconds of an iteration to which the shares refer
 _WARM_UP = 20  # rounds that do not count
 _PAUSE_SECONDS = 0.02  # between rounds, so that fits have rounds beside them
 _PAPER = {96: 1.1}  # per cent of the iteration, by workers; the paper's text has the largest cluster only
+_COLUMNS: Columns = {
+    "mean_ms": ("mean ms", "{:.2f}"),
+    "p5_ms": ("5%", "{:.2f}"),
+    "p95_ms": ("95%", "{:.2f}"),
+    "during": ("during fits", "{0[during_fits_ms]:.2f} ({0[rounds_during_fits]})"),
+    "between_fits_ms": ("between fits", "{:.2f}"),
+    "share": ("share", "{:.2%}"),
+    "paper": ("paper", "below {}%"),
+}
 _MONITOR_SAMPLES = 50  # measurements of a worker's own part
 
 
-def run(
-    workers: Sequence[int],
-    iterations: int,
-    predictor: str,
-    first_fit: int,
-    refit_every: int,
-    json_path: Path | None = None,
-    console: Console | None = None,
-) -> dict[str, Any]:
-    """Measure, print a table, and return the figures.
+@dataclass(frozen=True)
+class OverheadConfig(Checked):
+    """The configuration of the measurements, one for each number of workers."""
 
-    Args:
-        workers: Numbers of workers, one for each measurement.
-        iterations: Iterations of each measurement.
-        first_fit: Iterations before its first fit.
-        refit_every: Iterations between fits.
-        json_path: Further place for the figures.
-    """
-    console = console or Console()
-    rows = [_measure(count, iterations, predictor, first_fit, refit_every) for count in workers]
+    workers: Annotated[
+        tuple[int, ...],
+        Setting("Numbers of workers.", metavar="COUNT,...", read=partial(whole_numbers, "workers", least=1)),
+    ] = (32, 64, 96)
+    iterations: Annotated[int, Setting("Of each measurement.", least=20)] = 600
+    predictor: Annotated[
+        str, Setting("Predicts the speeds; auto: the best of all for each worker.", choices=PREDICTORS)
+    ] = "auto"
+    learning: PredictorOptions = field(default_factory=lambda: PredictorOptions(first_fit=200))
+
+
+def run(config: OverheadConfig, console: Console) -> dict[str, Any]:
+    """Measure, print a table, and return the figures."""
+    rows = [_measure(count, config) for count in config.workers]
+    predictor = config.predictor
     figures = {
         "predictor": predictor,
-        "iterations": iterations,
+        "iterations": config.iterations,
         "iteration_s": ITERATION_SECONDS,
         "worker_ms": _worker_part() * 1e3,
         "sizes": rows,
     }
-    table = Table(
-        title=f"The manager's part of an iteration of {ITERATION_SECONDS:g} s, predicting with {predictor}",
-        title_justify="left",
-    )
-    for column in ("workers", "mean ms", "5%", "95%", "during fits", "between fits", "share", "paper"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        paper = _PAPER.get(row["workers"])
-        during, between = row["during_fits_ms"], row["between_fits_ms"]
-        table.add_row(
+    title = f"The manager's part of an iteration of {ITERATION_SECONDS:g} s, predicting with {predictor}"
+    shown = [
+        (
             str(row["workers"]),
-            f"{row['mean_ms']:.2f}",
-            f"{row['p5_ms']:.2f}",
-            f"{row['p95_ms']:.2f}",
-            "-" if during is None else f"{during:.2f} ({row['rounds_during_fits']})",
-            "-" if between is None else f"{between:.2f}",
-            f"{row['share']:.2%}",
-            f"below {paper}%" if paper else "-",
+            {
+                **row,
+                "paper": _PAPER.get(row["workers"]),
+                "during": None if row["during_fits_ms"] is None else row,
+            },
         )
-    console.print(table)
+        for row in rows
+    ]
+    console.print(table_of(title, "workers", _COLUMNS, shown))
     console.print(
         f"The worker's own part (usage, stopwatch) takes {figures['worker_ms']:.2f} ms. "
         "Medians during and between fits; the paper's share includes the workers' part."
     )
-    if json_path is not None:
-        files.write_json(figures, json_path)
     return figures
 
 
-def _measure(
-    workers: int, iterations: int, predictor: str, first_fit: int, refit_every: int
-) -> dict[str, Any]:
-    learning = ("--first-fit", str(first_fit), "--refit-every", str(refit_every))
+def _measure(workers: int, config: OverheadConfig) -> dict[str, Any]:
+    learning = config.learning
     random = np.random.default_rng(workers)
     speeds = random.uniform(50, 200, workers)
     taken = np.zeros(workers)  # share of each worker's CPU that others take
     rounds, fitting = [], []
-    options = ("--workers", str(workers), "--predictor", predictor, *learning)
+    options = (
+        *("--workers", str(workers), "--predictor", config.predictor),
+        *("--first-fit", str(learning.first_fit), "--refit-every", str(learning.refit_every)),
+    )
     with service("manager", *options) as manager, Load(manager.address, workers) as load:
         trainer = _Trainer(manager.pid)
-        for _ in track(range(_WARM_UP + iterations), description=f"{workers} workers"):
+        for _ in track(range(_WARM_UP + config.iterations), description=f"{workers} workers"):
             changed = random.random(workers) < 0.025  # phases of 40 iterations on average
             taken[changed] = 0.5 - taken[changed]
             measured = speeds * (1 - taken) * random.normal(1, 0.03, workers).clip(0.8, 1.2)

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lab.experiments import figure_plots, paper, paper_plots, plots
+from lab.experiments import paper, plots
 
 Figures = Mapping[str, Any]
 
@@ -166,7 +166,7 @@ FIGURES = (
         "Processes with unequal shares of this machine's cores stand for the GPUs. A larger batch does not "
         "make a sample cheaper on them, so that LB-BSP cannot beat ASP by the update. BSP is 1.",
         _efficiency,
-        figure_plots.efficiency,
+        plots.efficiency,
     ),
     PaperFigure(
         "fig7",
@@ -175,7 +175,7 @@ FIGURES = (
         "The same cluster, ResNet-32 and Inception-V3, trained to the end.",
         "The runs of Figure 6. They are short: who falls behind shows, what is reached in the end does not.",
         _accuracy,
-        figure_plots.accuracy,
+        plots.accuracy,
     ),
     PaperFigure(
         "fig8",
@@ -185,7 +185,7 @@ FIGURES = (
         "Four processes with unequal shares, each in a network namespace; the kernel bounds one's bandwidth "
         "in the middle of the run.",
         _migration,
-        figure_plots.migration,
+        plots.migration,
     ),
     PaperFigure(
         "fig9",
@@ -204,7 +204,7 @@ FIGURES = (
         "One m4.2xlarge of the same cluster, 100 iterations of ResNet-32, after more than a thousand.",
         "The runs of Table 3: a predictor that learns has had few iterations to learn from.",
         _prediction,
-        lambda figures: paper_plots.prediction_of(figures, ("lb-bsp:ema", "lb-bsp:narx")),
+        lambda figures: plots.prediction(figures, ("lb-bsp:ema", "lb-bsp:narx")),
     ),
     PaperFigure(
         "table3",
@@ -214,7 +214,7 @@ FIGURES = (
         "Four disturbed processes, as for Figure 9. Over few iterations a moving average is hard to beat; "
         "see docs/cpu-clusters.md for longer runs.",
         _approaches,
-        paper_plots.approaches,
+        plots.approaches,
     ),
     PaperFigure(
         "fig11",
@@ -225,6 +225,6 @@ FIGURES = (
         "Simulated workers over real connections to a real manager, on one machine; the share is that of an "
         "iteration of one second.",
         _overhead,
-        paper_plots.overhead,
+        plots.overhead,
     ),
 )

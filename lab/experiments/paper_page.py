@@ -10,8 +10,8 @@ from typing import Any
 
 from evenpace.reports.drawing import inline
 from evenpace.reports.templates import write_page
-from lab.experiments import figure_plots
 from lab.experiments.paper_claims import FIGURES, PaperFigure
+from lab.plots import save
 from worker.resources.device import cpu_name
 
 _PIXELS = 100  # pixels of an inch of a figure, at most
@@ -65,7 +65,8 @@ def _section(figure: PaperFigure, outcome: ExperimentOutcome, folder: Path) -> d
             width = round(float(drawn.get_size_inches()[0]) * _PIXELS)
             files = [f"{figure.name}.{kind}" for kind in ("svg", "png")]
             for name in files:
-                figure_plots.write(drawn, folder / name)
+                save(drawn, folder / name)
+    load = (outcome.figures or {}).get("load_average")  # a number, or those before and after
     return {
         "figure": figure,
         "outcome": outcome,
@@ -74,7 +75,7 @@ def _section(figure: PaperFigure, outcome: ExperimentOutcome, folder: Path) -> d
         "width": width,
         "files": files,
         "made": f"{datetime.fromtimestamp(outcome.made, UTC):%Y-%m-%d %H:%M UTC}" if outcome.made else "",
-        "load": (outcome.figures or {}).get("load_average"),
+        "load": load[-1] if isinstance(load, list) else load,
     }
 
 

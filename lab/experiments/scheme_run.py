@@ -54,6 +54,38 @@ class ParameterSnapshot:
     shards: int = 0
 
 
+@dataclass(frozen=True)
+class SchemeRun:
+    """Measurements of a run."""
+
+    scheme: Scheme  # the scheme that was run
+    # Records of the finished iterations, as `IterationRecord.plain` returns them.
+    records: list[dict[str, Any]]
+    snapshots: list[ParameterSnapshot]  # in the order of time, the last one from the end
+
+
+class Snapshots:
+    """Snapshots of a job's parameters, taken on demand.
+
+    Args:
+        observer: Observer of the job.
+        config: Configuration of its run.
+        gradients: Gradients that a version of the parameters is counted as.
+    """
+
+    def __init__(self, observer: Observer, config: RunConfig, gradients: int = 1) -> None:
+        self._observer = observer
+        self._shards = config.shards
+        self._gradients = gradients
+        self._parameters = np.empty(config.elements, dtype=np.float32)
+        self.taken: list[ParameterSnapshot] = []
+
+    def take(self, seconds: float, version: int = -1) -> None:
+        """Take one of at least this version, -1 for the present one, `seconds` after training began."""
+        updates = self._gradients * self._observer.pull(self._parameters, version)
+        self.taken.append(ParameterSnapshot(seconds, updates, self._parameters.copy(), self._shards))
+
+
 def manager_options(scheme: Scheme, config: RunConfig) -> dict[str, Any]:
     """Return a scheme's options of `evenpace manager`, by name."""
     return {

@@ -1,48 +1,106 @@
-"""Sizers compared by the time to a loss: a network trained from the same start with each.
+"""Time to a loss with batches of a fixed size, and with sizes that follow the gradient noise.
 
-Each run has a manager, a shard and workers of its own on this machine, one after the other. The JSON::
+A network of one hidden layer is trained from the same start by local workers, once for each SIZER:RULE and
+seed, one after the other. Each training has a manager, a shard and workers of its own.
 
-    {..., "runs": [{"sizer", "rule", "seed", "reached", "epochs": [{"epoch", "seconds", "iterations", "size",
-     "loss", "accuracy"}]}], "sizers": [{"sizer", "rule", "seconds", "times_as_fast", "epochs", "iterations",
-     "size", "accuracy"}]}
-
-`sizers` has medians over the seeds; `times_as_fast` is the first one's seconds over those.
+Example:
+  evenpace lab experiment sizers --seeds 1,2,3 --plot sizers.png
 """
 
 import json
-import os
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 from rich.console import Console
 from rich.progress import track
 
+from batchsize_manager.policies import POLICIES
+from batchsize_manager.sizers import SIZERS
 from evenpace.local.cluster import LocalCluster
-from evenpace.local.terminal import make_table
-from evenpace.reports import style
-from idl.errors import UnavailableError
-from lab import terminal
+from idl.errors import InvalidRequestError, UnavailableError
+from idl.settings import Setting, check_settings
 from lab.data import load
-from lab.experiments.config import SizersConfig
+from lab.fields import parse_names, whole_numbers
+from lab.plots import lines, log_scale, panels, save, styled
+from lab.report import Columns, options_of, table_of
+from worker.learning_rates import factor_by
 
 _SCRIPT = Path(__file__).with_name("sizers_worker.py")
+_COLUMNS: Columns = {
+    "seconds": ("seconds", "{:.1f}"),
+    "times_as_fast": ("times as fast", "{:.2f}"),
+    "epochs": ("epochs", "{:.0f}"),
+    "iterations": ("iterations", "{:,.0f}"),
+    "size": ("last batch", "{:,.0f}"),
+    "accuracy": ("accuracy", "{:.1%}"),
+}
 
 
-def run(
-    config: SizersConfig, console: Console, json_path: Path | None, plot_path: Path | None
-) -> dict[str, Any]:
-    """Train with each sizer and seed, print what each took, and write and draw it.
+@dataclass(frozen=True)
+class SizersConfig:
+    """The configuration of trainings with batches of each sizer's size.
 
-    Args:
-        config: The configuration.
-        console: Where the table goes.
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    # The data set, as `lab.data.load` names it.
+    data: Annotated[str, Setting("digits, mnist:DIR or cifar10:DIR.", metavar="DATA")] = "digits"
+    # A sizer and a rule of learning rates each, as SIZER:RULE; all are compared with the first.
+    runs: Annotated[
+        tuple[str, ...],
+        Setting("Sizer and rule of learning rates.", metavar="SIZER:RULE,...", read=parse_names),
+    ] = ("fixed:none", "goodput:adascale", "goodput:none")
+    workers: Annotated[int, Setting("Number of workers.", least=1)] = 2
+    policy: Annotated[str, Setting("Balancing policy.", choices=POLICIES)] = "learned"
+    batch_size: Annotated[int, Setting("Samples of the first batch, and the least.", least=1)] = 32
+    most: Annotated[int, Setting("Samples of a batch at most.", least=1)] = 512
+    loss: Annotated[float, Setting("Loss over all samples that ends a training.", above=0, below=inf)] = 0.05
+    epochs: Annotated[int, Setting("Epochs at most.", least=1)] = 3000
+    # Learning rate for batches of `batch_size`.
+    rate: Annotated[float, Setting("Learning rate of the first batch.", above=0, below=inf)] = 0.05
+    seeds: Annotated[
+        tuple[int, ...],
+        Setting(
+            "A run with each; medians.", metavar="SEED,...", read=partial(whole_numbers, "seeds", least=0)
+        ),
+    ] = (1,)
+    plot: Annotated[Path | None, Setting("Draw losses and sizes by the time, a PNG file.", folder=False)] = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.most < self.batch_size:
+            raise InvalidRequestError(f"most {self.most}: must be at least batch_size, {self.batch_size}")
+        for one in self.runs:
+            sizer, _, rule = one.partition(":")
+            if sizer not in SIZERS or sizer == "schedule":
+                known = ", ".join(name for name in SIZERS if name != "schedule")
+                raise InvalidRequestError(f"runs {one!r}: give SIZER:RULE, with a sizer of {known}")
+            factor_by(rule, "sgd")  # raises InvalidRequestError
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Sizer and rule of each run."""
+        return [(sizer, rule) for sizer, _, rule in (one.partition(":") for one in self.runs)]
+
+
+def run(config: SizersConfig, console: Console) -> dict[str, Any]:
+    """Train with each sizer and seed, and print what each took.
+
+    Returns:
+        `{..., "runs": [{"sizer", "rule", "seed", "epochs": [{"epoch", "seconds", "iterations", "size",
+        "loss", "accuracy"}]}], "sizers": [{"sizer", "rule", "seconds", "times_as_fast", "epochs",
+        "iterations", "size", "accuracy"}]}`. `sizers` has medians over the seeds; `times_as_fast` is the
+        first one's seconds over those.
 
     Raises:
         ProcessFailedError: A process failed.
@@ -52,42 +110,14 @@ def run(
     samples = len(load(config.data).train_labels)
     if config.batch_size > samples:
         raise ValueError(f"batch size {config.batch_size}: {config.data} has {samples} samples")
-    before = os.getloadavg()[0]
     cases = [(sizer, rule, seed) for seed in config.seeds for sizer, rule in config.pairs]
     runs = [_train(config, *case) for case in track(cases, description="trainings", console=console)]
-    figures = {
-        **asdict(config),
-        "load_average": [before, os.getloadavg()[0]],
-        "runs": runs,
-        "sizers": _summary(runs, config.pairs),
-    }
-    table = make_table(
-        f"Training {config.data} to a loss of {config.loss:g}, {config.workers} workers",
-        *(
-            "sizer, learning rates",
-            "seconds",
-            "times as fast",
-            "epochs",
-            "iterations",
-            "last batch",
-            "accuracy",
-        ),
-    )
-    for one in figures["sizers"]:
-        table.add_row(
-            f"{one['sizer']}, {one['rule']}",
-            f"{one['seconds']:.1f}",
-            f"{one['times_as_fast']:.2f}",
-            f"{one['epochs']:.0f}",
-            f"{one['iterations']:,.0f}",
-            f"{one['size']:,.0f}",
-            f"{one['accuracy']:.1%}",
-        )
-    console.print(table)
-    console.print(terminal.load_line(*figures["load_average"]))
-    if plot_path is not None:
-        _draw(runs).savefig(plot_path)
-    terminal.give(figures, json_path, console)
+    figures = {**options_of(config), "runs": runs, "sizers": _summary(runs, config.pairs)}
+    title = f"Training {config.data} to a loss of {config.loss:g}, {config.workers} workers"
+    rows = ((f"{one['sizer']}, {one['rule']}", one) for one in figures["sizers"])
+    console.print(table_of(title, "sizer, learning rates", _COLUMNS, rows))
+    if config.plot is not None:
+        save(_draw(runs), config.plot)
     return figures
 
 
@@ -142,22 +172,25 @@ def _summary(runs: Sequence[dict[str, Any]], pairs: Sequence[tuple[str, str]]) -
     return summaries
 
 
+@styled
 def _draw(runs: Sequence[dict[str, Any]]) -> Figure:
     """Draw loss and batch size against the seconds, of the first seed."""
     first = [one for one in runs if one["seed"] == runs[0]["seed"]]
-    with rc_context(style.STYLE):
-        figure = Figure(figsize=(8, 5), layout="constrained")
-        losses, sizes = figure.subplots(2, 1, sharex=True)
-        for one in first:
-            seconds = [epoch["seconds"] for epoch in one["epochs"]]
-            label = f"{one['sizer']}, {one['rule']}"
-            losses.plot(seconds, [epoch["loss"] for epoch in one["epochs"]], label=label)
-            sizes.plot(seconds, [epoch["size"] for epoch in one["epochs"]], label=label)
-        losses.set(yscale="log", ylabel="Loss")
-        sizes.set(yscale="log", ylabel="Whole batch, samples", xlabel="Seconds")
-        for axes in (losses, sizes):
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_major_formatter("{x:,g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
-        losses.legend()
+    figure, everything = panels(8, 5, rows=2, sharex=True)
+    for axes, key, label in zip(everything, ("loss", "size"), ("Loss", "Whole batch, samples"), strict=True):
+        lines(
+            axes,
+            (
+                (
+                    f"{one['sizer']}, {one['rule']}",
+                    [epoch["seconds"] for epoch in one["epochs"]],
+                    [epoch[key] for epoch in one["epochs"]],
+                )
+                for one in first
+            ),
+        )
+        log_scale(axes)
+        axes.set_ylabel(label)
+    everything[0].legend()
+    everything[1].set_xlabel("Seconds")
     return figure

@@ -4,21 +4,23 @@ Workers with unequal CPU shares stand for the unequal GPUs of LB-BSP's Cluster-A
 between the schemes is how workers of different speed wait for each other, not what makes them differ.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Annotated
 
 from evenpace.local.cluster import LOOPBACK, LocalCluster, Surroundings
+from evenpace.local.fields import parse_shares
 from idl.errors import NotMemberError
 from idl.records import IterationRecord
+from idl.settings import Setting
 from lab.experiments.scheme_run import (
-    ParameterSnapshot,
     RunConfig,
     RunTooShortError,
+    SchemeRun,
+    Snapshots,
     followed,
     manager_options,
     training,
@@ -30,6 +32,16 @@ from rpc.address import Address
 
 _FIRST_PAUSE = 0.25  # seconds to the second snapshot; from then on the job's pace is known
 _BEYOND = 10  # multiple of a run's updates after which a worker without barriers would end by itself
+
+UnequalShares = Annotated[
+    tuple[float, ...],
+    Setting(
+        "The CPU share of each worker: unequal shares stand for unequal GPUs.",
+        metavar="CORES,...",
+        read=parse_shares,
+    ),
+]
+"""Cores that each worker may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +67,6 @@ class UnequalConfig(RunConfig):
         return self.iterations * len(self.shares)
 
 
-@dataclass(frozen=True)
-class UnequalRun:
-    """Measurements of a run.
-
-    Attributes:
-        snapshots: Snapshots in the order of time, from the start of training to its last update. Their
-            `updates` are gradients that went into the parameters, in the synchronous schemes one for each
-            worker and step.
-    """
-
-    scheme: Scheme  # the scheme that was run
-    # Records of the finished iterations, as `IterationRecord.plain` returns them.
-    records: list[dict[str, Any]]
-    snapshots: list[ParameterSnapshot]
-
-
 def run_unequal(
     scheme: Scheme,
     config: UnequalConfig,
@@ -79,7 +75,7 @@ def run_unequal(
     network: WorkerNetwork | None = None,
     more: Sequence[str] = (),
     end: Callable[[Address], None] = lambda manager: None,
-) -> UnequalRun:
+) -> SchemeRun:
     """Run a scheme to its end.
 
     A run without barriers ends when it has made its updates, while all workers are still there: had each a
@@ -96,6 +92,10 @@ def run_unequal(
 
     Raises:
         EvenpaceError: A process failed; the message says which, and why.
+
+    Returns:
+        The run; the snapshots' `updates` are gradients, in the synchronous schemes one for each worker and
+        step, from the start of training to its last update.
     """
     names = [f"worker-{rank}" for rank in range(len(config.shares))]
     places = {} if network is None else {name: network.prefix(i) for i, name in enumerate(names)}
@@ -128,7 +128,7 @@ def run_unequal(
             cluster.wait()
         end(cluster.manager)
     records = [record.plain() for record in observer.iterations]
-    return UnequalRun(scheme, records, follower.snapshots)
+    return SchemeRun(scheme, records, follower.snapshots)
 
 
 class _Follower:
@@ -142,12 +142,10 @@ class _Follower:
         self._observer = observer
         self._synchronous = scheme.synchronous
         self._config = config
-        # An asynchronous run needs snapshots in any case: only they have its number of updates.
-        self._step = config.updates / max(config.snapshots, 1)
-        self._parameters = np.empty(config.elements, dtype=np.float32)
+        self._snapshots = Snapshots(observer, config, len(config.shares) if scheme.synchronous else 1)
         self._began = 0.0
         self._due = 0.0  # when the next snapshot is
-        self.snapshots: list[ParameterSnapshot] = []
+        self.snapshots = self._snapshots.taken
         self.over = False
 
     @property
@@ -161,33 +159,24 @@ class _Follower:
         """Look at the job's progress, and take a snapshot if one is due; `now` is monotonic, in seconds."""
         config = self._config
         if self._synchronous and len(self._observer.iterations) >= config.iterations:
-            self._take(now, config.iterations)
+            self._snapshots.take(now - self._began, config.iterations)
             self.over = True
         elif not self.snapshots:
             if len(self._observer.members) == len(config.shares):
                 self._begin(now)
+        # An asynchronous run needs snapshots in any case: only they have its number of updates.
         elif now >= self._due and (config.snapshots or not self._synchronous):
-            self._take(now)
+            self._snapshots.take(now - self._began)
             self._due = now + self._pause()
             self.over = not self._synchronous and self.snapshots[-1].updates >= config.updates
 
     def _begin(self, now: float) -> None:
-        self._began = now
-        try:
-            self._take(now)
-        except NotMemberError:  # no worker has opened the job at the parameter server yet
-            return
-        self._due = now + _FIRST_PAUSE
-
-    def _take(self, now: float, version: int = -1) -> None:
-        steps = self._observer.pull(self._parameters, version)
-        updates = steps * len(self._config.shares) if self._synchronous else steps
-        self.snapshots.append(
-            ParameterSnapshot(now - self._began, updates, self._parameters.copy(), self._config.shards)
-        )
+        self._began, self._due = now, now + _FIRST_PAUSE
+        with contextlib.suppress(NotMemberError):  # no worker has opened the job at the parameter server yet
+            self._snapshots.take(0.0)
 
     def _pause(self) -> float:
         """Return the seconds until the updates between two snapshots have been made."""
         before, last = self.snapshots[-2:]
         made, took = last.updates - before.updates, last.seconds - before.seconds
-        return self._step * took / made if made > 0 else took
+        return self._config.updates / max(self._config.snapshots, 1) * took / made if made > 0 else took

@@ -1,25 +1,22 @@
-"""VirtualFlow's splits over unlike GPUs (section 6.5.1, Table 4), by the manager's solver.
+"""Table 4 of VirtualFlow: splits over unlike GPUs, and their gains; nothing is trained.
 
-The published profiles have no times of ResNet-50 on V100 and P100, which Table 4 is about. So its splits are
-solved from what the paper says of the two: a V100 is four times as fast. For the models that the profiles
-have, the same sets of GPUs are solved from measured times, with as many micro-batches at once as fit. Steps
-of many GPUs together were not published, so nothing here includes communication; how well a profile foresees
-times is told from measurements that are left out of it.
+The splits (section 6.5.1) are solved by the manager's solver. The published profiles have no times of
+ResNet-50 on V100 and P100, which Table 4 is about. So its splits are solved from what the paper says of the
+two: a V100 is four times as fast. For the models that the profiles have, the same sets of GPUs are solved
+from measured times, with as many micro-batches at once as fit. Steps of many GPUs together were not
+published, so nothing here includes communication; how well a profile foresees times is told from measurements
+that are left out of it.
 
-The JSON has::
-
-    {"splits": [{"set", "split", "paper": text, "over_v100", "over_p100", "over_even": ratio}],
-     "models": [the same, with "model"], "errors": {model: relative error}}
-
-Ratios are throughputs over those of the GPUs of one kind alone, and of an even split; null where a batch does
-not fit.
+Example:
+  evenpace lab experiment virtualflow --curves throughput.csv
 """
 
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
@@ -28,8 +25,9 @@ from batchsize_manager.planning import Forecast, Recommendation, recommend
 from batchsize_manager.planning_config import Task
 from batchsize_manager.policies.step_times import StepTimes
 from evenpace.local.terminal import make_table
-from evenpace.reports import files
+from idl.settings import Setting
 from lab.bench.step_times import GpuCurves, read_step_times
+from lab.report import Columns, cells_of, table_of
 
 _TOTAL = 8192  # samples, as in Table 4
 _FACTOR = 4.0  # speed of a V100 over that of a P100, as section 6.5.1 says of ResNet-50
@@ -40,18 +38,40 @@ _SETS = {  # numbers of V100 and P100, and what Table 4 and section 6.5.1 say
     "H2": (2, 4, "3072:512"),
     "H3": (2, 8, "2048:512; 1.42 of V100, 1.52 of P100"),
 }
+_COLUMNS: Columns = {
+    "split": ("samples each", "{}"),
+    "over_v100": ("over V100 alone", "{:.2f}"),
+    "over_p100": ("over P100 alone", "{:.2f}"),
+    "over_even": ("over even", "{:.2f}"),
+}
 _PAPER_ERROR = 0.056  # of predicted throughputs, Figure 14
 
 
-def run(curves_path: Path | None, console: Console, json_path: Path | None = None) -> dict[str, Any]:
-    """Solve Table 4's sets of GPUs, print ours beside the paper's, and write the figures.
+@dataclass(frozen=True)
+class VirtualFlowConfig:
+    """The configuration of the splits."""
 
-    Args:
-        curves_path: File of the published profiles, for `read_step_times`; None to leave them out.
+    curves: Annotated[
+        Path | None,
+        Setting(
+            "VirtualFlow's published profiles, a CSV with model,gpu,batch_size,examples_per_s.",
+            folder=False,
+            exists=True,
+        ),
+    ] = None
+
+
+def run(config: VirtualFlowConfig, console: Console) -> dict[str, Any]:
+    """Solve Table 4's sets of GPUs, and print ours beside the paper's.
+
+    Returns:
+        `{"splits": [{"set", "split", "paper": text, "over_v100", "over_p100", "over_even": ratio}],
+        "models": [the same, with "model"], "errors": {model: relative error}}`. Ratios are throughputs over
+        those of the GPUs of one kind alone, and of an even split; None where a batch does not fit.
 
     Raises:
-        ValueError: The file is no such file.
-        OSError: A file cannot be read or written.
+        ValueError: The file is not one of profiles.
+        OSError: It cannot be read.
     """
     units = _TOTAL // _UNIT
     ratio = {
@@ -59,7 +79,7 @@ def run(curves_path: Path | None, console: Console, json_path: Path | None = Non
         for gpu, seconds in (("V100", 1.0), ("P100", _FACTOR))
     }
     splits = [_row(name, ratio, Task(units), _UNIT) for name in _SETS]
-    curves = {} if curves_path is None else read_step_times(curves_path)
+    curves = {} if config.curves is None else read_step_times(config.curves)
     models = []
     for model, gpus in curves.items():
         if {"V100", "P100"} <= set(gpus):
@@ -68,8 +88,6 @@ def run(curves_path: Path | None, console: Console, json_path: Path | None = Non
             models += [{"model": model, **_row(name, profiles, task)} for name in _SETS]
     figures = {"splits": splits, "models": models, "errors": interpolation_errors(curves)}
     _print(console, figures)
-    if json_path is not None:
-        files.write_json(figures, json_path)
     return figures
 
 
@@ -129,24 +147,23 @@ def _over(found: Recommendation, other: Forecast | None) -> float | None:
 
 
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
-    headings = ("samples each", "over V100 alone", "over P100 alone", "over even")
-    table = make_table(f"ResNet-50, {_TOTAL} samples, a V100 as fast as {_FACTOR:g} P100", "GPUs", *headings)
+    title = f"ResNet-50, {_TOTAL} samples, a V100 as fast as {_FACTOR:g} P100"
+    table = make_table(title, "GPUs", *(heading for heading, _ in _COLUMNS.values()))
     table.add_column("VirtualFlow")
     for row in figures["splits"]:
         table.add_row(row["set"], *_cells(row), row["paper"])
     console.print(table)
     if figures["models"]:
-        table = make_table(f"Published profiles, {_TOTAL} samples", "model", "GPUs", *headings)
+        columns: Columns = {"set": ("GPUs", "{}"), **_COLUMNS}
+        table = table_of(f"Published profiles, {_TOTAL} samples", "model", columns, ())
         for row in figures["models"]:
             table.add_row(row["model"], row["set"], *_cells(row))
         console.print(table)
-        table = make_table("Times between powers of two, interpolated", "model", "mean error")
-        for model, error in figures["errors"].items():
-            table.add_row(model, f"{error:.1%}")
-        table.add_row("VirtualFlow, predicted and measured throughputs", f"{_PAPER_ERROR:.1%}")
-        console.print(table)
+        errors = {**figures["errors"], "VirtualFlow, predicted and measured throughputs": _PAPER_ERROR}
+        rows = ((name, {"error": error}) for name, error in errors.items())
+        columns = {"error": ("mean error", "{:.1%}")}
+        console.print(table_of("Times between powers of two, interpolated", "model", columns, rows))
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    ratios = (row[name] for name in ("over_v100", "over_p100", "over_even"))
-    return [row["split"] or "does not fit", *("" if over is None else f"{over:.2f}" for over in ratios)]
+    return cells_of(_COLUMNS, {**row, "split": row["split"] or "does not fit"}, missing="")

@@ -1,10 +1,15 @@
-"""Table of the workloads by name, for the experiments and for the script that their workers run."""
+"""Table of the workloads by name, for the experiments and for the script that their workers run.
+
+Also values of options that are given by workload.
+"""
 
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated, TypeVar
 
+from idl.settings import Setting
 from lab.workloads import digits, images, linear, text
 from lab.workloads.common import Workload
 
@@ -18,6 +23,25 @@ WORKLOADS: dict[
     "resnet32": (images.resnet32_parser, images.make_resnet32),
     "transformer": (text.parser, text.make_transformer),
 }
+
+
+# Samples of a batch by default, over all workers: an iteration takes some tenths of a second.
+BATCH_SIZES = {
+    "svm": 16_000,
+    "logistic-regression": 16_000,
+    "digits": 256,
+    "cifarnet": 96,
+    "resnet32": 64,
+    "transformer": 256,
+}
+
+WorkloadName = Annotated[str, Setting("What is trained.", choices=WORKLOADS)]
+"""Name of a workload."""
+
+Arguments = Annotated[tuple[str, ...], Setting("", positional=True)]
+"""Options of the workloads, as `train_workload.py` takes them."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,3 +64,38 @@ class Training:
         """Make the workload (DataError: its data cannot be read)."""
         _, make = WORKLOADS[self.name]
         return make(options)
+
+
+def by_workload(
+    option: str, values: Sequence[str], workloads: Sequence[str], read: Callable[[str], T]
+) -> dict[str, T]:
+    """Read an option's values: VALUE is for all workloads, NAME=VALUE for one of them, and prevails.
+
+    Raises:
+        ValueError: There is no such workload, or a value is not allowed.
+    """
+    chosen: dict[str, T] = {}
+    own: dict[str, T] = {}
+    for value in values:
+        name, equals, rest = value.partition("=")
+        try:
+            if not equals:
+                chosen = dict.fromkeys(workloads, read(value))
+            elif name in workloads:
+                own[name] = read(rest)
+            else:
+                raise ValueError(f"no workload {name!r} here; there are {', '.join(workloads)}")
+        except ValueError as error:
+            raise ValueError(f"--{option} {value!r}: {error}") from error
+    return {**chosen, **own}
+
+
+def share(text: str) -> float:
+    """Read a number above 0 and up to 1 (ValueError: the text is no such number)."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= 1:
+        raise ValueError(f"{text!r}: must be above 0 and at most 1")
+    return number

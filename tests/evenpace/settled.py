@@ -56,7 +56,7 @@ def _settled(config):
     settings = settings_of(type(config))
     for one in fields(config):
         if one.name in settings:
-            if settings[one.name].help is not None:
+            if settings[one.name].help is not None and not settings[one.name].positional:
                 yield config, one, settings[one.name]
         elif one.default_factory is not MISSING and is_dataclass(value := getattr(config, one.name)):
             yield from _settled(value)

@@ -15,11 +15,15 @@ from lab.bench.sharded_transfers import ShardsConfig
 from lab.bench.spot_market import SpotConfig
 from lab.chaos.config import ChaosConfig
 from lab.demo_config import DemoConfig
-from lab.experiments.config import ContendedOptions, CoordinationConfig, MigrationConfig
+from lab.experiments.comparison import ContentionConfig
+from lab.experiments.coordination import CoordinationConfig
+from lab.experiments.fig9 import Figure9Config
+from lab.experiments.fig10 import Figure10Config
+from lab.experiments.migration import MigrationConfig
+from lab.experiments.table3 import Table3Config
 from lab.traces import Perturbation
 from tests.evenpace.settled import as_parameters, check_option
 
-CONTENDED = ("contention", "table3", "fig9", "fig10")
 COMMANDS = {
     "demo": (DemoConfig(),),
     "lab chaos": (ChaosConfig(),),
@@ -32,17 +36,19 @@ COMMANDS = {
     "lab bench hostile": (HostileConfig(),),
     "lab bench train": (TrainConfig(),),
     "lab bench balance": (BalanceConfig(),),
-    **{f"lab experiment {name}": (ContendedOptions(out=Path("runs") / name),) for name in CONTENDED},
-    **{f"lab experiment {name}": (CoordinationConfig(out=Path("runs") / name),) for name in ("fig6", "fig7")},
-    "lab experiment fig8": (MigrationConfig(out=Path("runs/fig8")),),
+    "lab experiment contention": (ContentionConfig(),),
+    "lab experiment table3": (Table3Config(),),
+    "lab experiment fig9": (Figure9Config(),),
+    "lab experiment fig10": (Figure10Config(),),
+    "lab experiment fig6": (CoordinationConfig(),),
+    "lab experiment fig8": (MigrationConfig(),),
     "lab trace usage": (Perturbation(),),
     "lab trace contention": (Perturbation(),),
 }
-OTHER_DEFAULT = {("lab experiment fig8", "iteration")}  # by their number
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "config", "one", "setting"), as_parameters(COMMANDS))
 def test_an_option_has_the_default_and_the_help_of_its_field(command, config, one, setting):
     """For every field of a configuration that has an option."""
-    check_option(command, config, one, setting, own_default=(command, one.name) not in OTHER_DEFAULT)
+    check_option(command, config, one, setting)

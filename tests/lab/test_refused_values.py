@@ -21,14 +21,17 @@ from lab.bench.size_changes import SizesConfig
 from lab.bench.step_times import made_up_step_times, make_cluster
 from lab.experiments import coordination, efficiency, equilibrium
 from lab.experiments.batch_size_law import Point, fit
-from lab.experiments.config import MappingConfig, NoiseConfig, SizersConfig
 from lab.experiments.contention_schedule import Disturbance, Schedule, Task
-from lab.experiments.mapping import MappedTraining
+from lab.experiments.mapping import MappedTraining, MappingConfig
+from lab.experiments.noise import NoiseConfig
 from lab.experiments.schemes import choose_schemes
+from lab.experiments.sizers import SizersConfig
 from lab.models.resnet import ResNet32
 from lab.models.transformer import ByteTransformer
 from lab.network import WorkerNetwork
-from lab.traces import Perturbation, contention_trace, usage_trace
+from lab.trace_contention import ContentionTraceConfig
+from lab.trace_usage import UsageTraceConfig, usage_trace
+from lab.traces import Perturbation
 
 OUT, QUIET = Path("nowhere"), Console(quiet=True)
 MACHINES = dict.fromkeys("abc", (np.linspace(0, 1, 4),) * 2)
@@ -46,7 +49,7 @@ def load(**values):
 
 def usage(**values):
     """A trace of three machines of four steps."""
-    return usage_trace(MACHINES, **{"iterations_per_step": 1} | values)
+    return usage_trace(MACHINES, UsageTraceConfig(**{"iterations_per_step": 1} | values))
 
 
 def two_workers():
@@ -159,19 +162,19 @@ def test_a_setting_that_is_not_allowed_is_named(make, said):
         (lambda: settled(synchronous=True), "settle 2: leaves no"),
         (lambda: settled(synchronous=False), "settle 2: leaves no"),
         (lambda: equilibrium.trajectory([{"total": 1}], 99), "no iteration has a batch of 99"),
-        (lambda: contention_trace(workers=0), "workers 0: must be at least 1"),
-        (lambda: contention_trace(iterations=0), "iterations 0: must be at least 1"),
-        (lambda: contention_trace(shortest=0), "shortest 0: must be at least 1"),
-        (lambda: contention_trace(longest=19), "longest 19: must be at least the shortest, 20"),
-        (lambda: contention_trace(slowdown=1.0), "slowdown 1.0: must be above 0 and below 1"),
-        (lambda: contention_trace(slowdown=float("nan")), "slowdown nan: must be above 0 and below 1"),
-        (lambda: contention_trace(usage_noise=-1), "usage_noise -1: must be from 0 to 1"),
-        (lambda: usage(machines=["a", "x"]), "machine 'x': there is none"),
-        (lambda: usage(machines=["a", "a"]), "machine 'a': there is none, or it is named twice"),
+        (lambda: ContentionTraceConfig(workers=0), "workers 0: must be at least 1"),
+        (lambda: ContentionTraceConfig(iterations=0), "iterations 0: must be at least 1"),
+        (lambda: ContentionTraceConfig(shortest=0), "shortest 0: must be at least 1"),
+        (lambda: ContentionTraceConfig(longest=19), "longest 19: must be at least the shortest, 20"),
+        (lambda: ContentionTraceConfig(slowdown=1.0), "slowdown 1.0: must be above 0 and below 1"),
+        (lambda: ContentionTraceConfig(slowdown=float("nan")), "slowdown nan: must be above 0 and below 1"),
+        (lambda: ContentionTraceConfig(usage_noise=-1), "usage_noise -1: must be at least 0 and at most 1"),
+        (lambda: usage(machines=("a", "x")), "machine 'x': there is none"),
+        (lambda: usage(machines=("a", "a")), "machine 'a': there is none, or it is named twice"),
         (lambda: usage(workers=4, iterations=4), "enough for 3 workers: each worker needs 4 steps"),
-        (lambda: usage(machines=["a", "b"], iterations=9), "enough for 0 workers: each worker needs 9 steps"),
+        (lambda: usage(machines=("a", "b"), iterations=9), "enough for 0 workers: each worker needs 9 steps"),
         (
-            lambda: usage(machines=["a", "b"], workers=1, iterations=4),
+            lambda: usage(machines=("a", "b"), workers=1, iterations=4),
             "1 workers need fewer machines: b would",
         ),
         (lambda: usage(workers=0), "workers 0: must be at least 1"),

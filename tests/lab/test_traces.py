@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 import idl
 from idl.records import IterationRecord
 from lab.observer import Observer
+from lab.trace_contention import ContentionTraceConfig, contention_trace
+from lab.trace_usage import UsageTraceConfig, usage_trace
 from lab.traces import (
     Perturbation,
     Series,
     TraceRecorder,
-    contention_trace,
     read_trace,
     read_usage,
     response,
-    usage_trace,
     write_trace,
 )
 from rpc.client import Client
@@ -143,9 +143,8 @@ def test_the_response_hand_worked():
 
 def test_usage_is_interpolated_and_machines_are_chained(usage_file):
     """Between steps usage moves evenly, from the end of one machine to the beginning of the next, too."""
-    trace = usage_trace(
-        read_usage(usage_file), machines=["a", "b"], iterations=11, iterations_per_step=2, perturbation=CALM
-    )
+    config = UsageTraceConfig(machines=("a", "b"), iterations=11, iterations_per_step=2, perturbation=CALM)
+    trace = usage_trace(read_usage(usage_file), config)
     series = trace["worker-0"]
 
     assert list(trace) == ["worker-0"]
@@ -156,7 +155,9 @@ def test_usage_is_interpolated_and_machines_are_chained(usage_file):
 
 def test_contention_comes_and_goes():
     """Without noise, speed is full or slowed, for 20 to 60 iterations, with one between in each flip."""
-    series = contention_trace(workers=1, iterations=5000, usage_noise=0, perturbation=CALM)["worker-0"]
+    series = contention_trace(
+        ContentionTraceConfig(workers=1, iterations=5000, usage_noise=0, perturbation=CALM)
+    )["worker-0"]
     share = series.speeds / series.speeds.max()
     contended = series.cpu_usage == 0.5
     assert set(np.unique(series.cpu_usage)) == {0, 0.5}
@@ -175,11 +176,11 @@ def test_contention_comes_and_goes():
 def test_the_floor_is_right(kind):
     """`expected` is the speeds' mean given what is known: unbiased, also within flips and spikes."""
     if kind == "contention":
-        trace = contention_trace(workers=50, iterations=4000, seed=3)
+        trace = contention_trace(ContentionTraceConfig(workers=50, iterations=4000, seed=3))
     else:
         steps = np.linspace(0, 1, 401)
         machines = {str(i): (steps, steps[::-1]) for i in range(50)}
-        trace = usage_trace(machines, workers=50, iterations=4000, seed=3)
+        trace = usage_trace(machines, UsageTraceConfig(workers=50, iterations=4000, seed=3))
     errors = np.concatenate([1 - series.speeds / series.expected for series in trace.values()])
     # 200,000 rows with relative errors of about 0.11: 5 standard errors.
     assert abs(errors.mean()) < 5 * errors.std() / np.sqrt(len(errors))
@@ -191,7 +192,9 @@ def test_the_floor_is_right(kind):
 
 def test_the_floor_knows_a_periods_age():
     """Rows in which a period is sure to end, or cannot end yet, are expected without bias each."""
-    trace = contention_trace(workers=300, iterations=2000, usage_noise=0, perturbation=CALM)
+    trace = contention_trace(
+        ContentionTraceConfig(workers=300, iterations=2000, usage_noise=0, perturbation=CALM)
+    )
     ages, errors = [], []
     for series in trace.values():
         flips = np.flatnonzero(np.diff(series.cpu_usage)) + 1
@@ -230,8 +233,8 @@ def test_made_traces_are_the_same_for_a_seed(tmp_path, usage_file, kind):
 def test_a_worker_is_the_same_among_others():
     """More workers do not change the series of the first ones."""
     assert_equal(
-        {"worker-0": contention_trace(workers=3, iterations=99)["worker-0"]},
-        contention_trace(workers=1, iterations=99),
+        {"worker-0": contention_trace(ContentionTraceConfig(workers=3, iterations=99))["worker-0"]},
+        contention_trace(ContentionTraceConfig(workers=1, iterations=99)),
     )
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from idl.errors import EvenpaceError
 from lab.bench import predictor_errors as bench
-from lab.traces import Series, contention_trace, write_trace
+from lab.trace_contention import ContentionTraceConfig, contention_trace
+from lab.traces import Series, write_trace
 from predictors import PREDICTORS, PredictorOptions
 from tests import ROOT
 from tests.evenpace.commands import invoke
@@ -100,7 +101,7 @@ def test_a_trace_shorter_than_the_warm_up_is_refused():
 
 def test_a_replay_is_what_a_manager_would_do(learner):
     """Iteration k's speeds come with the usage at the beginning of k + 1; fits are made when they are due."""
-    trace = contention_trace(workers=3, iterations=60)
+    trace = contention_trace(ContentionTraceConfig(workers=3, iterations=60))
     grid = bench.lay_out(trace, 20)
     options = PredictorOptions(first_fit=20, refit_every=15)
     steps = []
@@ -124,7 +125,7 @@ def test_a_replay_is_what_a_manager_would_do(learner):
 @pytest.mark.ci
 def test_fits_are_made_in_another_process(learner):
     """This process does not learn."""
-    grid = bench.lay_out(contention_trace(workers=2, iterations=30), 20)
+    grid = bench.lay_out(contention_trace(ContentionTraceConfig(workers=2, iterations=30)), 20)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
         bench.replay("learner", grid, PredictorOptions(first_fit=20), executor)
     process = learner[0].taken[0]["process"][0]
@@ -133,7 +134,7 @@ def test_fits_are_made_in_another_process(learner):
 
 def test_a_fit_that_fails_is_told_and_counted(failing):
     """The predictor is told, once in an iteration, and the replay goes on."""
-    grid = bench.lay_out(contention_trace(workers=2, iterations=30), 20)
+    grid = bench.lay_out(contention_trace(ContentionTraceConfig(workers=2, iterations=30)), 20)
     with ThreadPoolExecutor(1) as executor:
         done = bench.replay("failing", grid, PredictorOptions(first_fit=20), executor)
     assert done.fit_seconds == []
@@ -144,7 +145,7 @@ def test_a_fit_that_fails_is_told_and_counted(failing):
 def test_the_death_of_the_learning_process_is_told(learner, monkeypatch):
     """The benchmark does not go on with a predictor that could not learn."""
     monkeypatch.setattr(Learner, "due_fit", lambda self: Die())
-    grid = bench.lay_out(contention_trace(workers=1, iterations=30), 20)
+    grid = bench.lay_out(contention_trace(ContentionTraceConfig(workers=1, iterations=30)), 20)
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(1, context) as executor,
@@ -205,7 +206,7 @@ def test_scores_hand_worked():
 
 def test_the_command_agrees_with_an_independent_computation(tmp_path):
     """EMA's and the last value's errors, the floor and the shares, worked out worker by worker."""
-    trace = contention_trace(workers=3, iterations=300, seed=9)
+    trace = contention_trace(ContentionTraceConfig(workers=3, iterations=300, seed=9))
     path, out = tmp_path / "trace.csv", tmp_path / "figures.json"
     write_trace(trace, path)
     result = invoke(
@@ -306,7 +307,7 @@ def test_many_workers_are_summed_up(tmp_path):
     """
     trace = {
         worker: series(range(60), own.speeds)
-        for worker, own in contention_trace(workers=9, iterations=60).items()
+        for worker, own in contention_trace(ContentionTraceConfig(workers=9, iterations=60)).items()
     }
     path, out = tmp_path / "trace.csv", tmp_path / "figures.json"
     write_trace(trace, path)

@@ -8,15 +8,17 @@ import time
 from functools import partial
 
 import pytest
+from rich.console import Console
 
 from evenpace.local.cluster import LocalCluster
 from lab.experiments import overhead, scheme_run
+from lab.experiments.overhead import OverheadConfig
 from lab.experiments.overhead import run as measure_overhead
 from lab.experiments.schemes import SCHEMES, choose_schemes
 from lab.observer import Observer
 from lab.traces import read_trace
 from lab.workloads.by_name import WORKLOADS, Training
-from predictors import PREDICTORS
+from predictors import PREDICTORS, PredictorOptions
 from rpc.processes import ProcessFailedError
 from tests.evenpace.commands import invoke
 from tests.lab.experiments.samples import write_svmlight
@@ -136,7 +138,7 @@ def batch_sizes(figures):
 
 
 @pytest.mark.ci
-def test_the_managers_part_is_measured_beside_fits(tmp_path, monkeypatch):
+def test_the_managers_part_is_measured_beside_fits(monkeypatch):
     """Rounds go on while a fit runs, and the share is that of the mean round."""
     busy = []
 
@@ -154,10 +156,10 @@ def test_the_managers_part_is_measured_beside_fits(tmp_path, monkeypatch):
 
     monkeypatch.setattr(overhead, "_Trainer", Trainer)
     monkeypatch.setattr(overhead, "track", rounds)
-    figures = measure_overhead([6], 120, "narx", 30, 30, tmp_path / "overhead.json")
-    (size,) = figures["sizes"]
+    learning = PredictorOptions(first_fit=30, refit_every=30)
+    config = OverheadConfig(workers=(6,), iterations=120, predictor="narx", learning=learning)
+    (size,) = measure_overhead(config, Console(quiet=True))["sizes"]
 
-    assert json.loads((tmp_path / "overhead.json").read_text()) == figures
     assert size["workers"] == 6
     assert 0 < size["p5_ms"] <= size["p50_ms"] <= size["p95_ms"]
     assert size["rounds_during_fits"] > 0

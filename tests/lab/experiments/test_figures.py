@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from lab import network
-from lab.commands.options import by_workload
 from lab.experiments import coordination, migration, scheme_run, unequal
+from lab.workloads.by_name import by_workload
 from tests.evenpace.commands import invoke
 from tests.lab.experiments.samples import write_svmlight
 from tests.scripts import keep_pace
@@ -38,18 +38,18 @@ def seen(tmp_path):
 @pytest.fixture
 def wait_for_the_first_snapshot(seen, monkeypatch):
     """Let no run begin before its first snapshot has been taken, however late whoever takes it is."""
-    take, training = unequal._Follower._take, unequal.training
+    take, training = scheme_run.Snapshots.take, unequal.training
 
     def start(*arguments):
         seen.unlink(missing_ok=True)
         return training(*arguments)
 
-    def taken(follower, *arguments):
-        take(follower, *arguments)
+    def taken(snapshots, *arguments):
+        take(snapshots, *arguments)
         keep_pace.tell(seen, 10**9)
 
     monkeypatch.setattr(unequal, "training", start)
-    monkeypatch.setattr(unequal._Follower, "_take", taken)
+    monkeypatch.setattr(scheme_run.Snapshots, "take", taken)
 
 
 @pytest.fixture
@@ -107,11 +107,13 @@ def test_figure_6_compares_the_schemes_and_figure_7_draws_the_same_runs(
     assert (tmp_path / "fig6.png").stat().st_size > 1000
     assert "Figure 6: svm" in result.output
 
-    again = experiment("fig7", "--report", tmp_path / "fig6.json", "--out", tmp_path)
+    again = experiment("fig6", "--report", tmp_path / "fig6.json", "--out", tmp_path / "again")
     assert again.exit_code == 0, again.output
-    assert json.loads((tmp_path / "fig7.json").read_text()) == figures
-    assert (tmp_path / "fig7.png").stat().st_size > 1000
-    assert "Figure 7: svm" in again.output
+    assert json.loads((tmp_path / "again" / "fig6.json").read_text()) == figures
+    for folder in (tmp_path, tmp_path / "again"):
+        assert (folder / "fig7.png").stat().st_size > 1000
+    for done in (result, again):
+        assert "Figure 7: svm" in done.output
 
 
 @pytest.mark.release

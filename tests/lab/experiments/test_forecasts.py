@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from lab.experiments.config import ForecastConfig
-from lab.experiments.forecasts import errors, held, read_noise
+from lab.experiments.forecasts import ForecastConfig, errors, held, read_noise
 from predictors.batch_sizes import FORECASTERS, forecast
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke

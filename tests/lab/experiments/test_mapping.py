@@ -6,8 +6,7 @@ import json
 import pytest
 import torch
 
-from lab.experiments.config import MappingConfig
-from lab.experiments.mapping import MappedTraining
+from lab.experiments.mapping import MappedTraining, MappingConfig
 from lab.experiments.mappings import MAPPINGS, VIRTUALFLOW
 from lab.experiments.scheme_run import RunTooShortError
 from tests import ROOT

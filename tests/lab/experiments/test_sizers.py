@@ -6,17 +6,20 @@ import pytest
 from rich.console import Console
 
 from idl.errors import UnavailableError
-from lab.experiments.config import SizersConfig
-from lab.experiments.sizers import run
+from lab.experiments.sizers import SizersConfig, run
+from tests.evenpace.commands import invoke
 
 
 @pytest.mark.ci
 def test_each_sizer_trains_to_the_loss_with_its_sizes(tmp_path):
     """Batches of one size, and of sizes within the bounds; JSON has all epochs, and the picture is there."""
-    config = SizersConfig(runs=("fixed:none", "goodput:adascale"), loss=0.3, batch_size=16, most=64)
-    console = Console(file=(tmp_path / "out").open("w"), width=120)
-    figures = run(config, console, tmp_path / "figures.json", tmp_path / "sizers.png")
-    assert json.loads((tmp_path / "figures.json").read_text())["sizers"] == figures["sizers"]
+    result = invoke(
+        *("lab", "experiment", "sizers", "--runs", "fixed:none,goodput:adascale", "--loss", 0.3),
+        *("--batch-size", 16, "--most", 64, "--json", tmp_path / "figures.json"),
+        *("--plot", tmp_path / "sizers.png"),
+    )
+    assert result.exit_code == 0, result.output
+    figures = json.loads((tmp_path / "figures.json").read_text())
     assert (tmp_path / "sizers.png").read_bytes().startswith(b"\x89PNG")
     fixed, grown = figures["runs"]
     assert {epoch["size"] for epoch in fixed["epochs"]} == {16}
@@ -36,4 +39,4 @@ def test_a_loss_that_is_not_reached_is_an_error():
     """It says how far the training came."""
     config = SizersConfig(runs=("fixed:none",), loss=1e-3, epochs=1)
     with pytest.raises(UnavailableError, match=r"came to [0-9.]+ in 1 epochs: give more"):
-        run(config, Console(quiet=True), None, None)
+        run(config, Console(quiet=True))

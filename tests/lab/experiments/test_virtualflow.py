@@ -8,7 +8,7 @@ from rich.console import Console
 from batchsize_manager.planning import recommend
 from batchsize_manager.planning_config import Task
 from lab.bench.step_times import read_step_times
-from lab.experiments.virtualflow import interpolation_errors, published_profile, run
+from lab.experiments.virtualflow import VirtualFlowConfig, interpolation_errors, published_profile, run
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
 
@@ -17,7 +17,7 @@ PROFILES = SHARED_DATA / "gpu-throughput-profiles" / "throughput.csv"
 
 def test_table_4_of_virtualflow_follows_from_the_ratio_of_speeds():
     """With V100 four times as fast, the splits of H2 and H3 are the paper's, and H1 has a better one."""
-    splits = {row["set"][:2]: row for row in run(None, Console(quiet=True))["splits"]}
+    splits = {row["set"][:2]: row for row in run(VirtualFlowConfig(), Console(quiet=True))["splits"]}
 
     assert [splits[name]["split"] for name in ("H1", "H2", "H3")] == ["3584:512", "3072:512", "2048:512"]
     # H3 gains most over V100 alone, as much as over P100 alone, and twofold without communication.
