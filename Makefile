@@ -47,7 +47,7 @@ test: $(VENV)/ready
 	$(PYTEST) $(addprefix tests/,$(ONLY))
 
 quick: $(VENV)/ready
-	$(PYTEST) -m 'not slow and not ci and not release and not containers' --hypothesis-profile=quick \
+	$(PYTEST) -m 'not slow and not ci and not release and not containers and not gpu' --hypothesis-profile=quick \
 		$(addprefix tests/,$(ONLY))
 
 # For a release: what takes long, too.

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a plain checkout
 
 import torch
 
-from lab.gpu.setup import Setup, Skipped
+from lab.gpu.setup import Setup
 
 SECONDS = 450  # for everything
 _GRACE = 15.0  # seconds for a part to end that is out of time
@@ -55,9 +55,6 @@ PARTS: dict[str, tuple[Callable[[Setup], dict[str, Any]], float]] = {
     "machine": (_machine, 0.04),
     "timing": (_part("timing"), 0.06),
     "noise": (_part("noise"), 0.08),
-    "memory": (_part("memory"), 0.11),
-    "parameter_server": (_part("parameter_server"), 0.1),
-    "all_reduce": (_part("all_reduce"), 0.1),
     "curves": (_part("curves"), 0.18),
     "balancing": (_part("balancing"), 0.2),
     "at_once": (_part("at_once"), 0.13),
@@ -125,8 +122,6 @@ def _child(far: Connection, function: Callable[[Setup], dict[str, Any]], setup: 
         if setup.quick:
             torch.set_num_threads(1)
         outcome: dict[str, Any] = {"status": "ok", "result": function(setup)}
-    except Skipped as reason:
-        outcome = {"status": "skipped", "reason": str(reason)}
     except Exception as error:  # noqa: BLE001 - a part must not lose the others
         text = f"{type(error).__name__}: {error}"
         outcome = {"status": "failed", "error": text, "traceback": traceback.format_exc()}

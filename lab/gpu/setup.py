@@ -1,16 +1,11 @@
 """What all parts of the benchmark share: where they run, how long they may take, and how time is measured."""
 
-import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
 import torch
-
-
-class Skipped(Exception):  # noqa: N818 - it is no error
-    """A part cannot run here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +25,6 @@ class Setup:
     def left(self) -> float:
         """Seconds until the part must be done."""
         return self.until - time.monotonic()
-
-
-def need(*modules: str) -> None:
-    """Skip the part where a module is not installed."""
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise Skipped(f"no {error.name or module}") from error
-
-
-def need_gpu(setup: Setup) -> None:
-    """Skip the part where there is no GPU to run on."""
-    if not setup.on_gpu:
-        raise Skipped("needs a GPU")
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:

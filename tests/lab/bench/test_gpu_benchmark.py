@@ -49,10 +49,8 @@ def test_all_parts_run(tmp_path):
     code, results, done = run(tmp_path, "--device", "cpu", "--csv", str(tmp_path / "out.csv"), prepared=True)
     assert code == 0, done.stdout + done.stderr
     statuses = {name: part["status"] for name, part in results.items()}
-    assert statuses.pop("memory") == "skipped"
-    assert results["memory"]["reason"] == "needs a GPU"
     assert set(statuses.values()) == {"ok"}
-    assert len(statuses) == 8
+    assert len(statuses) == 6
     for by_number in results["at_once"]["result"].values():
         numbers = list(by_number["samples_per_s"])
         assert numbers in (["1", "2"], ["1"])  # a slow machine has time for one
@@ -69,16 +67,13 @@ def test_all_parts_run(tmp_path):
 
 
 @pytest.mark.ci
-def test_what_is_not_installed_is_skipped(tmp_path):
-    """Without the packages for services, parts that need none run, and the others say what is missing."""
+def test_it_runs_without_the_packages_for_services(tmp_path):
+    """A plain checkout on a machine with PyTorch and NumPy is enough."""
     blocked = ("thriftpy2", "psutil", "uvloop", "click", "rich", "keras", "matplotlib", "statsmodels")
-    parts = ("machine", "memory", "timing", "parameter_server", "all_reduce")
-    code, results, _ = run(tmp_path, "--device", "cpu", "--parts", *parts, blocked=blocked)
-    assert code == 0
-    assert results["machine"]["status"] == results["timing"]["status"] == "ok"
-    assert results["memory"]["reason"] == "needs a GPU"
-    for name in ("parameter_server", "all_reduce"):
-        assert (results[name]["status"], results[name]["reason"]) == ("skipped", "no thriftpy2")
+    parts = ("machine", "timing")
+    code, results, done = run(tmp_path, "--device", "cpu", "--parts", *parts, blocked=blocked)
+    assert code == 0, done.stdout + done.stderr
+    assert {part["status"] for part in results.values()} == {"ok"}
 
 
 @pytest.mark.ci
