@@ -50,10 +50,12 @@ def taken(
     found: dict[tuple[int, int], tuple[Batch, str]] = {}
     violations = []
     for shard, entries in ledgers.items():
-        for key, batch in _replayed(spec, entries):
+        for entry, held in _replayed(spec, entries):
+            if isinstance(entry, Rewind):
+                continue
+            attempt, iteration, batch = entry.attempt, entry.iteration, held[-1]
             epoch, start, total = batch
-            other, whose = found.setdefault(key, (batch, shard))
-            attempt, iteration = key
+            other, whose = found.setdefault((attempt, iteration), (batch, shard))
             what = f"{shard}: iteration {iteration} in attempt {attempt} has {total} samples"
             if other != batch:
                 violations.append(f"{what} from {start} in epoch {epoch}, but {other} at {whose}")
@@ -76,19 +78,14 @@ def same_versions(
         entries: The lines of a shard's ledger.
         final: The batches that the job has in the end, by iteration.
     """
-    held: list[Batch] = []
     last: dict[int, int] = {}
     other: int | None = None  # first iteration with another batch
-    for entry in entries:
+    for entry, held in _replayed(spec, entries):
+        iteration = len(held) - 1
         if isinstance(entry, Rewind):
-            del held[entry.version :]
             other = None if other is None or entry.version <= other else other
-        else:
-            epoch, start = _next(spec, held[-1] if held else None)
-            held.append((epoch, start, sum(count for _, count, _ in entry.slices)))
-            iteration = len(held) - 1
-            if other is None and held[-1:] != list(final[iteration : iteration + 1]):
-                other = iteration
+        elif other is None and held[-1:] != list(final[iteration : iteration + 1]):
+            other = iteration
         last[entry.attempt] = max(last.get(entry.attempt, 0), len(held) if other is None else other)
     return last
 
@@ -109,16 +106,16 @@ def sizes_of(spec: JobSpec, batches: Iterable[Batch | None]) -> list[int]:
     return [one[2] for one in batches if one is not None and one[1] + one[2] < spec.dataset_size]
 
 
-def _replayed(spec: JobSpec, entries: Iterable[Step | Rewind]) -> Iterator[tuple[tuple[int, int], Batch]]:
-    """Yield (attempt, iteration) and batch of each step of a ledger, those that were taken back included."""
+def _replayed(spec: JobSpec, entries: Iterable[Step | Rewind]) -> Iterator[tuple[Step | Rewind, list[Batch]]]:
+    """Yield each line of a ledger with the batches that are held after it, in one list."""
     held: list[Batch] = []
     for entry in entries:
         if isinstance(entry, Rewind):
             del held[entry.version :]
-            continue
-        epoch, start = _next(spec, held[-1] if held else None)
-        held.append((epoch, start, sum(count for _, count, _ in entry.slices)))
-        yield (entry.attempt, entry.iteration), held[-1]
+        else:
+            epoch, start = _next(spec, held[-1] if held else None)
+            held.append((epoch, start, sum(count for _, count, _ in entry.slices)))
+        yield entry, held
 
 
 def _next(spec: JobSpec, last: Batch | None) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import math
 import re
 import sqlite3
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,23 +33,23 @@ _SLOW = (2_000.0, 100_000.0)  # bytes per second: the least and the most of a sl
 
 
 class Injection(Protocol):
-    """Interface of a fault under way."""
+    """Fault under way."""
 
     @property
     def moot(self) -> bool:
         """Return whether there has been nothing so far that the fault could have befallen."""
+        return False
 
+    @abstractmethod
     def fired(self) -> str | None:
         """Return the evidence that the fault has fired; None before."""
 
     def lift(self) -> None:
-        """End the fault."""
+        """End the fault; by default, the supervisor does so when it starts a process again."""
 
 
-class Kill:
+class Kill(Injection):
     """SIGKILL of a process, which the supervisor starts again."""
-
-    moot = False
 
     def __init__(self, fault: Fault, supervisor: Supervisor, name: str) -> None:
         self._popen = supervisor.kill(name, fault.seconds)
@@ -58,14 +59,9 @@ class Kill:
         code = self._popen.poll()
         return None if code is None else f"process {self._popen.pid} ended with status {code}"
 
-    def lift(self) -> None:
-        """Do nothing: the supervisor starts the process again."""
 
-
-class Freeze:
+class Freeze(Injection):
     """SIGSTOP of a process, and SIGCONT at the end."""
-
-    moot = False
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -101,14 +97,12 @@ class FreezeUntilOut(Freeze):
         return f"{self._evidence}; to the manager it is {member_state}" if member_state in _OUT else None
 
 
-class Join:
+class Join(Injection):
     """Start of another worker, which is told to leave at the end.
 
     Args:
         trains: Returns whether a process has trained since its last start.
     """
-
-    moot = False
 
     def __init__(self, supervisor: Supervisor, name: str, trains: Callable[[Process], bool]) -> None:
         self._supervisor, self._process, self._trains = supervisor, supervisor.processes[name], trains
@@ -124,14 +118,12 @@ class Join:
         self._supervisor.dismiss(self._process.name)
 
 
-class Drain:
+class Drain(Injection):
     """Drain of a worker by an operator; the supervisor starts it again after its end.
 
     Args:
         drain: Asks the manager to drain a worker, unless it was asked just now.
     """
-
-    moot = False
 
     def __init__(self, fault: Fault, supervisor: Supervisor, name: str, drain: Callable[[str], None]) -> None:
         self._popen = supervisor.expect_end(name, fault.seconds, 0)
@@ -144,11 +136,8 @@ class Drain:
             self._drain(self._name)
         return f"process {self._popen.pid} ended with status 0" if code == 0 else None
 
-    def lift(self) -> None:
-        """Do nothing: the supervisor starts the process again."""
 
-
-class Damage:
+class Damage(Injection):
     """Damage to a shard's newest checkpoint, and SIGKILL, so that its next start needs an earlier one.
 
     The shard is stopped meanwhile, lest it replaces the file.
@@ -207,11 +196,8 @@ class Damage:
             return None
         return f"{self._done}; {noticed or 'gone on'}, then restored from version {restored[1]}"
 
-    def lift(self) -> None:
-        """Do nothing: the supervisor starts the process again."""
 
-
-class StateDamage:
+class StateDamage(Injection):
     """SIGKILL of the manager, and damage to its state before its next start, which must mend it.
 
     Args:
@@ -242,9 +228,6 @@ class StateDamage:
             return None
         return f"{self._damage.done}; then {noticed[0]}"
 
-    def lift(self) -> None:
-        """Do nothing: the supervisor starts the process again."""
-
 
 def _once_writable(harm: Callable[[], DamagedState | None]) -> DamagedState | None:
     """Do damage to a state; None where its disk, which may have been full, takes no write for long."""
@@ -257,15 +240,13 @@ def _once_writable(harm: Callable[[], DamagedState | None]) -> DamagedState | No
     return None
 
 
-class Impostor:
+class Impostor(Injection):
     """Second run of a running process's command beside it: it must be refused, and end.
 
     Args:
         command: Another command, by default its own.
         refused: Pattern of the last message with which it is refused.
     """
-
-    moot = False
 
     def __init__(
         self,
@@ -368,7 +349,7 @@ class Slow:
         self._link.open.set()
 
 
-class HalfOpen:
+class HalfOpen(Injection):
     """Reset of one side's connections, of which the other side learns at the end alone."""
 
     def __init__(self, fault: Fault, proxy: Proxy, link: ProxyLink) -> None:
@@ -391,7 +372,7 @@ class HalfOpen:
         self._proxy.do(self._link.end_half_open)
 
 
-class BlackHole:
+class BlackHole(Injection):
     """Loss of all bytes, on new connections, too, without an error at either end; they stay broken."""
 
     def __init__(self, proxy: Proxy, link: ProxyLink) -> None:
@@ -414,7 +395,7 @@ class BlackHole:
         self._proxy.do(self._link.answer_again)
 
 
-class Together:
+class Together(Injection):
     """Faults of one kind that befall several targets at once, by their names."""
 
     def __init__(self, parts: Mapping[str, Injection]) -> None:
@@ -436,10 +417,8 @@ class Together:
             part.lift()
 
 
-class FullDisk:
+class FullDisk(Injection):
     """Disk without room for a byte; it is filled again and again, since deleted files make room."""
-
-    moot = False
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -453,7 +432,7 @@ class FullDisk:
         self._disk.clear()
 
 
-class BadDisk:
+class BadDisk(Injection):
     """Disk on which no write to a service's state succeeds."""
 
     def __init__(self, writes: FailingWrites) -> None:
@@ -475,7 +454,7 @@ class BadDisk:
         self._writes.end()
 
 
-class Order:
+class Order(Injection):
     """Change of a running job by an operator.
 
     Args:
@@ -484,8 +463,6 @@ class Order:
         undo: Takes the change back, if the manager answers.
         size: Samples of the whole batch from then on; None where it stays.
     """
-
-    moot = False
 
     def __init__(
         self,
@@ -505,10 +482,8 @@ class Order:
         self._undo()
 
 
-class ClockJump:
+class ClockJump(Injection):
     """Jump of a process's wall clock by some seconds, and back at the end."""
-
-    moot = False
 
     def __init__(
         self, fault: Fault, offset: Callable[[float], None], read: Callable[[], float | None]
