@@ -8,7 +8,6 @@ Example:
   evenpace lab bench spot --trace p3-events.csv --nodes 4 --minutes 10 --json spot.json
 """
 
-import csv
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from idl.settings import Checked, Setting
 from lab.bench.ray_job import PLACE, STEADY, RayCluster, RayJob, Silence, difference
 from lab.chaos.reference_training import SPEC
 from lab.ray_nodes import RayNode
+from lab.simulations.capacity_files import read_events
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class SpotConfig(Checked):
     silence: Silence = None
 
 
-_COLUMNS = ["time_s", "event", "node"]
 _CALM_SECONDS, _CALM_STEPS = 20.0, 10  # before the trace, at least, in which nothing changes
 _CHECKPOINT_EVERY = 20  # versions
 
@@ -74,29 +73,15 @@ def read_trace(path: Path) -> list[Event]:
     Raises:
         InvalidRequestError: The file is not of this form.
     """
-    events: list[Event] = []
-    with path.open(newline="") as stream:
-        rows = csv.DictReader(stream)
-        if rows.fieldnames != _COLUMNS:
-            raise InvalidRequestError(f"{path}: its columns are {rows.fieldnames}, and must be {_COLUMNS}")
-        for row in rows:
-            events.append(_event(row, f"{path}, line {rows.line_num}"))
+    try:
+        read = read_events(path)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+    events = [Event(seconds, "join" if joins else "loss", node) for seconds, node, joins in read]
     events.sort(key=lambda event: event.time)
     if not events or events[-1].time <= 0:
         raise InvalidRequestError(f"{path}: it must have events after its begin, at 0 s")
     return events
-
-
-def _event(row: dict[str, str], where: str) -> Event:
-    try:
-        seconds = float(row["time_s"])
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise InvalidRequestError(f"{where}: time_s {row['time_s']!r}: must be a number from 0")
-    if row["event"] not in ("join", "loss"):
-        raise InvalidRequestError(f"{where}: event {row['event']!r}: must be join or loss")
-    return Event(seconds, "join" if row["event"] == "join" else "loss", row["node"])
 
 
 def take_nodes(events: Iterable[Event], most: int) -> list[Event]:

@@ -9,6 +9,22 @@ from lab.simulator.capacity import Capacity
 _EVENTS = {"join": True, "loss": False}
 
 
+def read_events(path: Path) -> list[tuple[float, str, bool]]:
+    """Read the events of a file, in its order: times in seconds, each with a node and whether it joins.
+
+    Raises:
+        ValueError: The file is of another form.
+        OSError: The file cannot be read.
+    """
+    events = []
+    for row in read_rows(path, ("time_s", "event", "node")):
+        event = row.text("event")
+        if event not in _EVENTS:
+            raise row.error("event", f"must be {' or '.join(_EVENTS)}")
+        events.append((row.number("time_s"), row.text("node"), _EVENTS[event]))
+    return events
+
+
 def read_capacity(path: Path, nodes: Sequence[str]) -> Capacity:
     """Read the nodes that are there, over time; they repeat after the file's last time.
 
@@ -26,16 +42,9 @@ def read_capacity(path: Path, nodes: Sequence[str]) -> Capacity:
         if by_number:
             rows = read_rows(path, ("time_s", "nodes"))
             return Capacity.of_counts([(row.number("time_s"), row.integer("nodes")) for row in rows], nodes)
-        events, names = [], dict[str, str]()
-        for row in read_rows(path, ("time_s", "event", "node")):
-            event, node = row.text("event"), row.text("node")
-            if event not in _EVENTS:
-                raise row.error("event", f"must be {' or '.join(_EVENTS)}")
-            if node not in names and len(names) < len(nodes):
-                names[node] = nodes[len(names)]
-            if node in names:
-                events.append((row.number("time_s"), node, _EVENTS[event]))
-        capacity = Capacity.of_events(events)
+        events = read_events(path)
+        names = dict(zip(dict.fromkeys(node for _, node, _ in events), nodes, strict=False))
+        capacity = Capacity.of_events(event for event in events if event[1] in names)
     except ValueError as error:
         raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
     changes = ((time, frozenset(names[node] for node in there)) for time, there in capacity.changes)

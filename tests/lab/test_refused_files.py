@@ -94,11 +94,11 @@ capacity_of = partial(read_capacity, nodes=("gpu-0", "gpu-1"))
             "line 3: batch_size '2' must be a whole number from 1, step_time_s 'nan' ",
         ),
         (read_step_times, STEPS + "m,a,1,1\n", "more than one batch size"),
-        (spot_market.read_trace, "time,event,node\n0,join,a\n", "its columns are"),
+        (spot_market.read_trace, "time,event,node\n0,join,a\n", "no column 'time_s'"),
         (
             spot_market.read_trace,
             SPOT + "0,join,a\nsoon,loss,a\n",
-            "line 3: time_s 'soon': must be a number from 0",
+            "line 3: time_s 'soon': must be a number, at least 0",
         ),
         (spot_market.read_trace, SPOT + "0,join,a\n-1,loss,a\n", "time_s '-1': must be"),
         (spot_market.read_trace, SPOT + "0,birth,a\n", "event 'birth': must be join or loss"),
