@@ -24,9 +24,7 @@ _ITERATIONS, _QUICK_ITERATIONS = 100, 8  # of the manager, at most
 def run(setup: Setup) -> dict[str, Any]:
     """Each model's throughput, with an even share of the time; on a CPU, nothing is won."""
     result: dict[str, Any] = {}
-    for done, (name, micro_batch) in enumerate(_MODELS.items()):
-        share = setup.left / (len(_MODELS) - done)
-        part = replace(setup, until=setup.until - setup.left + share)
+    for (name, micro_batch), part in setup.shared(_MODELS.items()):
         result[name] = _measure(name, 2 if setup.quick else micro_batch, part)
         if setup.on_gpu:
             torch.cuda.empty_cache()

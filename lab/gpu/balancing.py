@@ -42,9 +42,8 @@ def run(setup: Setup) -> dict[str, Any]:
     try:
         for end in ends:
             _answer(end, setup)  # it is ready
-        for done, (workers, name) in enumerate(runs):
-            until = time.monotonic() + setup.left / (len(runs) - done)
-            result.setdefault(str(workers), {})[name] = _train(ends[:workers], name, until, setup)
+        for (workers, name), share in setup.shared(runs):
+            result.setdefault(str(workers), {})[name] = _train(ends[:workers], name, share, setup)
     finally:
         for end in ends:
             end.send(None)  # closing it would not do: later processes have inherited it
@@ -58,8 +57,13 @@ def run(setup: Setup) -> dict[str, Any]:
     return result
 
 
-def _train(ends: list[Connection], policy: str, until: float, setup: Setup) -> dict[str, Any]:
-    """Go through iterations under a policy; figures are medians over the last third."""
+def _train(ends: list[Connection], policy: str, share: Setup, setup: Setup) -> dict[str, Any]:
+    """Go through iterations under a policy; figures are medians over the last third.
+
+    Args:
+        share: Until when iterations begin.
+        setup: Until when processes must answer.
+    """
     total = len(ends) * (2 if setup.quick else _PER_WORKER)
     job = Job(JobSpec(10**9, total), JobConfig(workers=len(ends)), make_policy(policy))
     names = [f"process-{i}" for i in range(len(ends))]
@@ -67,7 +71,7 @@ def _train(ends: list[Connection], policy: str, until: float, setup: Setup) -> d
         job.join(name, name, Bounds(), 0.0)
     durations, counts, processing = [], [], []
     for iteration in range(3 if setup.quick else _ITERATIONS):
-        if time.monotonic() > until and iteration >= 3:
+        if share.left < 0 and iteration >= 3:
             break
         parts = [job.next_assignment(name, name) for name in names]
         begin = time.perf_counter()

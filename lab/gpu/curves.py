@@ -1,7 +1,6 @@
 """Step time against batch size, up to what fits into memory, and how well that limit is foreseen."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,11 +16,9 @@ _LONGEST_STEP = 3.0  # seconds, beyond which a model is left
 
 def run(setup: Setup) -> dict[str, Any]:
     """Each model's curve, with an even share of the time."""
-    models = workloads(setup.quick)
     result = {}
-    for done, (name, workload) in enumerate(models.items()):
-        share = setup.left / (len(models) - done)
-        result[name] = _curve(workload, replace(setup, until=setup.until - setup.left + share))
+    for (name, workload), part in setup.shared(workloads(setup.quick).items()):
+        result[name] = _curve(workload, part)
         _forget(setup)
     return result
 

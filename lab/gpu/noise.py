@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -24,12 +23,10 @@ _MOST_DIFFERENCE = 1e-4  # of a squared norm, relative
 
 def run(setup: Setup) -> dict[str, Any]:
     """Each model's iterations, with an even share of the time."""
-    result = {}
-    for done, (name, samples) in enumerate(_SAMPLES.items()):
-        share = setup.left / (len(_SAMPLES) - done)
-        part = replace(setup, until=setup.until - setup.left + share)
-        result[name] = _shares(name, 2 * _PARTS if setup.quick else samples, part)
-    return result
+    return {
+        name: _shares(name, 2 * _PARTS if setup.quick else samples, part)
+        for (name, samples), part in setup.shared(_SAMPLES.items())
+    }
 
 
 def _shares(name: str, samples: int, setup: Setup) -> dict[str, Any]:
@@ -41,9 +38,8 @@ def _shares(name: str, samples: int, setup: Setup) -> dict[str, Any]:
     result: dict[str, Any] = {"samples": samples, "difference": _difference(name, samples, setup)}
     if result["difference"] > _MOST_DIFFERENCE:
         raise AssertionError(f"{name}: squared norms differ by {result['difference']}, relative")
-    for done, (way, iterate) in enumerate(ways.items()):
-        until = time.monotonic() + setup.left / (len(ways) - done)
-        result[way] = _share(iterate, until, setup)
+    for (way, iterate), part in setup.shared(ways.items()):
+        result[way] = _share(iterate, part)
     return result
 
 
@@ -100,7 +96,7 @@ def _difference(name: str, samples: int, setup: Setup) -> float:
     return most
 
 
-def _share(iterate: Callable[[bool], object], until: float, setup: Setup) -> dict[str, float]:
+def _share(iterate: Callable[[bool], object], setup: Setup) -> dict[str, float]:
     """Time iterations without norms and with them, in turn."""
     taken: dict[bool, list[float]] = {False: [], True: []}
     for repeat in range(2 if setup.quick else _REPEATS):
@@ -110,7 +106,7 @@ def _share(iterate: Callable[[bool], object], until: float, setup: Setup) -> dic
             seconds = _now(setup) - began
             if repeat:  # the first is a warm-up
                 taken[norms].append(seconds)
-        if repeat > 2 and time.monotonic() > until:
+        if repeat > 2 and setup.left < 0:
             break
     without, with_norms = median(taken[False]), median(taken[True])
     return {"seconds": without, "seconds_with_norms": with_norms, "share": with_norms / without - 1}

@@ -1,11 +1,14 @@
 """What all parts of the benchmark share: where they run, how long they may take, and how time is measured."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,12 @@ class Setup:
     def left(self) -> float:
         """Seconds until the part must be done."""
         return self.until - time.monotonic()
+
+    def shared(self, items: Collection[T]) -> Iterator[tuple[T, "Setup"]]:
+        """Yield items, each with a setup that has an even share of the time left by then."""
+        for done, item in enumerate(items):
+            share = self.left / (len(items) - done)
+            yield item, replace(self, until=time.monotonic() + share)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
