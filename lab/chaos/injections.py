@@ -46,6 +46,7 @@ class Injection(Protocol):
 
     def lift(self) -> None:
         """End the fault; by default, the supervisor does so when it starts a process again."""
+        return
 
 
 class Kill(Injection):
