@@ -202,6 +202,7 @@ def time_to_close() -> Iterator[None]:
 BEYOND_SET_UP = (
     r"needs (the \w+ files in )?\.\./shared/data",  # it lies beside the project, or not
     r"no control group can be made here|no writable control group|no network namespaces? (can be made )?here",
+    r"no CUDA device",
 )
 
 
