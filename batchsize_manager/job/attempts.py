@@ -43,7 +43,8 @@ class Attempts:
         self._outbox = outbox
         self._began = 0, 0  # the last attempt that has begun to train, and its first iteration
         self._shards: tuple[str, str] | None = None  # a worker, and the shards that it uses in this attempt
-        self._disputed = -1  # the iteration that was last given up since workers used different shards
+        # The iteration that was last given up since workers used different shards, and all pairs of these.
+        self._disputed: tuple[int, set[frozenset[str]]] = -1, set()
 
     @property
     def recovering(self) -> bool:
@@ -168,11 +169,11 @@ class Attempts:
     def is_disputed(self, worker: str, report: Report) -> bool:
         """Return whether a report is void because two workers use different shards in the same attempt.
 
-        One of the workers may rely on a shard that was restarted before it had saved anything. Therefore
-        another attempt begins, and the iteration is tried once more.
+        One of the workers may rely on an earlier start of a shard. Therefore another attempt begins, and the
+        iteration is tried once more; again, if it is another shard, or another start of it, in the next try.
 
         Raises:
-            InvalidRequestError: The workers used different shards in the second try, too, or the job's mode
+            InvalidRequestError: Workers used these different shards in an earlier try, too, or the job's mode
                 has no attempts.
         """
         if report.shards is None:
@@ -183,8 +184,13 @@ class Attempts:
         if report.shards == shards:
             return False
         difference = f"{worker!r} does not use the same shards of the parameter server as {other!r}"
-        if not self._members.redoes or report.iteration == self._disputed:
+        iteration, pairs = self._disputed
+        if iteration != report.iteration:
+            pairs = set()
+            self._disputed = report.iteration, pairs
+        pair = frozenset((report.shards, shards))
+        if not self._members.redoes or pair in pairs:
             raise InvalidRequestError(f"{difference}: name the same ones for each worker, in the same order")
-        self._disputed = report.iteration
+        pairs.add(pair)
         self.begin(difference)
         return True

@@ -41,7 +41,8 @@ def run(world, *processes, seconds=100.0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.ci] * (seed >= 8)) for seed in range(100)]
+    "seed",
+    [pytest.param(seed, marks=[pytest.mark.ci] * (seed >= 8)) for seed in (*range(100), 263)],
 )
 def test_a_job_ends_right_whatever_befalls_it(simulated, seed):
     """All workers that live end well, with the parameters of one process."""

@@ -48,6 +48,18 @@ def test_a_shard_that_was_started_again_costs_an_attempt(iterations):
         recover(driver, iteration + 1)
 
 
+def test_shards_may_be_started_again_one_after_the_other_in_one_iteration():
+    """Each costs an attempt, as long as no two workers are apart by the same starts again."""
+    driver = Driver("a", "b")
+    for number in range(3):
+        report(driver, "a", 0, f"start {number}")
+        report(driver, "b", 0, f"start {number + 1}")
+        recover(driver, 0)
+    report(driver, "a", 0, "start 1")
+    with pytest.raises(InvalidRequestError, match=r"'b' does not use the same shards .* as 'a'"):
+        report(driver, "b", 0, "start 2")
+
+
 def test_workers_that_do_not_say_which_shards_they_use_are_not_compared():
     """A stock client may leave them out."""
     driver = Driver("a", "b")
