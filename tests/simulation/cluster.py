@@ -130,7 +130,7 @@ class _Job:
                 workers=scenario.workers,
                 heartbeat=0.5,
                 silence=4.0,
-                report_timeout=30.0,
+                report_timeout=120.0,
                 lookahead=scenario.lookahead,
             ),
             state=folder / "manager",

@@ -1,6 +1,7 @@
 """The simulated cluster: jobs under faults, and that a simulation is what it claims to be."""
 
 import socket as real_socket
+import sys
 
 import pytest
 
@@ -279,3 +280,49 @@ def test_the_product_itself_keeps_its_modules(simulated):
         assert simulated.module("rpc.client") is not rpc.client
         assert simulated.module("rpc.client").socket is network.socket
     assert rpc.client.socket is real_socket
+
+
+NOT_SIMULATED = {
+    "multiprocessing": {"batchsize_manager.learning.trainer"},
+    "psutil": {"worker.resources.monitors"},
+    "secrets": {"rpc.tokens", "rpc.certificates"},
+    "signal": {
+        *("rpc.processes", "worker.parent", "batchsize_manager.learning.trainer"),
+        "worker.resources.duty_cycle",
+    },
+    "subprocess": {"rpc.processes", "worker.resources.cpu_limits"},
+}
+"""Modules of processes, secrets and signals, which are the real ones, and who has them."""
+
+
+def test_no_simulated_module_has_a_real_clock_thread_or_socket(simulated):
+    """Nor another source of chance; what is not simulated is named."""
+    simulate(Scenario.of(2))  # what is imported late is imported
+    names = (
+        "time",
+        "threading",
+        "queue",
+        "socket",
+        "select",
+        "random",
+        "uuid",
+        "fcntl",
+        "concurrent.futures",
+    )
+    real = {
+        id(sys.modules[name]): name for name in (*names, "selectors", *NOT_SIMULATED) if name in sys.modules
+    }
+    found = {}
+    with simulated:
+        for name, module in sys.modules.items():
+            if name.partition(".")[0] in ("idl", "rpc", "ps", "batchsize_manager", "worker"):
+                for value in vars(module).values():
+                    of = real.get(id(value)) or _home(value)
+                    if of in (*names, *NOT_SIMULATED, "selectors"):
+                        found.setdefault(of, set()).add(name)
+    assert found == NOT_SIMULATED
+
+
+def _home(value):
+    """Return the module that a function or a class is of."""
+    return getattr(value, "__module__", None) if callable(value) else None
