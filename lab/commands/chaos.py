@@ -1,14 +1,15 @@
 """`evenpace lab chaos`: training under faults."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from evenpace.cli.options import example, json_path
 from evenpace.cli.settings import configured
 from lab.chaos.config import ChaosConfig
-from lab.commands.options import refuse_given
 
 
 @click.command()
@@ -30,8 +31,19 @@ def chaos(context: click.Context, settings: ChaosConfig, json_path: Path | None)
     drained as well, and some worker that has the job's state is always left alive.
     """
     if settings.exchange == "all-reduce":
-        refuse_given(context, ("shards",), settings.exchange)
+        _refuse_given(context, ("shards",), settings.exchange)
     from lab.chaos.chaos_run import run
 
     if not run(settings, json_path):
         sys.exit(1)
+
+
+def _refuse_given(context: click.Context, names: Iterable[str], otherwise: str) -> None:
+    """Refuse options that were given, though they have no meaning with `otherwise`.
+
+    Raises:
+        click.UsageError: One of them was given.
+    """
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')}: has no meaning with {otherwise}")
