@@ -29,7 +29,7 @@ from batchsize_manager.storage.state_format import StateError
 from batchsize_manager.storage.state_writer import StateWriter
 from idl import check
 from idl.endings import FINISHED
-from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
+from idl.errors import CANNOT_GO_ON, EvenpaceError, InvalidRequestError, NotMemberError, UnavailableError
 from idl.translation import read_bounds, read_exchange, read_place, read_report, read_resume, read_spec
 from idl.version import __version__
 from rpc.limited_log import LimitedLog
@@ -486,7 +486,7 @@ class ManagerService:
         about = managed.log_fields
         error: EvenpaceError
         if over.failed:
-            managed.ending = f"the job cannot go on: {over.why}"
+            managed.ending = f"{CANNOT_GO_ON}: {over.why}"
             error = InvalidRequestError(managed.ending)
             self._limited_log(logging.ERROR, "job %s cannot go on: %s", managed.name, over.why, extra=about)
         else:

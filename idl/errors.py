@@ -3,6 +3,9 @@
 The errors that `idl/common.thrift` declares as exceptions keep their meaning as they cross it.
 """
 
+CANNOT_GO_ON = "the job cannot go on"
+"""How the manager's `InvalidRequestError` begins, for every call of a job that has failed for good."""
+
 
 class EvenpaceError(Exception):
     """The base of all errors that evenpace raises on purpose."""

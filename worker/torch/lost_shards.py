@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from idl.errors import EvenpaceError
+from idl.errors import CANNOT_GO_ON, EvenpaceError, InvalidRequestError
 from worker.exchanges.all_reduce import AllReduce
 from worker.session import Session
 
@@ -32,7 +32,8 @@ def end_with_lost_shards(session: Session, exchange: AllReduce) -> None:
 
     - Where the manager says that the job cannot go on, and the main thread stays in a collective operation
       for a second, the process ends with status 1.
-    - Where a collective operation raises an error that ends the process, the line follows the traceback.
+    - Where a collective operation raises an error that ends the process, or a call of the manager, since the
+      job cannot go on, the line follows the traceback.
 
     Nothing changes for other models, whose ranks have all parameters.
 
@@ -50,11 +51,12 @@ def end_with_lost_shards(session: Session, exchange: AllReduce) -> None:
     def say(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         earlier(kind, error, traceback)
         if isinstance(error, RuntimeError) and _raised_by_collective(traceback) and _has_shards():
-            log.error(
-                "a collective operation has failed: if a rank has died, %s",
-                GO_ON,
-                extra=session.log_fields(),
-            )
+            why = "a collective operation has failed: if a rank has died, "
+        elif isinstance(error, InvalidRequestError) and str(error).startswith(CANNOT_GO_ON) and _has_shards():
+            why = f"{error}; "
+        else:
+            return
+        log.error("%s%s", why, GO_ON, extra=session.log_fields())
 
     sys.excepthook = say
 
