@@ -266,10 +266,16 @@ def test_the_others_end_when_a_rank_dies(tmp_path, wait_until):
             assert ranks[rank].wait(180) != 0
 
 
+def others_wait(client):
+    """Return whether ranks 0 and 2 have reported an iteration that rank 1 has not."""
+    states = {member.worker: member.state for member in client.status("endless_fsdp").members}
+    return [states[f"rank-{rank}"] == "waiting" for rank in range(3)] == [True, False, True]
+
+
 @pytest.mark.ci
-@pytest.mark.parametrize("fault", ["killed", "frozen and cut off"])
+@pytest.mark.parametrize("fault", ["killed", "frozen and cut off", "waited for and cut off"])
 def test_ranks_with_shards_end_when_one_is_gone(tmp_path, wait_until, fault):
-    """Whether their process group breaks or only the manager notices it, a line says why, and what to do."""
+    """By the manager or by their group, wherever they are then: a line says why, and what to do."""
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(manager_process("--workers", "3", *FOLLOW))
         proxy = stack.enter_context(Proxy())
@@ -281,12 +287,15 @@ def test_ranks_with_shards_end_when_one_is_gone(tmp_path, wait_until, fault):
         if fault == "killed":
             ranks[1].kill()
         else:
+            if fault == "waited for and cut off":
+                proxy.do(proxy.links["1"].swallow)
+                client = stack.enter_context(ManagerClient(manager, timeout=60.0))
+                wait_until(lambda: others_wait(client), "the others to wait", 60)
             ranks[1].send_signal(signal.SIGSTOP)
             proxy.do(proxy.links["1"].cut)
-        said = {
-            "killed": "a collective operation has failed: if a rank has died, ",
-            "frozen and cut off": "rank-1 died: its connection broke, and the others cannot go on without it",
-        }[fault]
+        said = "rank-1 died: its connection broke, and the others cannot go on without it"
+        if fault == "killed":
+            said = "a collective operation has failed: if a rank has died, "
         for rank in (0, 2):
             assert ranks[rank].wait(60) == 1
             # Before it there is the traceback, of who was not in a collective operation.
