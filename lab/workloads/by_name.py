@@ -88,14 +88,3 @@ def by_workload(
         except ValueError as error:
             raise ValueError(f"--{option} {value!r}: {error}") from error
     return {**chosen, **own}
-
-
-def share(text: str) -> float:
-    """Read a number above 0 and up to 1 (ValueError: the text is no such number)."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number <= 1:
-        raise ValueError(f"{text!r}: must be above 0 and at most 1")
-    return number

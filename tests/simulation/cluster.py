@@ -285,6 +285,8 @@ def simulate(scenario):
         outcome.wrongs.append(f"{name} ends with {type(error).__name__}: {error}")
     for name, error in world.failures:
         outcome.wrongs.append(f"in {name}, {type(error).__name__}: {error}")
+    if not any(is_last for _, is_last in job.ends.values()):
+        outcome.wrongs.append("no worker has gone through all iterations")
     for name, (parameters, is_last) in job.ends.items():
         # Who was away when the others finished keeps what it had.
         wanted = versions[-1:] if is_last else versions

@@ -9,7 +9,7 @@ from functools import cache
 from tests.simulation import modules, network
 
 ROOMS = ("idl", "rpc", "ps", "batchsize_manager", "worker", "predictors", "evenpace", "tests.scripts", "lab")
-_SERVICES = ("idl", "rpc", "ps", "batchsize_manager")
+_SIMULATED_ROOMS = ("idl", "rpc", "ps", "batchsize_manager", "worker")
 _FRAMEWORKS = ("worker.torch", "worker.keras", "worker.jax")
 _SIMULATED = {
     **{name: getattr(modules, name) for name in ("time", "threading", "queue", "random", "uuid", "fcntl")},
@@ -43,20 +43,12 @@ class Product:
 
     def __init__(self):
         self._modules = {}
-        import asyncio.trsock  # noqa: F401 - what the product imports of others is imported now, as it is
-        import concurrent.futures.process  # noqa: F401
-
-        for room in _SERVICES:
-            importlib.import_module(room)
-        for name in ("batchsize_manager.service", "ps.service", "worker.session"):
-            importlib.import_module(name)
+        self._import_all()  # so that others' packages, which it imports, are not made of simulated modules
         with self._installed(_SIMULATED):
-            for room in _SERVICES:
-                self._import_all(room)
+            self._import_all()
             monitors = importlib.import_module("worker.resources.monitors")
             meter = importlib.import_module("worker.meter")
             meter.ResourceMonitor = lambda: _Monitor(monitors.Usage(0.1, 0.1))
-            self._import_all("worker")
 
     def __enter__(self):
         self._stack = contextlib.ExitStack()
@@ -86,11 +78,11 @@ class Product:
                 del sys.modules[name]
             sys.modules.update(kept)
 
-    def _import_all(self, name):
-        module = importlib.import_module(name)
-        for found in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
-            if not found.name.startswith(_FRAMEWORKS):
-                self._import_all(found.name)
+    def _import_all(self, names=_SIMULATED_ROOMS):
+        for name in names:
+            module = importlib.import_module(name)
+            found = pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}.")
+            self._import_all([one.name for one in found if not one.name.startswith(_FRAMEWORKS)])
 
 
 def _is_ours(name):
