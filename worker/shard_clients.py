@@ -505,16 +505,22 @@ class ShardClients:
             "attempt": assignment.attempt,
             "part": self._parts[shard],
         }
-        call = self._clients[shard].call
+        client = self._clients[shard]
+
+        def call(request: Any, bulk: memoryview) -> Any:
+            try:
+                return client.call("initialise", request, bulk=bulk, wanted=wanted)
+            except NotMemberError as error:  # it had nothing of the job on its disk yet
+                raise RewoundError(
+                    f"{_name(client)} was started again before it had parameters", assignment.attempt
+                ) from error
+
         for slot, array in (state.slots if state else {}).items():
-            request = _wire.InitialiseRequest(**common, slot=slot, steps=state.steps if state else 0)
-            call("initialise", request, bulk=_bytes(array[begin:end]), wanted=wanted)
+            steps = state.steps if state else 0
+            call(_wire.InitialiseRequest(**common, slot=slot, steps=steps), _bytes(array[begin:end]))
         if beside is not None:
-            request = _wire.InitialiseRequest(**common, slot=UNTRAINED)
-            call("initialise", request, bulk=beside.data, wanted=wanted)
-        request = _wire.InitialiseRequest(**common)
-        reply = call("initialise", request, bulk=_bytes(initial[begin:end]), wanted=wanted)
-        return bool(reply.accepted)
+            call(_wire.InitialiseRequest(**common, slot=UNTRAINED), beside.data)
+        return bool(call(_wire.InitialiseRequest(**common), _bytes(initial[begin:end])).accepted)
 
     def _on_all(
         self,

@@ -161,9 +161,8 @@ class Attempts:
             self.catch_up(member, report.attempt)
         if not self.recovering and member.attempt == self.number and report.attempt in (None, self.number):
             return False
-        self._outbox.log(
-            f"{worker} reported iteration {report.iteration} of another attempt, which does not count", worker
-        )
+        said = f"{worker} reported iteration {report.iteration} of another attempt, which does not count"
+        self._outbox.log(said, worker, changes=False)  # thousands of members may report so at once
         return True
 
     def is_disputed(self, worker: str, report: Report) -> bool:

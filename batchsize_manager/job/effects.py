@@ -89,16 +89,17 @@ class Outbox:
         self.events: deque[str] = deque(maxlen=EVENTS)  # the latest events, in words
         self.tally = JobTally()  # counts of events, for metrics
 
-    def log(self, event: str, worker: str | None = None) -> None:
+    def log(self, event: str, worker: str | None = None, *, changes: bool = True) -> None:
         """Add an event.
 
         Args:
-            event: A sentence. Whatever it says, the job's state has changed and has to be written again.
+            event: A sentence.
             worker: The worker that it is about; None where it is about several or none.
+            changes: Whether the job's state may have changed with it, and has to be written again.
         """
         self.events.append(event)
         self.effects.log.append((event, worker))
-        self.changed = True
+        self.changed |= changes
 
     def complete(self, record: IterationRecord) -> None:
         """Add the record of an iteration that is complete."""

@@ -77,6 +77,8 @@ class Job:
         self._not_finite: int | None = None  # the first iteration for which a gradient was not finite
         self._finished = False
         self._left_well_at = -inf  # the time at which the last one left by itself; -inf: by an error
+        self._gone_well = False  # whether who has gone last had finished, or fell silent before others had
+        self._left_behind = False  # and all the others were silent then, so that there is nothing to wait for
         self._first_to_leave: tuple[int, str] | None = None  # the iteration that it left before, and its name
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position, progress)
@@ -371,7 +373,7 @@ class Job:
             self._first_to_leave = min(self._first_to_leave or left, left)
         # A reduction that waits for its part fails, or the others leave, too.
         why = "left after an error" if failed else "left"
-        self._remove(worker, why, now, by=now + self.config.reconnect_grace)
+        self._remove(worker, why, now, by=now + self.config.reconnect_grace, well=not failed)
         if not self.members:
             self.presence.awaited_until = None  # it is over
             self._finished = not failed
@@ -396,6 +398,10 @@ class Job:
         config, members = self.config, self.members.by_name
         if self.presence.awaited_until is not None and now >= self.presence.awaited_until:
             self.presence.awaited_until = None
+            if self._left_behind:
+                self.members.release(dict.fromkeys(self.members, FINISHED), -1)
+                self.members.let_go()
+                self._finished = True
             if self.members:
                 self.attempts.failure = f"{self.planner.lack}, and no other has come for {config.keep:g} s"
                 return
@@ -571,6 +577,7 @@ class Job:
                         f"{worker} is given {piece.count} samples of iteration {piece.iteration}, from "
                         f"position {piece.start} on, that others have left",
                         worker,
+                        changes=False,
                     )
                 return piece
         # In backup, and in asp at the utmost, iterations may be complete without this member: it skips them.
@@ -676,9 +683,11 @@ class Job:
             )
         return part
 
-    def _remove(self, worker: str, why: str, now: float, by: float = -inf) -> None:
+    def _remove(self, worker: str, why: str, now: float, by: float = -inf, *, well: bool = False) -> None:
         if worker in self.members:  # else it was released meanwhile
+            self._gone_well = well
             self.presence.remove(worker, why, now, by)
+            self._left_behind = well and not self.members.staying
             self.presence.look_for_returning(now)
             if self.members:
                 self._advance(now)
@@ -689,8 +698,9 @@ class Job:
         A job has ended well without those that were not heard of since another has finished.
         """
         member = self.members.by_name.get(worker)
-        self._remove(worker, why, now)
-        if not self.members and member is not None and member.heard_at < self._left_well_at:
+        well = member is not None and member.heard_at < self._left_well_at
+        self._remove(worker, why, now, well=well)
+        if not self.members and member is not None and well:
             self._finished = True
             if member.suspended:  # for long: nobody is about to start it again
                 self.presence.awaited_until = None
@@ -705,7 +715,7 @@ class Job:
     def _advance(self, now: float) -> None:
         """Complete iterations, give out what must be redone, then plan as far as allowed."""
         if self.members.regroups and self.attempts.recovering:
-            self.regrouping.meet(now)
+            self._finished |= self.regrouping.meet(now, well=self._gone_well)
         if self.attempts.recovering:
             return
         iterations = self.iterations

@@ -47,6 +47,7 @@ class Planner:
         self._members = members
         self._outbox = outbox
         self._last_warning: tuple[str, ...] = ()
+        self._has_changed = False  # whether the policy does not have the present members yet
         self._unit = batches.spec.unit  # samples; the policy knows batches, bounds and counts in units alone
 
     @property
@@ -87,7 +88,17 @@ class Planner:
         )
 
     def members_changed(self) -> None:
+        """Have the policy plan for the present members (InfeasibleError: they cannot take the batch).
+
+        It gets them before the next plan, once for all those that have come and gone until then.
+        """
+        self._has_changed = True
+        if not self.can_do_without(()):
+            self._set_members()
+
+    def _set_members(self) -> None:
         """Give the policy the members that are planned for (InfeasibleError: they cannot take the batch)."""
+        self._has_changed = False
         if participants := self._participants:
             size = self.sizer.within(self.batches.total, participants)
             if size != self.batches.total:
@@ -139,6 +150,8 @@ class Planner:
 
     def show(self, records: Iterable[IterationRecord]) -> None:
         """Have a new policy, which knows the members, observe earlier iterations, oldest first."""
+        if self._has_changed and self.can_do_without(()):
+            self._set_members()
         for record in records:
             self.observe(record.parts)
 
@@ -151,13 +164,15 @@ class Planner:
         Raises:
             InfeasibleError: The members cannot take the batch.
         """
+        if self._has_changed:
+            self._set_members()
         self._choose_size(iteration)
         last_change = self.batches.last_change
         epoch, start, total = self._take(iteration)
         split = self._split(total)
         if leaving := self._releasable(split.dispensable):
             self._members.release(leaving, iteration - 1)
-            self.members_changed()
+            self._set_members()
             self._members.let_go()
             epoch, start, total = self._take(iteration)
             split = self._split(total)

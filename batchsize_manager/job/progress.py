@@ -157,7 +157,7 @@ class IterationProgress:
             wanted = cuts.number(part.count)
             fits = min(wanted, sum(bounds.maximum for bounds in free.values()))
             shares = [float(self.plan.assignments[name].count) for name in free]
-            at_least_one = [replace(bounds, minimum=1) for bounds in free.values()]
+            at_least_one = [b if b.minimum == 1 else replace(b, minimum=1) for b in free.values()]
             numbers = split(shares, fits, at_least_one)
             position = part.start
             counts = cuts.counts(numbers, cuts.index(position - origin))

@@ -15,6 +15,7 @@ from batchsize_manager.job.members import DRAINED, Member, Members
 from batchsize_manager.job.planner import Planner
 from batchsize_manager.job.presence import Presence
 from batchsize_manager.job.rendezvous import Arrival, form_group, newest
+from idl.endings import FINISHED
 from idl.errors import InvalidRequestError
 
 _CHANGES = 20  # latest ones that are kept
@@ -117,20 +118,31 @@ class Regrouping:
         attempts.begin(attempts.wanted)
         return True
 
-    def meet(self, now: float) -> None:
+    def meet(self, now: float, *, well: bool) -> bool:
         """Decide the group of the present attempt, which begins with it, if all members have arrived.
 
         Those that are suspended, or were cut off, are waited for only where no other has any state, as they
-        may have it. The job fails if nobody is left that may.
+        may have it. If nobody is left that may, the job fails, or is over where the others had finished.
+
+        Args:
+            well: Whether who has gone last had finished.
+
+        Returns:
+            Whether the job is over so, and its members are released.
         """
         attempts, members, number = self._attempts, self._members, self._attempts.number
         arrivals = self._gathered
         if not arrivals:
-            return
+            return False
         if self._lacks_state(arrivals):
-            if len(members.staying) == len(members) and not self._presence.may_return:
+            if len(members.staying) < len(members) or self._presence.may_return:
+                return False
+            if well:
+                members.release(dict.fromkeys(arrivals, FINISHED), -1)
+                members.let_go()
+            else:
                 attempts.failure = "no worker has its state any more; restart the job from its checkpoint"
-            return
+            return well
         drained = self._drained
         group = form_group(arrivals, self._first_iteration)
         needed = not arrivals.keys() - group.lacking - drained and self._planner.can_do_without(drained)
@@ -155,6 +167,7 @@ class Regrouping:
         self._outbox.log(f"{said}{source}: {why}")
         if needed:
             attempts.want(f"{', '.join(sorted(drained))}: drained once the others have its state")
+        return False
 
     @property
     def waits_for_state(self) -> bool:

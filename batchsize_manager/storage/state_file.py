@@ -141,8 +141,9 @@ class StateFile:
             sqlite3.Error: The file cannot be written now, or is damaged; its content is as before.
         """
         refused = []
+        begins = any(isinstance(change, Begun) for change in changes)
         try:
-            with self._transaction():
+            with self._flushed() if begins else contextlib.nullcontext(), self._transaction():
                 for change in changes:
                     self._connection.execute("SAVEPOINT change")
                     try:
@@ -244,6 +245,15 @@ class StateFile:
             if self._connection.in_transaction:  # some errors have rolled back already
                 self._connection.execute("ROLLBACK")
             raise
+
+    @contextlib.contextmanager
+    def _flushed(self) -> Iterator[None]:
+        """Have what is committed within the context outlive the machine: a lost job has no workers."""
+        self._connection.execute("PRAGMA synchronous=FULL")
+        try:
+            yield
+        finally:
+            self._connection.execute("PRAGMA synchronous=NORMAL")
 
     def _apply(self, change: Change) -> None:
         execute = self._connection.execute

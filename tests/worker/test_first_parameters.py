@@ -1,41 +1,41 @@
 """Faults of a job while its first worker sets the parameters, shard by shard."""
 
+import contextlib
+
 import pytest
 
-from tests.services import restartable_manager, serving, shard_service
+from tests.services import RestartableService, restartable_manager, serving, shard_service
 from tests.worker.least_squares import Worker
 from tests.worker.test_recovery import ITERATIONS, TWO_EVENLY, assert_trained, in_process_manager
 from worker.membership import Membership
 from worker.shard_clients import ShardClients
 
 
-@pytest.fixture
-def between_shards(monkeypatch):
-    """Set an action for the moment when a worker has set the first shard's parameters only."""
-    initialise, actions = ShardClients._initialise, []
+def between_shards(monkeypatch, action, before=1):
+    """Set an action for the moment when a worker is about to set this shard's parameters."""
+    initialise, actions = ShardClients._initialise, [action]
 
     def interrupted(self, shard, *arguments):
-        if shard == 1 and actions:
+        if shard == before and actions:
             actions.pop()(self)
         return initialise(self, shard, *arguments)
 
     monkeypatch.setattr(ShardClients, "_initialise", interrupted)
-    return actions.append
 
 
 class DeadError(Exception):
     """An error that ends a worker's thread as if its process had been killed."""
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 2])
-def test_a_worker_that_dies_between_two_shards_is_replaced(between_shards, monkeypatch, lookahead):
+def test_a_worker_that_dies_between_two_shards_is_replaced(monkeypatch, lookahead):
     """The others set the parameters again; they, and a replacement, train to the end."""
 
     def die(shards):
         raise DeadError
 
-    between_shards(die)
+    between_shards(monkeypatch, die)
     monkeypatch.setattr(
         Membership, "leave", lambda self, **_: self._heartbeat and self._heartbeat.stop(DeadError())
     )
@@ -52,9 +52,9 @@ def test_a_worker_that_dies_between_two_shards_is_replaced(between_shards, monke
         assert_trained([worker for worker in workers if worker not in dead])
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("state", [False, True])
-def test_a_manager_that_restarts_between_two_shards_ends_nothing(between_shards, tmp_path, wait_until, state):
+def test_a_manager_that_restarts_between_two_shards_ends_nothing(monkeypatch, tmp_path, wait_until, state):
     """A restart of the manager meanwhile does no harm, with checkpoints at the shards or without."""
     services = [
         shard_service(state=tmp_path / f"ps-{i}" if state else None, checkpoint_every=10) for i in range(2)
@@ -70,5 +70,23 @@ def test_a_manager_that_restarts_between_two_shards_ends_nothing(between_shards,
             manager.start()
             wait_until(lambda: services[1].jobs[0].attempt, "another attempt at the second shard")
 
-        between_shards(restart)
+        between_shards(monkeypatch, restart)
         assert_trained([Worker(manager.address, [first, second], f"w{i}", ITERATIONS) for i in range(2)])
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_shard_that_is_started_again_before_it_has_parameters_gets_them(monkeypatch, tmp_path, again):
+    """It knows nothing of the job that was opened there, and is opened again."""
+    with in_process_manager(1) as manager, contextlib.ExitStack() as stack:
+        shards = [
+            stack.enter_context(RestartableService("ps", "--state", str(tmp_path / name))) for name in "ab"
+        ]
+
+        def restart(_):
+            shards[again].kill()
+            shards[again].start()
+
+        between_shards(monkeypatch, restart, before=again)
+        addresses = [shard.address for shard in shards]
+        assert_trained([Worker(manager, addresses, "w0", ITERATIONS)])

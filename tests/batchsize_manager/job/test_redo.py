@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.effects import Over
 from idl.bounds import Bounds
+from idl.endings import FINISHED
 from idl.errors import InvalidRequestError, NotMemberError
 from idl.exchange import FIXED_GROUP
 from tests.batchsize_manager.job.driver import Beating, Driver, restored
@@ -450,6 +452,24 @@ def test_others_are_not_awaited_for_ever():
     driver.tick_at(65.0)
     said = "the workers can take 110 samples together at most, less than a batch of 200"
     assert driver.job.attempts.failure == f"{said}, and no other has come for 60 s"
+
+
+def test_who_comes_back_when_the_others_have_finished_does_not_fail_for_lack_of_others():
+    """It cannot take a batch alone, and nobody else has to: the job has ended well."""
+    driver = tight("a", "b", "c", promising="abc", keep=60.0, total=200, silence=10.0)
+    driver.now = 11.0
+    driver.beat("a", "b")
+    driver.tick_at(11.0)
+    assert driver.job.members.by_name["c"].suspended
+    driver.job.leave("a", "a", driver.now)
+    driver.job.leave("b", "b", driver.now)
+    driver.beat("c")
+    driver.tick_at(70.9)
+    assert driver.job.take_effects().over is None
+    driver.beat("c")
+    driver.tick_at(71.0)
+    assert driver.job.take_effects().over == Over(FINISHED, failed=False)
+    assert driver.job.answer("c", "c").released == FINISHED
 
 
 def test_workers_that_come_back_one_after_the_other_are_waited_for():

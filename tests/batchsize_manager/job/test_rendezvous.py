@@ -7,6 +7,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.rendezvous import Arrival, form_group
 from batchsize_manager.job.waiting import awaited
 from idl.bounds import Bounds
+from idl.endings import FINISHED
 from idl.errors import InvalidRequestError
 from idl.exchange import FIXED_GROUP, FORMED_GROUP
 from idl.records import Report
@@ -201,6 +202,23 @@ def test_without_any_state_the_job_fails():
     assert (
         driver.job.attempts.failure == "no worker has its state any more; restart the job from its checkpoint"
     )
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_who_has_no_state_when_the_others_finish_has_nothing_to_do(failed):
+    """Nor would there be anything to start again; but where the last one has failed, the job fails."""
+    driver = running("a", total=30)
+    driver.finish("a")
+    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
+    driver.job.leave("a", "a", driver.now, failed=failed)
+    driver.tick_at(2.0)
+    driver.arrive("b", 2)
+    over = driver.job.take_effects().over
+    assert over.failed == failed
+    if failed:
+        assert "no worker has its state any more" in over.why
+    else:
+        assert driver.answered("b").released == over.why == FINISHED
 
 
 def test_who_is_silent_is_waited_for_if_nobody_else_has_the_state():
