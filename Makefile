@@ -53,6 +53,7 @@ quick: $(VENV)/ready
 # For a release: what takes long, too.
 test-all: $(VENV)/ready
 	$(PYTEST) -m 'not containers' --hypothesis-profile=ci
+	$(PYTEST) -m simulated --real
 	$(BIN)/evenpace lab chaos --minutes 10 --json runs/chaos.json
 	$(BIN)/evenpace lab chaos --minutes 2 --deterministic --json runs/chaos-deterministic.json
 	$(BIN)/evenpace lab chaos --minutes 2 --lookahead 2 --jobs 2 --workers 3 --json runs/chaos-jobs.json
@@ -76,8 +77,9 @@ fuzz: $(VENV)/ready
 
 # A scenario of the simulated cluster, again, with its log in virtual time.
 SEED ?= 0
+WITH ?= parameter-server
 simulate: $(VENV)/ready
-	$(BIN)/python -m tests.simulation $(SEED) --log
+	$(BIN)/python -m tests.simulation $(SEED) --with $(WITH) --log
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -24,11 +24,18 @@ def mean_gradient(parameters, indices):
 
 def trained_alone(iterations):
     """The parameters after so many whole batches."""
+    *_, last = versions_of([SPEC.batch(iteration) for iteration in range(iterations)])
+    return last
+
+
+def versions_of(batches):
+    """The parameters before, between and after whole batches, each with its epoch, start and total."""
     parameters = np.zeros(FEATURES)
-    for iteration in range(iterations):
-        epoch, start, total = SPEC.batch(iteration)
-        parameters -= RATE * mean_gradient(parameters, permutation(SPEC, epoch)[start : start + total])
-    return parameters
+    yield parameters
+    for epoch, start, total in batches:
+        order = permutation(SPEC, epoch)
+        parameters = parameters - RATE * mean_gradient(parameters, order[start : start + total])
+        yield parameters
 
 
 def go_through(session, iterations, at=lambda session: None):
@@ -53,14 +60,14 @@ def go_through(session, iterations, at=lambda session: None):
             yield part
 
 
-def main():
-    """Train."""
+def main(arguments=None):
+    """Train, as a command line says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--pace", type=float, default=0.0, help="Seconds that an iteration takes at least.")
     parser.add_argument("--computed", type=Path, help="Append iteration, start and count of each slice.")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     def computed(session):
         """Note what has been computed, and keep the pace."""

@@ -1,4 +1,4 @@
-"""Scenarios by their seeds: `python -m tests.simulation FIRST [COUNT] [--shrink] [--log]`."""
+"""Scenarios by their seeds: `python -m tests.simulation FIRST [COUNT] [--with all-reduce] [--shrink]`."""
 
 import argparse
 import logging
@@ -7,6 +7,9 @@ import time
 from collections import Counter
 
 from tests.simulation.cluster import Scenario, shrink, simulate, virtual_log
+from tests.simulation.groups import GroupScenario
+
+_SCENARIOS = {"parameter-server": Scenario, "all-reduce": GroupScenario}
 
 
 def _say(*lines):
@@ -21,11 +24,18 @@ def main():
     parser.add_argument("count", type=int, nargs="?", default=1, help="Scenarios, of seeds in turn.")
     parser.add_argument("--shrink", action="store_true", help="Leave out faults while it still fails.")
     parser.add_argument("--log", action="store_true", help="Print the log in virtual time.")
+    parser.add_argument(
+        "--with",
+        dest="exchange",
+        choices=tuple(_SCENARIOS),
+        default="parameter-server",
+        help="How workers exchange gradients.  [default: parameter-server]",
+    )
     options = parser.parse_args()
     logging.disable(logging.NOTSET if options.log else logging.CRITICAL)
     failed, fired, began = [], Counter(), time.monotonic()
     for seed in range(options.first, options.first + options.count):
-        scenario = Scenario.of(seed)
+        scenario = _SCENARIOS[options.exchange].of(seed)
         if options.log:
             with virtual_log(sys.stdout):
                 outcome = simulate(scenario)

@@ -1,14 +1,18 @@
 """A simulated job: real services and sessions, and faults that a seed chooses.
 
 A job of least squares is trained by workers of unlike speed, while services and workers are killed, frozen,
-cut off and started again. At its end, all workers that live must have the parameters of one process that took
-the whole batches; one that was away when the others finished, those of an earlier step.
+cut off and started again, and operators change the job. At its end each batch must begin where the one before
+it ends, and all workers that live have the parameters of one process that took these batches; one that was
+released before, or was away when the others finished, those of an earlier step.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import logging
+import math
 import random
+import sqlite3
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,16 +20,21 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.simulation.disk import Disk
 from tests.simulation.network import Loop
 from tests.simulation.product import product
 from tests.simulation.world import StalledError, World
 
-_ITERATIONS = 40
+ITERATIONS = 40
 _SPAN = 60.0  # seconds in which faults may begin
 _EVERY = 1.0  # seconds between two faults, on average
 _CALM_ITERATIONS = 10  # last iterations, without faults; without deaths of workers, twice as many
 _SECONDS = 2_000.0  # seconds after which a job must have ended
 _TOLERANCE = 1e-9  # largest difference of parameters, some of which are 4
+_MOST_WORKERS = 5
+_OF_DISKS = {"fill", "fail", "stall"}  # kinds of faults for which checkpoints come later, or not at all
+_SCHEDULE = {0: 16, 1: 24, 2: 10, 4: 16}  # samples of a batch by the first epoch that has them
+_SIZES = 10, 48  # of a batch that a sizer chooses, or an operator; the least and the most
 
 KINDS = {
     "kill worker": (0.0, 3.0),
@@ -37,8 +46,25 @@ KINDS = {
     "restart manager": (0.05, 2.0),
     "freeze shard": (0.1, 6.0),
     "freeze manager": (0.1, 6.0),
+    **{f"crash {part}": (0.05, 2.0) for part in ("shard", "manager")},
+    **{f"tear {part}": (0.05, 2.0) for part in ("shard", "manager")},
+    **{f"fill {part}": (0.5, 10.0) for part in ("shard", "manager")},
+    **{f"fail {part}": (0.0, 0.0) for part in ("shard", "manager")},
+    **{f"flip {part}": (0.05, 2.0) for part in ("shard", "manager")},
+    **{f"stall {part}": (0.1, 10.0) for part in ("shard", "manager")},
+    **{f"jump {part}": (0.1, 20.0) for part in ("worker", "shard", "manager")},
+    "start worker": (0.0, 0.0),
+    "drain worker": (0.0, 3.0),
+    "resize job": (0.0, 0.0),
+    "pause job": (0.1, 10.0),
 }
-"""Kinds of faults: how many seconds they last at least and at most, a killed process until it is back."""
+"""Kinds of faults: how many seconds they last at least and at most, a killed process until it is back.
+
+A machine that crashes loses what it has not flushed to its disk. A process that is torn dies at one of its
+next operations on the disk. A disk fills, fails once, stalls, or has a bit flipped that can be
+spared; a clock of the day jumps. The last four are what operators do: workers are started and drained, the
+batch gets another size, and the job is paused.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +90,12 @@ class Scenario:
     policy: str
     lookahead: int
     faults: tuple[Fault, ...]
+    latency: float = 0.001  # seconds, at most
+    sizer: str = "fixed"
+    scale_batch: bool = False
+    micro_batch: int | None = None  # samples
+    exact: bool = False
+    is_early: bool = False  # whether gradients are pushed before they are complete
 
     @classmethod
     def of(cls, seed, kinds=tuple(KINDS)):
@@ -80,7 +112,23 @@ class Scenario:
             kind = draw.choice(kinds)
             faults.append(Fault(now, kind, draw.random(), draw.uniform(*KINDS[kind])))
             now += draw.expovariate(1 / _EVERY)
-        return cls(seed, *job, tuple(faults))
+        sizer = draw.choice(("fixed", "fixed", "schedule", "similarity"))
+        micro_batch = draw.choice((None, None, 2))
+        return cls(
+            seed,
+            *job,
+            tuple(faults),
+            latency=draw.choice((0.001, 0.01, 0.1)),
+            sizer=sizer,
+            scale_batch=sizer == "fixed" and draw.random() < 0.5,
+            micro_batch=micro_batch,
+            exact=micro_batch is not None and draw.random() < 0.5,
+            is_early=micro_batch is None and draw.random() < 0.5,
+        )
+
+    def start(self, world, folder, outcome):
+        """Start the job's processes."""
+        return Job(world, folder, self, outcome)
 
 
 @dataclass
@@ -103,8 +151,14 @@ class Outcome:
         )
 
 
-class _Job:
-    """The processes of one scenario."""
+class Job:
+    """The processes of one scenario.
+
+    Attributes:
+        keep: Seconds for which it waits for other workers where those that are there cannot go on.
+    """
+
+    keep = 600.0
 
     def __init__(self, world, folder, scenario, outcome):
         self._world = world
@@ -116,12 +170,19 @@ class _Job:
         self.workers = {}  # those that live, or have ended
         self.services = {}
         self._done = 0  # iterations
+        self._delivered = {}  # the last parameters of each worker's model
+        self._parts = {}  # what workers were given: by attempt and iteration, (epoch, start, total), slices
+        self._disks = {
+            name: Disk(folder / name, f"{scenario.seed} {name}")
+            for name in ("manager", *(f"ps-{number}" for number in range(scenario.shards)))
+        }
         self._operator = world.process("operator")
         problem = product().module("tests.scripts.train_least_squares")
         self._problem = problem
         address = product().module("rpc.address").Address
         job_config = product().module("batchsize_manager.job.config").JobConfig
-        manager = product().module("batchsize_manager.service")
+        manager, sizers = (product().module(f"batchsize_manager.{name}") for name in ("service", "sizers"))
+        synchronisation = product().module("idl.synchronisation").Synchronisation
         self._manager_at = address("127.0.0.1", 4300)
         self._shards_at = [address("127.0.0.1", 4400 + number) for number in range(scenario.shards)]
         config = manager.ManagerConfig(
@@ -132,14 +193,20 @@ class _Job:
                 silence=4.0,
                 report_timeout=120.0,
                 lookahead=scenario.lookahead,
+                keep=self.keep,
+                scale_batch=scenario.scale_batch,
+                sizing=sizers.Sizing(
+                    scenario.sizer, sizers.Sizes(*_SIZES) if scenario.sizer == "similarity" else None
+                ),
+                synchronisation=synchronisation(exact=scenario.exact),
             ),
-            state=folder / "manager",
+            state=self._disks["manager"].path,
         )
         self._make = {"manager": (lambda: manager.ManagerService(config), self._manager_at)}
         shard = product().module("ps.service").ParameterServerService
         shard_config = product().module("ps.config").ParameterServerConfig
         for number, at in enumerate(self._shards_at):
-            own = shard_config(state=folder / f"ps-{number}", checkpoint_every=5)
+            own = shard_config(state=self._disks[f"ps-{number}"].path, checkpoint_every=5)
             self._make[f"ps-{number}"] = (lambda own=own: shard(own), at)
         for name in self._make:
             self._serve(name)
@@ -156,11 +223,20 @@ class _Job:
     def _serve(self, name):
         make, address = self._make[name]
         process = self.services[name] = self._world.process(name)
+        self._disks[name].attach(process)
         server = product().module("rpc.server")
         loop = Loop(process)
+        refused = (OSError, product().module("batchsize_manager.storage.state_format").StateError)
 
         async def begin():
-            await server.Server(make()).start(address)
+            try:
+                service = make()
+            except refused:  # by its disk: a supervisor starts it again
+                process.kill()
+                process.disk.lose_process()
+                self._world.at(1.0, self._operator, self._serve, name)
+                return
+            await server.Server(service).start(address)
 
         loop.call_soon(lambda: loop.create_task(begin()))
 
@@ -176,20 +252,23 @@ class _Job:
             connect_timeout=60.0,
             barrier_timeout=600.0,
             silence=10.0,
+            **self._settings(),
         )
 
-        def compute(session):
+        def compute(session, part=1.0):
             share = session.assignment.count / self._problem.SPEC.total_batch_size
-            self._world.sleep(pace * share * spread.uniform(0.8, 1.2))
+            self._world.sleep(pace * part * share * spread.uniform(0.8, 1.2))
 
         def train():
             session = None
             try:
                 session = session_module.Session(config)
-                for part in self._problem.go_through(session, _ITERATIONS, compute):
+                for part in self._go_through(session, compute):
                     self._done = max(self._done, part.assignment.iteration)
                 is_last = session.released is None
-                self.ends[name] = session.exchange.parameters.copy(), is_last
+                self.ends[name] = self._parameters(session), is_last
+            except product().module("idl.errors").ReleasedError:  # before its first batch
+                self.ends[name] = np.zeros(self._problem.FEATURES), False
             except Exception as error:  # noqa: BLE001 - looked at when all have ended
                 self.errors[name] = error
             finally:
@@ -198,9 +277,129 @@ class _Job:
 
         self._world.spawn(process, train)
 
+    def _settings(self):
+        """Return further settings of a worker's session."""
+        return {}
+
+    def _go_through(self, session, compute):
+        """Train, and yield each slice once it is done."""
+        spec, scenario = self._problem.SPEC, self._scenario
+        loader = (
+            product()
+            .module("worker.data.slices")
+            .Slices(
+                spec.dataset_size,
+                _SCHEDULE if scenario.sizer == "schedule" else spec.total_batch_size,
+                session,
+                shuffle=spec.shuffle,
+                seed=spec.seed,
+                micro_batch=scenario.micro_batch,
+            )
+        )
+        layout = product().module("idl.layout")
+        groups = (layout.Group(self._problem.FEATURES, {"lr": self._problem.RATE}),)
+        server, name = session.exchange, session.config.worker
+
+        def deliver():
+            self._delivered[name] = server.parameters.copy()
+
+        first = np.zeros(self._problem.FEATURES)
+        server.prepare(layout.Layout("float64", "sgd", groups), first, deliver=deliver)
+        session.start_training()
+        for part in self.slices(session, loader):
+            self._contribute(session, part, compute)
+            session.finish_iteration()
+            yield part
+
+    def slices(self, session, loader):
+        """Yield a worker's slices, up to the job's last iteration or its release."""
+        while session.released is None:
+            for part in loader:
+                if part.assignment.iteration >= ITERATIONS:
+                    return
+                self._note(part.assignment)
+                yield part
+
+    def _note(self, part):
+        """Note what a worker was given."""
+        batch = part.epoch, part.batch_start, part.total
+        told, slices = self._parts.setdefault((part.attempt, part.iteration), (batch, set()))
+        if told != batch:
+            self._outcome.wrongs.append(f"iteration {part.iteration} has {batch}, and {told}")
+        slices.add((part.start, part.count))
+
+    def _contribute(self, session, part, compute):
+        """Compute the gradient of a slice; push a half of it before the other, where the job does."""
+        problem, server, done = self._problem, session.exchange, part.assignment
+        for one in part.micro_batches:
+            gradient = problem.mean_gradient(server.parameters, one.indices)
+            server.gradient.accumulate(done, gradient, one.count)
+        if not part.micro_batches:
+            server.gradient.values[:] = problem.mean_gradient(server.parameters, part.indices)
+        if not self._scenario.is_early or not server.may_begin(done):
+            compute(session)
+            return
+        compute(session, 0.5)
+        server.begin_push(done, None, session.training.lr_scale)
+        bounds = product().module("idl.layout").shard_bounds(problem.FEATURES, server.shards)
+        server.advance_push([(begin + end) // 2 for begin, end in bounds])
+        compute(session, 0.5)
+        if self._draw.random() < 0.05:
+            server.give_up_push("as a script that changes gradients after the backward pass")
+
+    @property
+    def parameters(self):
+        """The parameters at the end, as one process has them.
+
+        Raises:
+            ValueError: A batch is missing, or does not begin where the one before it ends.
+        """
+        spec = self._problem.SPEC
+        following = 0, 0
+        found = self._batches(math.inf)
+        for iteration, ((epoch, start, total), slices) in enumerate(found):
+            if (epoch, start) != following:
+                raise ValueError(f"iteration {iteration} begins at {(epoch, start)}, not at {following}")
+            position = start
+            for first, count in sorted(slices):
+                if first > position:
+                    break
+                position = max(position, first + count)
+            if position < start + total:
+                raise ValueError(f"of iteration {iteration}, samples from {position} on are with nobody")
+            following = (epoch, start + total) if start + total < spec.dataset_size else (epoch + 1, 0)
+        if len(found) < ITERATIONS:
+            raise ValueError(f"iteration {len(found)} was given to nobody")
+        *_, last = self._problem.versions_of([batch for batch, _ in found])
+        return last
+
+    @property
+    def earlier(self):
+        """All parameters that the job has had, also in attempts that it has gone back from."""
+        for attempt in {attempt for attempt, _ in self._parts}:
+            yield from self._problem.versions_of([batch for batch, _ in self._batches(attempt)])
+
+    def _batches(self, last):
+        """Return batch and slices of each iteration, as they were in the attempts up to this one."""
+        counts = {}
+        for attempt, iteration in sorted(self._parts):
+            if attempt <= last:  # it is given out in a later one unless its step was taken
+                counts[iteration] = self._parts[attempt, iteration]
+        return [
+            counts[iteration] for iteration in itertools.takewhile(counts.__contains__, itertools.count())
+        ]
+
+    def _parameters(self, session):
+        """Return the parameters with which a worker ends."""
+        return self._delivered[session.config.worker]
+
+    def _may_kill(self, worker):
+        """Return whether the job can go on without a worker."""
+        return True
+
     def _befall(self, fault):
         """Let a fault happen, if there is something that it can befall."""
-        left = _ITERATIONS - self._done
+        left = ITERATIONS - self._done
         live = [
             process
             for name, process in self.workers.items()
@@ -209,16 +408,23 @@ class _Job:
         if self.ends or self.errors or left <= _CALM_ITERATIONS or not live:
             return
         kind, _, part = fault.kind.partition(" ")
-        if part == "worker" and (len(live) < 2 or (kind == "kill" and left <= 2 * _CALM_ITERATIONS)):
+        leaves = kind in ("kill", "drain")
+        if part == "worker" and (len(live) < 2 or (leaves and left <= 2 * _CALM_ITERATIONS)):
             return
-        if part == "worker":
+        if kind == "start" and len(live) >= _MOST_WORKERS:
+            return
+        if part in ("worker", "job"):
             victim = _of(live, fault.victim)
+            if kind in ("kill", "drain") and not self._may_kill(victim):
+                return
         elif part in ("shard", "manager"):
             services = [
                 one for name, one in self.services.items() if (name == "manager") == (part == "manager")
             ]
             victim = _of(services, fault.victim)
-            if victim.is_dead or victim.is_frozen:
+            # A service that is killed before it could write of the job has nothing to come back with.
+            spares = kind in _OF_DISKS and not (self._done and self._has_checkpoint(part, victim))
+            if victim.is_dead or victim.is_frozen or spares:
                 return
         else:
             links = [end for process in live for end in process.endpoints if end.socket is not None]
@@ -229,6 +435,10 @@ class _Job:
         undo = getattr(self, f"_{kind}")(victim)
         if undo is not None:
             self._world.at(fault.seconds, self._operator, undo)
+
+    @staticmethod
+    def _has_checkpoint(part, service):
+        return part == "manager" or any(Path(service.disk.path).glob("*/*.checkpoint"))
 
     def _kill(self, worker):
         worker.kill()
@@ -241,7 +451,86 @@ class _Job:
 
     def _restart(self, service):
         service.kill()
+        service.disk.lose_process()
         return lambda: self._serve(service.name)
+
+    def _crash(self, service):
+        service.kill()
+        service.disk.lose_writes()
+        return lambda: self._serve(service.name)
+
+    def _tear(self, service):
+        def on_death(disk):
+            self._draw.choice((disk.lose_process, disk.lose_writes))()
+            self._world.at(self._draw.uniform(0.05, 2.0), self._operator, self._serve, service.name)
+
+        service.disk.die_at(self._draw.randint(1, 20), on_death)
+
+    def _fill(self, service):
+        service.disk.is_full = True
+        return lambda: setattr(service.disk, "is_full", False)
+
+    def _fail(self, service):
+        service.disk.fails = self._draw.choice(("write", "fsync"))
+
+    def _stall(self, service):
+        service.disk.delay = self._draw.uniform(0.1, 2.0)
+        return lambda: setattr(service.disk, "delay", 0.0)
+
+    def _flip(self, service):
+        damage, place = product().module("lab.chaos.damage"), self._draw.random()
+        service.kill()
+        service.disk.lose_process()
+        folders = {name: Path(disk.path) for name, disk in self._disks.items()}
+        own, manager = folders.pop(service.name), folders.pop("manager", None)
+        if manager is None:
+            with contextlib.suppress(sqlite3.OperationalError):  # it has no tables yet
+                damage.flip_saved_bit(own, place)
+        elif lost := damage.copy_to_lose(own, list(folders.values())):
+            if self._draw.random() < 0.3:
+                service.disk.fails = "read"  # of the newest one, at the next start
+            else:
+                damage.flip_bit(lost.path, place)
+        return lambda: self._serve(service.name)
+
+    def _start(self, worker):
+        self._start_worker()
+
+    def _drain(self, worker):
+        self._order(lambda client: client.drain("default", worker.name))
+        return lambda: None if self.ends else self._start_worker()
+
+    def _resize(self, worker):
+        samples = self._draw.randint(*_SIZES)
+        self._order(lambda client: client.set_total_batch_size("default", samples))
+
+    def _pause(self, worker):
+        self._order(lambda client: client.pause("default"))
+        # Again and again, since a manager whose machine crashes may forget it.
+        return lambda: self._order(lambda client: client.resume("default"), every=10.0)
+
+    def _order(self, action, every=None):
+        """Have an operator ask the manager for something until it has answered; or again and again."""
+        client = product().module("batchsize_manager.client").ManagerClient
+        errors = product().module("idl.errors")
+
+        def ask():
+            while not self.is_over:
+                has_answered = True
+                try:
+                    with client(self._manager_at) as asking:
+                        action(asking)
+                except errors.EvenpaceError as error:
+                    has_answered = isinstance(error, errors.InvalidRequestError)  # which refuses it
+                if has_answered and every is None:
+                    return
+                self._world.sleep(every or 0.5)
+
+        self._world.spawn(self._operator, ask)
+
+    def _jump(self, process):
+        process.clock = self._draw.choice((-1.0, 1.0)) * self._draw.uniform(60.0, 36_000.0)
+        return lambda: setattr(process, "clock", 0.0)
 
     def _cut(self, endpoint):
         endpoint.peer.reset()
@@ -271,16 +560,20 @@ def simulate(scenario):
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-simulated-") as folder,
         product(),
-        World(scenario.seed) as world,
+        World(scenario.seed, scenario.latency) as world,
     ):
         begin = world.now
-        job = _Job(world, Path(folder), scenario, outcome)
+        job = scenario.start(world, Path(folder), outcome)
         try:
             world.run(lambda: job.is_over, _SECONDS)
         except StalledError as error:
             outcome.wrongs.append(f"it does not end, {error}")
         outcome.events, outcome.digest, outcome.seconds = world.events, world.digest, world.now - begin
-        versions = [job._problem.trained_alone(iterations) for iterations in range(_ITERATIONS + 1)]
+        earlier, wanted = [*job.earlier], []
+        try:
+            wanted = [job.parameters]
+        except ValueError as error:
+            outcome.wrongs.append(str(error))
     for name, error in job.errors.items():
         outcome.wrongs.append(f"{name} ends with {type(error).__name__}: {error}")
     for name, error in world.failures:
@@ -289,8 +582,9 @@ def simulate(scenario):
         outcome.wrongs.append("no worker has gone through all iterations")
     for name, (parameters, is_last) in job.ends.items():
         # Who was away when the others finished keeps what it had.
-        wanted = versions[-1:] if is_last else versions
-        if (difference := min(float(np.abs(parameters - one).max()) for one in wanted)) > _TOLERANCE:
+        possible = wanted if is_last else earlier
+        differences = (float(np.abs(parameters - one).max()) for one in possible)
+        if (difference := min(differences, default=0.0)) > _TOLERANCE:
             outcome.wrongs.append(f"{name} ends with parameters that differ by {difference:.1e}")
     return outcome
 
@@ -302,13 +596,13 @@ def shrink(scenario):
     while size:
         for begin in range(0, len(faults), size):
             fewer = faults[:begin] + faults[begin + size :]
-            smaller = Scenario(**{**vars(scenario), "faults": tuple(fewer)})
+            smaller = dataclasses.replace(scenario, faults=tuple(fewer))
             if simulate(smaller).wrongs:
                 faults = fewer
                 break
         else:
             size //= 2
-    return Scenario(**{**vars(scenario), "faults": tuple(faults)})
+    return dataclasses.replace(scenario, faults=tuple(faults))
 
 
 class _VirtualTimes(logging.Formatter):

@@ -45,12 +45,17 @@ def _now_ns():
     return round(_now() * 1e9)
 
 
+def _of_the_day():
+    world = World.current
+    return _EPOCH + _now() + (world.running.clock if world is not None and world.running is not None else 0.0)
+
+
 time = like(
     real_time,
     **dict.fromkeys(("monotonic", "perf_counter", "process_time", "thread_time"), _now),
     **dict.fromkeys(("monotonic_ns", "perf_counter_ns"), _now_ns),
-    time=lambda: _EPOCH + _now(),
-    time_ns=lambda: round(_EPOCH * 1e9) + _now_ns(),
+    time=_of_the_day,
+    time_ns=lambda: round(_of_the_day() * 1e9),
     sleep=lambda seconds: _world().sleep(seconds),
 )
 
@@ -198,11 +203,19 @@ class Event:
         return self._is_set
 
 
+class Barrier(real_threading.Barrier):
+    """`threading.Barrier`."""
+
+    def __init__(self, parties, action=None, timeout=None):
+        super().__init__(parties, action, timeout)
+        self._cond = Condition()
+
+
 class Thread:
     """`threading.Thread`."""
 
     def __init__(self, group=None, target=None, name="", args=(), kwargs=None, *, daemon=None):
-        self._call = lambda: target(*args, **(kwargs or {}))
+        self._target, self._arguments, self._options = target, args, kwargs or {}
         self._has_begun, self._ended = False, Event()
         self.name, self.daemon, self.ident = name, daemon, id(self)
 
@@ -210,6 +223,10 @@ class Thread:
         """Start it in the process whose thread runs."""
         self._has_begun = True
         _world().spawn(_world().running, self._run)
+
+    def run(self):
+        """Call the function that it was made with."""
+        self._target(*self._arguments, **self._options)
 
     def join(self, timeout=None):
         """Wait for its end."""
@@ -221,12 +238,14 @@ class Thread:
 
     def _run(self):
         try:
-            self._call()
+            self.run()
         finally:
             self._ended.set()
 
 
-threading = like(real_threading, Lock=Lock, RLock=RLock, Condition=Condition, Event=Event, Thread=Thread)
+threading = like(
+    real_threading, Lock=Lock, RLock=RLock, Condition=Condition, Event=Event, Barrier=Barrier, Thread=Thread
+)
 
 
 class SimpleQueue:
@@ -334,6 +353,7 @@ class ThreadPoolExecutor(_base.Executor):
 futures = like(
     real_futures,
     ThreadPoolExecutor=ThreadPoolExecutor,
+    ProcessPoolExecutor=real_futures.ProcessPoolExecutor,
     as_completed=as_completed,
     **{name: getattr(_base, name) for name in ("Future", "Executor", "wait")},
     **{name: getattr(_base, name) for name in ("CancelledError", "TimeoutError", "InvalidStateError")},

@@ -8,10 +8,9 @@ import select as real_select
 import socket as real_socket
 from collections import deque
 
-from tests.simulation.modules import like
+from tests.simulation.modules import futures, like
 from tests.simulation.world import World
 
-_LATENCY = (0.0001, 0.001)  # seconds, from and to
 _HOST = "127.0.0.1"
 
 
@@ -67,7 +66,7 @@ class Endpoint:
     def _deliver(self, action, argument):
         if not self.is_hole:
             world = World.current
-            latency = world.random.uniform(*_LATENCY) + self.delay
+            latency = world.latency() + self.delay
             self._last = max(math.nextafter(self._last, math.inf), world.now + latency)
             world.at(self._last - world.now, None, action, argument)
 
@@ -95,21 +94,63 @@ class Socket:
         return self._address
 
     def getsockname(self):
-        """Return an address of this side."""
-        return (_HOST, 1)
+        """Return the address that it was bound to, or one of this side."""
+        return self._address if self.endpoint is None else (_HOST, 1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def bind(self, address):
+        """Take an address to listen on; of port 0 a free one."""
+        self._address = (address[0], address[1] or World.current.free_port())
+
+    def listen(self, backlog=0):
+        """Listen there.
+
+        Raises:
+            OSError: Another process does.
+        """
+        self._arrived = deque()
+        _listen(self._address, self)
+
+    @property
+    def process(self):
+        """The process that has it."""
+        return self._process
+
+    def take(self, endpoint):
+        """Take a connection, for `accept`."""
+        self._arrived.append(endpoint)
+        self._wake()
+
+    def accept(self):
+        """Return the next connection, once there is one, and its address."""
+        while not self._arrived:
+            self._check()
+            World.current.wait(self._waiters, self._timeout)
+        made = Socket()
+        made._have(self._arrived.popleft())
+        return made, (_HOST, 2)
 
     def connect(self, address):
         """Connect; to a process that is frozen, too, whose kernel is not."""
         world = World.current
-        self._wait(world.random.uniform(*_LATENCY))
+        self._wait(world.latency())
         if (listener := world.listeners.get(tuple(address))) is None:
             raise _error(ConnectionRefusedError, errno.ECONNREFUSED)
         self._address = tuple(address)
-        self.endpoint, theirs = Endpoint(self._process), Endpoint(listener.process)
-        self.endpoint.peer, theirs.peer = theirs, self.endpoint
-        self.endpoint.changed = self._wake
-        self.endpoint.socket = self
-        listener.accept(theirs)
+        ours, theirs = Endpoint(self._process), Endpoint(listener.process)
+        ours.peer, theirs.peer = theirs, ours
+        self._have(ours)
+        listener.take(theirs)
+
+    def _have(self, endpoint):
+        self.endpoint = endpoint
+        endpoint.changed = self._wake
+        endpoint.socket = self
 
     def send(self, data):
         """Send bytes: all of them, since what is on its way is never too much."""
@@ -153,6 +194,8 @@ class Socket:
         if not self._is_closed and self.endpoint is not None:
             self.endpoint.end()
             self.endpoint.close()
+        if World.current.listeners.get(self._address) is self:
+            del World.current.listeners[self._address]
         self._is_closed = True
         self._wake()
 
@@ -164,7 +207,7 @@ class Socket:
     def _check(self):
         if self._is_closed:
             raise _error(OSError, errno.EBADF)
-        if self.endpoint.error is not None:
+        if self.endpoint is not None and self.endpoint.error is not None:
             raise self.endpoint.error
 
     def _wait(self, seconds):
@@ -176,11 +219,38 @@ class Socket:
         World.current.wake(self._waiters)
 
 
+def _listen(address, listener):
+    if address in World.current.listeners:
+        raise _error(OSError, errno.EADDRINUSE)
+    World.current.listeners[address] = listener
+
+
 def _getaddrinfo(host, port, **options):
     return [(real_socket.AF_INET, real_socket.SOCK_STREAM, 6, "", (host, port))]
 
 
-socket = like(real_socket, socket=Socket, SocketType=Socket, getaddrinfo=_getaddrinfo)
+def _create_server(address, **options):
+    made = Socket()
+    made.bind(address)
+    made.listen()
+    return made
+
+
+def _create_connection(address, timeout=None, **options):
+    made = Socket()
+    made.settimeout(timeout)
+    made.connect(address)
+    return made
+
+
+socket = like(
+    real_socket,
+    socket=Socket,
+    SocketType=Socket,
+    getaddrinfo=_getaddrinfo,
+    create_server=_create_server,
+    create_connection=_create_connection,
+)
 
 
 class _Poll:
@@ -291,7 +361,7 @@ class _Listener:
         self._loop, self._factory = loop, factory
         self.process = loop.process
 
-    def accept(self, endpoint):
+    def take(self, endpoint):
         """Take a connection."""
         Transport(self._loop, endpoint, self._factory)
 
@@ -314,17 +384,23 @@ class Loop(asyncio.AbstractEventLoop):
     def __init__(self, process):
         self.process = process
         self._ready, self._waiters = deque(), deque()
+        self._is_over = False
         World.current.spawn(process, self._run)
 
     def _run(self):
-        while True:
+        while not self._is_over:
             while self._ready:
                 handle = self._ready.popleft()
                 if not handle.cancelled():
                     asyncio._set_running_loop(self)
                     handle._run()
                     asyncio._set_running_loop(None)
-            World.current.wait(self._waiters)
+            if not self._is_over:
+                World.current.wait(self._waiters)
+
+    def stop(self):
+        """Run nothing more than what is due now."""
+        self._is_over = True
 
     def time(self):
         """Return the time in seconds."""
@@ -408,9 +484,21 @@ class Loop(asyncio.AbstractEventLoop):
         Raises:
             OSError: Another process listens there.
         """
-        world = World.current
-        address = (host, port or world.free_port())
-        if address in world.listeners:
-            raise _error(OSError, errno.EADDRINUSE)
-        world.listeners[address] = _Listener(self, factory)
+        address = (host, port or World.current.free_port())
+        _listen(address, _Listener(self, factory))
         return _ListeningServer(address)
+
+
+def run(main):
+    """Run a coroutine in an event loop of this process, and wait for its result, as `uvloop.run`."""
+    loop, done = Loop(World.current.running), futures.Future()
+
+    async def whole():
+        try:
+            done.set_result(await main)
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            done.set_exception(error)
+        loop.stop()
+
+    loop.call_soon(lambda: loop.create_task(whole()))
+    return done.result()

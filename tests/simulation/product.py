@@ -6,16 +6,23 @@ import pkgutil
 import sys
 from functools import cache
 
-from tests.simulation import modules, network
+import uvloop
 
-ROOMS = ("idl", "rpc", "ps", "batchsize_manager", "worker", "predictors", "evenpace", "tests.scripts", "lab")
+from tests.simulation import commands, disk, modules, network, proxy
+from tests.simulation.world import World
+
+ROOMS = ("idl", "rpc", "ps", "batchsize_manager", "worker", "predictors", "evenpace", "lab", "tests")
+_SHARED = ("tests.simulation", "tests.conftest", "tests.zygote")
 _SIMULATED_ROOMS = ("idl", "rpc", "ps", "batchsize_manager", "worker")
 _FRAMEWORKS = ("worker.torch", "worker.keras", "worker.jax")
 _SIMULATED = {
     **{name: getattr(modules, name) for name in ("time", "threading", "queue", "random", "uuid", "fcntl")},
-    **{name: getattr(network, name) for name in ("socket", "select")},
+    **{name: getattr(commands, name) for name in ("select", "subprocess")},
+    **{name: getattr(disk, name) for name in ("os", "sqlite3")},
+    "socket": network.socket,
     "concurrent.futures": modules.futures,
 }
+_SIMULATED_IN_TESTS = {"psutil": commands.psutil, "uvloop": modules.like(uvloop, run=network.run)}
 
 
 class _Monitor:
@@ -49,6 +56,9 @@ class Product:
             monitors = importlib.import_module("worker.resources.monitors")
             meter = importlib.import_module("worker.meter")
             meter.ResourceMonitor = lambda: _Monitor(monitors.Usage(0.1, 0.1))
+            importlib.import_module("lab.proxy").Proxy = proxy.Proxy
+        with self._installed({}):
+            commands.replace()
 
     def __enter__(self):
         self._stack = contextlib.ExitStack()
@@ -62,6 +72,19 @@ class Product:
     def module(name):
         """Return a module of the copy (inside `with`)."""
         return importlib.import_module(name)
+
+    def test_module(self, name):
+        """Return a module of tests of the copy, which has the simulated modules itself (inside `with`)."""
+        if name not in sys.modules:
+            others = _SIMULATED | _SIMULATED_IN_TESTS
+            kept = {name: sys.modules[name] for name in others}
+            sys.modules.update(others)
+            try:
+                importlib.import_module("tests.services").address_of_our_own = _address_of_our_own
+                importlib.import_module(name)
+            finally:
+                sys.modules.update(kept)
+        return sys.modules[name]
 
     @contextlib.contextmanager
     def _installed(self, others):
@@ -86,7 +109,11 @@ class Product:
 
 
 def _is_ours(name):
-    return name.startswith(tuple(f"{room}." for room in ROOMS)) or name in ROOMS
+    return name.partition(".")[0] in ROOMS and not name.startswith(_SHARED)
+
+
+def _address_of_our_own():
+    return importlib.import_module("rpc.address").Address("127.0.0.1", World.current.free_port())
 
 
 @cache

@@ -34,6 +34,7 @@ class World:
 
     Args:
         seed: Decides the order of events of the same moment, latencies, and what else asks `random`.
+        latency: Seconds that what is sent takes, at most.
 
     Attributes:
         now: Seconds.
@@ -46,8 +47,9 @@ class World:
 
     current = None  # the world that is simulated now
 
-    def __init__(self, seed):
+    def __init__(self, seed, latency=0.001):
         self.random = random.Random(seed)
+        self._latency = latency
         self.now = _BEGIN
         self.running = None
         self.listeners = {}
@@ -78,6 +80,10 @@ class World:
         process = Process(self, name)
         self.processes.append(process)
         return process
+
+    def latency(self):
+        """Return the seconds that what is sent now takes."""
+        return self.random.uniform(0.1, 1.0) * self._latency
 
     def free_port(self):
         """Return a port that nobody has listened on."""
@@ -208,7 +214,11 @@ class Process:
     def __init__(self, world, name):
         self._world = world
         self.name = name
+        self.pid = 1 + len(world.processes)
+        self.popen = None  # of a process that was started as one
         self.is_dead = self.is_frozen = self.was_frozen = False
+        self.disk = None  # of its state; see `disk`
+        self.clock = 0.0  # seconds that its clock of the day is ahead
         self.threads = []
         self.kept = []  # what it was to do while it was frozen
         self.endpoints = {}  # its open connections, in their order

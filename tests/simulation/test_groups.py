@@ -1,0 +1,41 @@
+"""Simulated jobs in groups that the manager forms: under faults, and that what is wrong in them is found."""
+
+import pytest
+
+from tests.simulation import groups
+from tests.simulation.cluster import simulate
+from tests.simulation.groups import GROUP_KINDS, GroupScenario
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.ci] * (seed >= 4)) for seed in range(50)]
+)
+def test_a_job_in_groups_ends_right_whatever_befalls_it(seed):
+    """All workers that live end well, with the parameters of one process."""
+    outcome = simulate(GroupScenario.of(seed))
+    command = f"python -m tests.simulation {seed} --with all-reduce --log"
+    assert not outcome.wrongs, f"{outcome}\n{command} shows how it came to that"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", GROUP_KINDS)
+def test_every_kind_of_fault_happens_to_a_job_in_groups(kind):
+    """A job that only one kind can befall has some of it."""
+    outcome = simulate(GroupScenario.of(1_000 + GROUP_KINDS.index(kind), kinds=(kind,)))
+    assert set(outcome.fired) == {kind}
+    assert not outcome.wrongs, outcome
+
+
+@pytest.mark.slow
+def test_a_step_without_a_member_is_found(monkeypatch):
+    """A group that does not say that it is broken lets members step with their own gradients alone."""
+    monkeypatch.setattr(groups.FormedGroup, "settle", lambda self: None)
+    assert "with parameters that differ by" in str(simulate(GroupScenario.of(12)))
+
+
+@pytest.mark.slow
+def test_a_batch_that_is_not_gone_back_from_is_found(monkeypatch):
+    """What a batch that does not count has moved is to be as it was before."""
+    monkeypatch.setattr(groups.FormedGroup, "begin_batch", lambda self: None)
+    assert "has noted 41 batches" in str(simulate(GroupScenario.of(12)))
