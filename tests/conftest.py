@@ -22,6 +22,7 @@ from lab.workloads import generated
 from rpc.address import Address
 from tests import ROOT, zygote
 from tests.services import MemberWorker, ShardWorker, manager_service, serving, shard_service
+from tests.simulation import virtual
 from tests.state_machines import CI_EXAMPLES
 
 pytest.register_assert_rewrite("tests.worker.contract")
@@ -209,6 +210,9 @@ BEYOND_SET_UP = (
 def pytest_addoption(parser):
     """Options of our own."""
     parser.addoption(
+        "--real", action="store_true", help="run what is marked `simulated` with real processes and sockets"
+    )
+    parser.addoption(
         "--all-tools",
         type=Path,
         metavar="FILE",
@@ -227,6 +231,15 @@ def pytest_collection_modifyitems(items):
     for function in {getattr(item, "function", None) for item in items} if usual < CI_EXAMPLES else ():
         if (own := getattr(function, _USED_SETTINGS, None)) is not None and own.max_examples > usual:
             setattr(function, _USED_SETTINGS, settings(own, max_examples=usual))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run what is marked `simulated` in a world of its own, unless all is to be real."""
+    if pyfuncitem.get_closest_marker("simulated") is None or pyfuncitem.config.getoption("--real"):
+        return None
+    virtual.run(pyfuncitem)
+    return True
 
 
 class _Scheduling(LoadScopeScheduling):

@@ -126,7 +126,7 @@ def assert_resized(batches, said):
     assert size == changes[-1][2]
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_job_is_changed_in_every_way_in_the_middle(lookahead):
     """Changes of policy, batch size and bounds leave each batch whole, with each sample once."""
@@ -165,7 +165,7 @@ def test_a_job_is_changed_in_every_way_in_the_middle(lookahead):
     assert (happened.summary.policy, happened.summary.predictor) == ("learned", "")
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_batches_grow_by_the_noise_that_is_measured(lookahead):
     """Shards measure the noise, the manager's sizer goes by it, and training ends as that of one process."""
@@ -213,6 +213,7 @@ def test_a_job_s_sizer_is_set_and_bounded_while_it_runs():
         worker.close()
 
 
+@pytest.mark.simulated
 def test_a_drained_worker_ends_well_and_comes_again(wait_until):
     """A drained worker's loop ends with the reason; the others go on, and its name may join again."""
     with services(2) as (manager, shards):
@@ -239,7 +240,7 @@ def test_a_drained_worker_ends_well_and_comes_again(wait_until):
     assert set(counts[:-1]) <= {16, 8}
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_paused_job_waits_and_goes_on(wait_until, lookahead):
     """Assignments are finished during a pause, no others begin, and sessions outlast their time-outs."""
@@ -273,7 +274,7 @@ def test_a_paused_job_waits_and_goes_on(wait_until, lookahead):
         assert not any("time" in text or "silent" in text for text in texts(client))
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 def test_changes_outlive_the_manager(tmp_path, wait_until):
     """A killed and restarted manager knows all changes: the job goes on with them, and is still paused."""
     with (
@@ -318,7 +319,7 @@ def test_changes_outlive_the_manager(tmp_path, wait_until):
     assert all(part.count <= 10 for part in workers[1].done if part.iteration > 20)
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_a_batch_size_that_waits_for_what_was_planned_ahead_outlives_the_manager(tmp_path, wait_until):
     """A change takes place though the manager is killed before, with each sample used once."""
     with (

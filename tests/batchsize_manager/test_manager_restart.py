@@ -193,8 +193,8 @@ def iterations(client, **which):
     return [record.iteration for record in history(client, **which).iterations]
 
 
-@pytest.fixture
-def client():
+@contextlib.contextmanager
+def clients():
     """A function that connects to a manager, to ask for the history."""
     with contextlib.ExitStack() as stack:
 
@@ -206,19 +206,27 @@ def client():
         yield connect
 
 
+@pytest.fixture
+def client():
+    """Such a function, for real connections."""
+    with clients() as connect:
+        yield connect
+
+
 # -- killed
 
 
-@pytest.mark.slow
-def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
+@pytest.mark.simulated
+def test_a_killed_manager_goes_on_where_it_was(tmp_path, wait_until):
     """No step is left out or repeated whenever the manager is killed, and batch sizes follow its models.
 
     The history has each iteration once, but for the last before a kill.
     """
     tape, until = Tape(), 300
     # Far enough from each other for the workers to have gone on with one manager before the next is killed.
-    kills = [at + random.randrange(50) for at in (40, 110, 180)]
-    bounds = [version + random.randrange(1, 4) for version in kills]  # lest they are past it by then
+    draw = random.SystemRandom()
+    kills = [at + draw.randrange(50) for at in (40, 110, 180)]
+    bounds = [version + draw.randrange(1, 4) for version in kills]  # lest they are past it by then
     tape.hold(bounds[0])
 
     def kept():
@@ -228,7 +236,7 @@ def test_a_killed_manager_goes_on_where_it_was(tmp_path, client, wait_until):
                 (r.iteration for run in reader.runs() for r in reader.last_records(run.run, 1)), default=-1
             )
 
-    with restartable_manager(tmp_path, "--workers", "2") as manager:
+    with restartable_manager(tmp_path, "--workers", "2") as manager, clients() as client:
         fast, slow = (
             Worker(manager.address, "fast", tape, 300.0),
             Worker(manager.address, "slow", tape, 100.0),
@@ -413,7 +421,8 @@ def test_an_attempt_after_each_start(tmp_path, stopped):
         worker.client.close()
 
 
-def test_members_that_do_not_come_back_are_taken_out(tmp_path, wait_until, client):
+@pytest.mark.simulated
+def test_members_that_do_not_come_back_are_taken_out(tmp_path):
     """Missing members are taken out after a grace period; the others go on without them."""
     tape = Tape()
     with serving(service(tmp_path, workers=2)) as address:
@@ -421,7 +430,7 @@ def test_members_that_do_not_come_back_are_taken_out(tmp_path, wait_until, clien
         in_threads(*(worker.join for worker in workers))
         for worker in workers:
             worker.client.close()
-    with serving(service(tmp_path, workers=2, silence=4.0, heartbeat=1.0)) as address:
+    with serving(service(tmp_path, workers=2, silence=4.0, heartbeat=1.0)) as address, clients() as client:
         here = connected(workers[0], address)
         reply = here.rewind(here.heartbeat())
         while reply.assignment is None or reply.assignment.count < 64:

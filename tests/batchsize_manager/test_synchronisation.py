@@ -26,7 +26,8 @@ from idl.translation import read_synchronisation
 from lab.observer import Observer
 from rpc.client import Client
 from tests.evenpace.commands import invoke
-from tests.float64 import SCRIPT, start_to_freeze, train_alone, wait_for_end
+from tests.float64 import SCRIPT, train_alone, wait_for_end
+from tests.scripts import freeze_and_run
 from tests.services import (
     Raw,
     ShardWorker,
@@ -39,6 +40,7 @@ from tests.services import (
 )
 from tests.state_machines import driven
 from tests.wire import LARGE, framed
+from tests.worker.processes import LEAST_SQUARES
 from worker.session import Session, SessionConfig
 
 SSP = Synchronisation("ssp", staleness=5)
@@ -73,13 +75,13 @@ def test_the_command_line_refuses_them_too():
     assert "staleness 3: belongs to ssp, but the mode is asp" in result.output
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["ssp"], Synchronisation("ssp", STALENESS)),
-        (["ssp", "--staleness", "0"], Synchronisation("ssp", 0)),
-        (["asp"], Synchronisation("asp")),
+        (["ssp"], ("ssp", STALENESS)),
+        (["ssp", "--staleness", "0"], ("ssp", 0)),
+        (["asp"], ("asp",)),
     ],
 )
 def test_ssp_has_the_papers_staleness_unless_another_is_given(options, expected):
@@ -89,7 +91,7 @@ def test_ssp_has_the_papers_staleness_unless_another_is_given(options, expected)
         contextlib.closing(Client(idl.batchsize_manager.BatchSizeManager, address, "manager")) as client,
     ):
         reply = client.call("join", join_request(idl.common.Identity("job", "worker", uuid.uuid4().hex)))
-    assert read_synchronisation(reply.synchronisation) == expected
+    assert read_synchronisation(reply.synchronisation) == Synchronisation(*expected)
 
 
 # -- at random
@@ -320,6 +322,7 @@ class Runner:
         assert not self.thread.is_alive()
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("staleness", [0, 1, 5])
 def test_ssp_fast_worker_stops_exactly_at_the_bound(wait_until, staleness):
     """The fast worker does c + staleness, then waits, if another stands still in iteration c."""
@@ -340,7 +343,7 @@ def test_ssp_fast_worker_stops_exactly_at_the_bound(wait_until, staleness):
         assert runner.begun == list(range(12))
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_asp_fast_worker_never_waits():
     """A worker goes through epochs while another stands still, each push a step of its own."""
     with cluster(ASP, 2, shards=2) as services:
@@ -353,6 +356,7 @@ def test_asp_fast_worker_never_waits():
         assert slow.exchange.parameters.tolist() == [-260.0] * 3
 
 
+@pytest.mark.simulated
 def test_asp_newcomer_starts_beside_the_fastest():
     """A worker that joins late starts at the fastest one's iteration, with the present parameters."""
     with cluster(ASP, 2) as services:
@@ -363,6 +367,7 @@ def test_asp_newcomer_starts_beside_the_fastest():
         assert late.exchange.parameters.tolist() == [-20.0] * 3
 
 
+@pytest.mark.simulated
 def test_asp_goes_on_when_others_leave():
     """The slowest worker goes on alone, from the parameters of all steps, once the others have left."""
     with cluster(ASP, 2) as services:
@@ -373,6 +378,7 @@ def test_asp_goes_on_when_others_leave():
         assert slow.exchange.parameters.tolist() == [-21.0] * 3
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("shards", [1, 2])
 def test_backup_drops_exactly_the_late(shards):
     """Each step is the mean of the gradients that arrived; the late one is dropped, and it skips ahead."""
@@ -398,6 +404,7 @@ def test_backup_drops_exactly_the_late(shards):
         assert took_part == [{"a", "b"}] * 5 + [{"a", "c"}]
 
 
+@pytest.mark.simulated
 def test_backup_waits_for_all_remaining_workers():
     """All remaining workers make a step if they are fewer than it needs; a lost slice stays lost."""
     sync = Synchronisation("backup", replicas_to_aggregate=2)
@@ -491,7 +498,7 @@ MODES = {
 KILLED, FROZEN = ({}, "w1 died"), ({"report_timeout": 20}, "w1 did not report")
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("mode", "end"),
     [("asp", KILLED), ("backup", KILLED), ("ssp", FROZEN)],
@@ -502,12 +509,16 @@ def test_the_others_go_on_in_every_mode(tmp_path, wait_until, mode, end):
     timeout, said = end
     with LocalCluster(tmp_path, workers=3, policy="even", **MODES[mode], **timeout) as services:
         # The others wait for w1 there: they might be through before it is at its point.
-        arguments = ["--epochs", "4", "--out"]
-        workers = [
-            start_to_freeze(services, f"w{i}", *arguments, str(tmp_path / f"{i}.npy"), iteration=12)
-            for i in (0, 2)
-        ]
-        leaver = start_to_freeze(services, "w1", "--epochs", "4").popen
+        started = {
+            name: services.start_worker(
+                name,
+                freeze_and_run.__file__,
+                [f"{iteration}:report:0", str(LEAST_SQUARES), "--out", str(tmp_path / f"{name}.npy")],
+            )
+            for name, iteration in (("w0", 12), ("w2", 12), ("w1", 10))
+        }
+        leaver = started.pop("w1").popen
+        workers = list(started.values())
         for popen in (leaver, *(process.popen for process in workers)):
             wait_until(lambda p=popen: is_frozen(p), "all to be at their points")
         observer = Observer(services.manager, services.shard_addresses)
@@ -515,7 +526,7 @@ def test_the_others_go_on_in_every_mode(tmp_path, wait_until, mode, end):
         def is_out():
             return observer.poll() and any(event.startswith(said) for event in observer.events)
 
-        if end is KILLED:
+        if end == KILLED:
             leaver.kill()
             wait_until(is_out, "the taking out")  # the others might be through before it
         for process in workers:
@@ -530,5 +541,5 @@ def test_the_others_go_on_in_every_mode(tmp_path, wait_until, mode, end):
             "the others' iterations",
         )
         observer.close()
-    for i in (0, 2):
-        assert np.isfinite(np.load(tmp_path / f"{i}.npy")).all()
+    for name in ("w0", "w2"):
+        assert np.isfinite(np.load(tmp_path / f"{name}.npy")).all()

@@ -19,8 +19,8 @@ from tests.services import ends_with, open_request, serving, shard_service, sign
 _ps = idl.parameter_server
 
 
-@pytest.fixture
-def shards(tmp_path):
+@contextlib.contextmanager
+def processes(tmp_path):
     """Return a function that starts a shard with a folder, and returns its process and address."""
     with contextlib.ExitStack() as stack:
 
@@ -29,6 +29,13 @@ def shards(tmp_path):
             arguments += ("--ledger", str(tmp_path / name / "l"))
             return stack.enter_context(signalled_process("ps", *arguments))
 
+        yield start
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Such a function, of real processes."""
+    with processes(tmp_path) as start:
         yield start
 
 
@@ -125,10 +132,11 @@ def test_a_killed_shard_goes_on_from_its_checkpoint(shards, tmp_path, wait_until
     assert ledger(tmp_path / "a")[-1]["slices"] == [[0, 8, "good"]]
 
 
-def test_shards_with_versions_apart_come_together(shards, wait_until, tmp_path):
+@pytest.mark.simulated
+def test_shards_with_versions_apart_come_together(wait_until, tmp_path):
     """After one shard is killed and lags behind, both continue from the newest common version."""
-    popen, address = shards("a")
-    with here(tmp_path / "b") as b:
+    with processes(tmp_path) as shards, here(tmp_path / "b") as b:
+        popen, address = shards("a")
         workers = [AttemptWorker(address, name="j/r"), AttemptWorker(b, name="j/r")]
         iterate(workers[0], 12)
         iterate(workers[1], 11)
@@ -151,20 +159,22 @@ def test_shards_with_versions_apart_come_together(shards, wait_until, tmp_path):
             worker.close()
 
 
-def test_a_shard_that_ends_keeps_a_gradient_that_waits_for_other_shards(shards):
+@pytest.mark.simulated
+def test_a_shard_that_ends_keeps_a_gradient_that_waits_for_other_shards(tmp_path):
     """Both versions are on the disk: that before its step, and that after it, which the others may have."""
-    popen, address = shards("a")
-    worker = AttemptWorker(address, name="j/r", shared=True)
-    worker.push()
-    ends_with(popen, signal.SIGTERM)
-    worker.close()
-    worker.stepped()
-    resumed = Resumed(shards("a")[1], worker)
-    assert resumed.fence(1).checkpoints == [0, 1]
-    resumed.rewind(1, 1)
-    resumed.at(1)
-    resumed.check()
-    resumed.close()
+    with processes(tmp_path) as shards:
+        popen, address = shards("a")
+        worker = AttemptWorker(address, name="j/r", shared=True)
+        worker.push()
+        ends_with(popen, signal.SIGTERM)
+        worker.close()
+        worker.stepped()
+        resumed = Resumed(shards("a")[1], worker)
+        assert resumed.fence(1).checkpoints == [0, 1]
+        resumed.rewind(1, 1)
+        resumed.at(1)
+        resumed.check()
+        resumed.close()
 
 
 def test_workers_say_what_all_shards_have(tmp_path):

@@ -55,7 +55,7 @@ def restart(shard):
     shard.start()
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 @pytest.mark.parametrize("intervals", [(7, 10), (50, 3)])
 def test_shards_with_intervals_of_their_own_go_on(tmp_path, intervals):
     """Each is killed once and comes back: the job goes on from a version that both have."""
@@ -63,7 +63,7 @@ def test_shards_with_intervals_of_their_own_go_on(tmp_path, intervals):
     train(shards, (33, lambda: restart(shards[0])), (48, lambda: restart(shards[1])))
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 def test_a_damaged_checkpoint_of_a_live_shard_costs_those_after_an_earlier_one(tmp_path, damage, wait_until):
     """Another shard comes back with that version: all go on from the one before."""

@@ -174,7 +174,7 @@ class Evaluating(Worker):
                 assert self.may_go_on.wait(240)
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_the_others_wait_for_a_script_that_does_something_else(wait_until):
     """Workers wait for longer than their time-outs, with plans ahead too, and the job goes on afterwards."""
     seconds = 12.0  # longer than a busy machine holds anybody up, as when a shard imports what it needs
@@ -188,6 +188,8 @@ def test_the_others_wait_for_a_script_that_does_something_else(wait_until):
             jobs.append((manager, [one(manager, shards, f"w{i}", 30) for i, one in enumerate(make)]))
         for manager, (_, evaluating) in jobs:
             client = stack.enter_context(ManagerClient(manager))
+
+            wait_until(lambda evaluating=evaluating: evaluating.done, "the job to have begun")
 
             def state(client=client):
                 return {member.worker: member.state for member in client.status("default").members}

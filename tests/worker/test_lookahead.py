@@ -60,7 +60,7 @@ class Gate:
 # -- the iterations of a job
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [1, 3])
 @pytest.mark.parametrize("policy", ["leader_straggler", "proportional"])
 def test_every_iteration_is_exact(lookahead, policy):
@@ -75,6 +75,7 @@ def test_every_iteration_is_exact(lookahead, policy):
         assert np.abs(worker.session.exchange.parameters - trained_alone(iterations)).max() < 1e-12
 
 
+@pytest.mark.simulated
 def test_a_report_that_comes_when_its_attempt_is_over_holds_up_no_other(tmp_path, wait_until):
     """A report of an attempt that is over does not delay those of the next attempt."""
     iterations, config = 30, ManagerConfig("even", job=JobConfig(workers=2, lookahead=2, silence=60.0))
@@ -110,6 +111,7 @@ def test_a_report_that_comes_when_its_attempt_is_over_holds_up_no_other(tmp_path
     assert membership.attempt == 1
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_training_goes_on_while_the_manager_is_silent(wait_until, lookahead):
     """With answers held back, a worker uses all assignments that it has, and only then waits."""
@@ -161,6 +163,7 @@ def test_the_training_thread_does_not_call_the_manager(monkeypatch, wait_until):
     assert {(method, thread) for method, thread in calls if method in beside} == set(beside.items())
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_a_limit_holds_once_the_plans_made_before_are_used_up(lookahead):
     """Plans made before a limit was reported may be above it; later ones are not."""
@@ -186,6 +189,7 @@ def test_a_limit_holds_once_the_plans_made_before_are_used_up(lookahead):
 # -- going
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_what_was_planned_for_a_worker_that_leaves_is_planned_anew(lookahead):
     """When a worker leaves, the others begin another attempt there; no sample is lost."""
@@ -199,7 +203,7 @@ def test_what_was_planned_for_a_worker_that_leaves_is_planned_anew(lookahead):
         assert np.abs(worker.session.exchange.parameters - trained_alone(40)).max() < 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_a_killed_worker_does_not_keep_the_others_waiting(tmp_path, wait_until, lookahead):
     """Workers that wait in a pull for a killed worker's gradient are freed by the thread that reports."""
@@ -209,18 +213,18 @@ def test_a_killed_worker_does_not_keep_the_others_waiting(tmp_path, wait_until, 
         processes(
             *(tmp_path, cluster.manager, cluster.shard_addresses, ["w0", "w1", "w2"]),
             freeze={"w1": "5:push:0"},
-            script=SCRIPT,
         ) as workers,
     ):
         wait_until(lambda: is_frozen(workers["w1"]), "its last moment")
         workers["w1"].kill()
-        end_well(tmp_path, workers, wait_until, ["w0", "w2"], train_alone("sgd"))
+        end_well(tmp_path, workers, wait_until, ["w0", "w2"], trained_alone(60))
         observer = Observer(cluster.manager, cluster.shard_addresses)
         observer.poll()
     assert any(event.startswith("w1 died") for event in observer.events)
     assert np.array_equal(np.load(tmp_path / "w0.npy"), np.load(tmp_path / "w2.npy"))
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_when_the_manager_dies_for_good_every_worker_ends(lookahead):
     """When the manager dies for good, all workers end with an error, also those that wait in a pull."""
@@ -240,6 +244,7 @@ def test_when_the_manager_dies_for_good_every_worker_ends(lookahead):
                 worker.end()
 
 
+@pytest.mark.simulated
 def test_what_fails_in_the_reporting_thread_ends_the_training():
     """An error in the reporting thread, as of a time that cannot be measured, ends the training."""
 
@@ -282,6 +287,7 @@ class WithoutSlow(Policy):
         return Split(counts, dispensable=dispensable if "slow" in names and self._observed >= 8 else {})
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
 def test_a_released_worker_ends_well_and_nothing_is_lost(monkeypatch, lookahead):
     """A released worker finishes its assignments; the others take its part from then on."""

@@ -117,16 +117,16 @@ def is_late(worker: Membership, other: Membership) -> None:
     waiting.result(60)
 
 
-@pytest.mark.parametrize(
-    "meanwhile",
-    [
-        lambda worker, other: worker._client.interrupt(),
-        lambda worker, other: worker.checkpoint(),
-        lambda worker, other: report_ahead(other),
-        is_late,
-    ],
-    ids=["connection breaks", "another call", "nothing", "the other is late"],
-)
+MEANWHILE = {
+    "connection breaks": lambda worker, other: worker._client.interrupt(),
+    "another call": lambda worker, other: worker.checkpoint(),
+    "nothing": lambda worker, other: report_ahead(other),
+    "the other is late": is_late,
+}
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
 def test_a_report_that_was_sent_ahead_counts_once(meanwhile, monkeypatch):
     """Whatever becomes of the connection, or is asked, before its answer is waited for."""
     monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)
@@ -134,7 +134,7 @@ def test_a_report_that_was_sent_ahead_counts_once(meanwhile, monkeypatch):
     with serving(manager) as address, member(address, "a") as a, member(address, "b") as b:
         joining(a, b)
         report_ahead(a)
-        meanwhile(a, b)
+        MEANWHILE[meanwhile](a, b)
         if b._ahead is None:
             report_ahead(b)
         together(a.take_answer, b.take_answer)
@@ -279,6 +279,7 @@ def test_worker_that_the_others_need_is_never_released(monkeypatch):
             assert [part.count for part in iterate(slow, fast)] == [6, 6]
 
 
+@pytest.mark.simulated
 def test_worker_that_waits_for_others_says_so(monkeypatch, caplog, wait_until):
     """While a job lacks workers, one that has joined logs what it waits for."""
     monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)
@@ -304,6 +305,7 @@ def test_worker_that_waits_for_others_says_so(monkeypatch, caplog, wait_until):
     assert caplog.text.count("1 of 2 workers have joined") == 2  # once for each thing that is new
 
 
+@pytest.mark.simulated
 def test_a_wait_that_is_over_says_what_for(monkeypatch):
     """The error of a call that waited for others has what the manager said last."""
     monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)

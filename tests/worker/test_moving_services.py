@@ -68,7 +68,7 @@ def moving(folder, *options, host="127.0.0.1"):
         yield manager, shard
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 @pytest.mark.parametrize("which", ["manager", "shard"])
 @pytest.mark.parametrize("way", ["stop", "kill"])
 def test_a_service_moves_and_the_job_goes_on(tmp_path, which, way):
@@ -106,7 +106,7 @@ def test_services_move_with_tls_and_tokens(tmp_path):
         assert manager.starts == shard.starts == 2
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_a_service_moves_to_the_next_of_a_list(tmp_path):
     """With no file, the second place of a list is found once the first one refuses."""
     with moving(tmp_path) as (manager, shard):
@@ -159,7 +159,7 @@ def test_two_files_with_one_shard_are_refused(tmp_path):
 # -- workers whose names are given to others
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("noticed", "point", "lookahead"),
     [
@@ -176,7 +176,7 @@ def test_a_worker_that_thaws_after_it_was_replaced_ends(tmp_path, wait_until, no
     absence = 5.0 if noticed == "by absence" else 600.0
     silence = 600.0 if noticed == "by an operator" else 1.0
     job = {"heartbeat": 0.2, "silence": silence, "absence": absence, "lookahead": lookahead}
-    arguments = ["--iterations", "300"]
+    arguments = ["--iterations", "60"]
     with (
         in_process_manager(2, **job) as manager,
         shards_here(tmp_path) as shards,
@@ -220,13 +220,13 @@ def test_a_worker_that_thaws_after_it_was_replaced_ends(tmp_path, wait_until, no
         assert old["w1"].returncode == 1, said
         assert "another start of it has its name now, as incarnation" in said.splitlines()[-1]
         client.resume("default")
-        end_well(tmp_path / "others", others, wait_until, ["w0"], trained_alone(300))
-        end_well(tmp_path / "new", new, wait_until, ["w1"], trained_alone(300))
+        end_well(tmp_path / "others", others, wait_until, ["w0"], trained_alone(60))
+        end_well(tmp_path / "new", new, wait_until, ["w1"], trained_alone(60))
         observer.poll()
     assert sum(e.startswith("w1 joined") for e in observer.events) == 2
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 def test_a_worker_that_thaws_before_its_name_is_given_away_keeps_it(tmp_path, wait_until):
     """The one that was to replace it is refused with the reason; started again after a removal, it wins."""
     with (

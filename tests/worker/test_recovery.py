@@ -127,8 +127,8 @@ def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_unti
     assert set(observer.iterations[-1].workers) == {"w0"}
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("lookahead", [pytest.param(0, marks=pytest.mark.ci), 2])
+@pytest.mark.simulated
+@pytest.mark.parametrize("lookahead", [0, 2])
 def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead):
     """With lookahead or without, the last worker ends with the parameters of one process."""
     with (
@@ -140,16 +140,16 @@ def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead)
         end_well(tmp_path, workers, wait_until, ["w0"], trained_alone(60))
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("point", ["10:push:1", pytest.param("10:report:0", marks=pytest.mark.ci)])
+@pytest.mark.simulated
+@pytest.mark.parametrize("point", ["10:push:1", "10:report:0"])
 def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
     """The others do a frozen worker's part; thawed, it continues with them, and nothing counts twice.
 
     They freeze themselves in turn, lest they come to their end before it is back.
     """
     names = ["w0", "w1", "w2"]
-    freeze = {"w1": point, "w0": "450:report:0", "w2": "450:push:0"}
-    arguments = ["--iterations", "500"]
+    freeze = {"w1": point, "w0": "90:report:0", "w2": "90:push:0"}
+    arguments = ["--iterations", "100"]
     with (
         in_process_manager(3, heartbeat=0.2, silence=1.0) as manager,
         shards_here(tmp_path, every=100) as shards,
@@ -167,7 +167,7 @@ def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
             wait_until(lambda name=name: has_stopped(workers[name]), f"{name} to be at its point")
         for name in ("w0", "w2"):
             workers[name].send_signal(signal.SIGCONT)
-        end_well(tmp_path, workers, wait_until, names, trained_alone(500))
+        end_well(tmp_path, workers, wait_until, names, trained_alone(100))
         observer.poll()
     assert not any("died" in event for event in observer.events)
 
@@ -184,7 +184,7 @@ OVERLAPPING = [
 ]
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize(("freeze", "thawed"), OVERLAPPING)
 def test_one_that_comes_back_goes_on_without_those_that_stay_frozen(
@@ -204,7 +204,7 @@ def test_one_that_comes_back_goes_on_without_those_that_stay_frozen(
         assert all(is_frozen(workers[name]) for name in freeze.keys() - {thawed})
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_a_job_waits_for_its_workers_when_all_have_died(tmp_path, wait_until):
     """Replacements of the same names continue from the shards' version.
 
@@ -235,7 +235,7 @@ def test_a_job_waits_for_its_workers_when_all_have_died(tmp_path, wait_until):
 # -- shards
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_killed_shard_goes_on_from_its_checkpoint_and_all_with_it(tmp_path, lookahead):
     """All go back to the checkpoint of a killed shard that is behind the other."""
@@ -258,7 +258,7 @@ def test_a_killed_shard_goes_on_from_its_checkpoint_and_all_with_it(tmp_path, lo
         assert_trained(workers)
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_path, monkeypatch, wait_until):
     """If a shard is killed after the agreement on a version that it lost, an earlier one is agreed on."""
     agreed = []
@@ -296,6 +296,7 @@ def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_p
     assert 15 in agreed[1:]
 
 
+@pytest.mark.simulated
 def test_a_shard_that_has_forgotten_the_job_ends_it_with_the_reason():
     """Without --state a killed shard ends the job, and the error says so."""
     with in_process_manager(2) as manager, RestartableService("ps") as shard:
@@ -317,7 +318,7 @@ def test_a_shard_that_has_forgotten_the_job_ends_it_with_the_reason():
 # -- the manager
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
     """A manager killed and restarted during training leaves the parameters the same to the last bit."""
@@ -346,7 +347,7 @@ def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
     assert np.array_equal(undisturbed, disturbed)
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 @pytest.mark.parametrize("shards_too", [False, True])
 def test_a_manager_that_has_lost_a_change_of_the_batch_size(tmp_path, shards_too):
     """A manager that starts with an older state, alone or with the shards, skips and repeats no sample."""
@@ -403,7 +404,7 @@ def test_a_manager_that_has_lost_a_change_of_the_batch_size(tmp_path, shards_too
     assert sizes[-1] == SPEC.total_batch_size  # that the manager was told of a change was lost
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_manager_that_has_lost_a_join(tmp_path, lookahead, wait_until):
     """A worker that a manager with an older state does not know joins again, and its loop sees no error."""
@@ -434,7 +435,7 @@ def test_a_manager_that_has_lost_a_join(tmp_path, lookahead, wait_until):
         assert len(workers[1].done) > 10
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
     tmp_path, monkeypatch, wait_until
 ):
@@ -468,7 +469,7 @@ def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
         assert_trained([first, second])
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_a_manager_that_restarts_during_a_push_costs_one_iteration_at_most(tmp_path, lookahead, wait_until):
     """A restart while only one of two shards has a gradient costs one iteration, even without checkpoints."""
@@ -505,6 +506,7 @@ def test_a_manager_that_restarts_during_a_push_costs_one_iteration_at_most(tmp_p
         assert len(worker.done) <= ITERATIONS + 1 + lookahead
 
 
+@pytest.mark.simulated
 def test_a_manager_that_is_gone_ends_the_training_once_it_has_been_waited_for(caplog, wait_until):
     """A dead manager is waited for as long as other workers are, and the error names it."""
     with serving(shard_service()) as shard:
@@ -517,6 +519,7 @@ def test_a_manager_that_is_gone_ends_the_training_once_it_has_been_waited_for(ca
     assert "trying for" in caplog.text
 
 
+@pytest.mark.simulated
 def test_who_waits_in_a_pull_learns_that_the_manager_has_forgotten_the_job():
     """Without --state, a worker in a pull learns from its heartbeat that the manager lost the job."""
     with RestartableService("manager", *TWO_EVENLY) as manager, serving(shard_service()) as shard:
@@ -535,6 +538,7 @@ def test_who_waits_in_a_pull_learns_that_the_manager_has_forgotten_the_job():
                 worker.end()
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("failed", [False, True])
 def test_who_was_away_when_its_job_ended_ends_as_the_job_has(failed, wait_until):
     """Where the others have finished without it, nothing is left to do; elsewhere it ends by an error."""

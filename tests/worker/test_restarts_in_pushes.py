@@ -44,7 +44,7 @@ def check_attempts(seen, restarts):
     assert len(attempts) > restarts // 2  # some are over before a worker has noticed the one before
 
 
-@pytest.mark.ci
+@pytest.mark.simulated
 @pytest.mark.parametrize("restarts", [4, pytest.param(100, marks=pytest.mark.release)])
 def test_restarts_of_the_manager_cost_an_iteration_each_at_most(tmp_path, wait_until, restarts):
     """Each restart costs one iteration at most, and parameters are those of whole batches."""

@@ -71,7 +71,7 @@ def test_workers_that_use_shards_of_their_own_are_refused(job):
         assert_trained([worker for worker in workers if worker.error is None])
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_shards_that_have_changed_folders_are_refused(tmp_path):
     """Both come back with each other's checkpoints: the worker ends with an error that names both parts."""
     shards = [shard_with(tmp_path / f"ps-{i}") for i in range(2)]

@@ -15,7 +15,7 @@ from tests.worker.least_squares import Worker, services
 from tests.worker.test_recovery import ITERATIONS, assert_trained, once
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 2])
 @pytest.mark.parametrize("which", ["manager", "shard"])
 def test_a_service_whose_host_vanishes_and_comes_back_is_called_again(which, lookahead):
@@ -34,6 +34,7 @@ def test_a_service_whose_host_vanishes_and_comes_back_is_called_again(which, loo
         assert dead[0] > 0
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_who_waits_for_others_keeps_its_connections(lookahead, wait_until):
     """At the manager's barrier, or a shard's, services answer regularly, so that connections are kept."""
@@ -47,7 +48,7 @@ def test_who_waits_for_others_keeps_its_connections(lookahead, wait_until):
         slow = once(10, lambda: wait_until(held_back, "the other to wait"))
         assert_trained([waits, Worker(manager, shards, "w1", ITERATIONS, slow)])
         assert waits.session.reconnects == 0
-        assert waits.session.meter.tally.waiting > 2.0 * bool(lookahead)
+        assert waits.session.meter.tally.waiting >= 2.0 * bool(lookahead)
 
 
 # -- what the services say
