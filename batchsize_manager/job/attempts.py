@@ -116,14 +116,22 @@ class Attempts:
         self._iterations.go_to(iteration, now)
         self._outbox.rewind(iteration)
 
-    def catch_up(self, member: Member, attempt: int) -> None:
+    def catch_up(self, member: Member, attempt: int, formed: int | None = None) -> None:
         """Begin another attempt if a member is in one that this manager has not announced to it.
 
         An earlier manager announced it, and was killed before it had written it. As this manager may have
         given the same number to another attempt since, a new one begins, above both.
+
+        Args:
+            attempt: The attempt that it names.
+            formed: The attempt whose group it formed last; None for none. The present one's cannot have been
+                formed while it is recovering.
         """
-        if self._members.recovers and attempt >= self.number and attempt > member.announced:
-            self.begin(f"attempt {attempt} was not kept", after=attempt)
+        known = attempt if attempt > member.announced else -1
+        if formed is not None and self.recovering:
+            known = max(known, formed)
+        if self._members.recovers and known >= self.number:
+            self.begin(f"attempt {known} was not kept", after=known)
 
     def check_steps(self, formed: int | None, steps: int) -> None:
         """Check that a member's state has had the steps with which its attempt began, where that is known.

@@ -334,7 +334,7 @@ class Job:
             return
         member = self.presence.hear(worker, incarnation, now)
         self._check_begun()
-        self.attempts.catch_up(member, attempt)
+        self.attempts.catch_up(member, attempt, formed if self.members.regroups else None)
         if attempt > self.attempts.number:
             raise InvalidRequestError(f"attempt {attempt}: the job is in attempt {self.attempts.number}")
         if attempt < self.attempts.number:

@@ -596,6 +596,18 @@ def test_a_lost_answer_is_given_again():
         assert driver.seat("a") == (0, 2, "a:1", 0, False)
 
 
+def test_a_group_of_an_attempt_that_was_not_kept_shares_its_number_with_no_other():
+    """Who formed it under a manager that lost the attempt is in another one with the others."""
+    driver = Meeting("a", "b")
+    assert driver.must("a") == 1
+    driver.arrive("a", 1, 3, 1)
+    assert driver.must("a") == driver.must("b") == 2
+    driver.arrive("a", 2, 3, 1)
+    driver.arrive("b", 2)
+    assert driver.seat("a") == (0, 2, "a:1", 0, False)
+    assert driver.seat("b") == (1, 2, "a:1", 0, True)
+
+
 def test_who_was_cut_off_in_a_rendezvous_has_to_call_again():
     """Its heartbeats alone do not bring it back, and it is not waited for longer than for a report."""
     driver = running("a", total=30, report_timeout=60.0)
@@ -622,8 +634,6 @@ def test_wrong_calls_are_refused():
         driver.job.rewind("a", "a", 1, 0, 0.0)
     with pytest.raises(InvalidRequestError, match="store 'x:70000': must be HOST:PORT"):
         driver.job.rewind("a", "a", 1, 0, 0.0, store="x:70000")
-    with pytest.raises(InvalidRequestError, match="formed 1: must be below attempt 1"):
-        driver.arrive("a", 1, 0, 1)
     with pytest.raises(InvalidRequestError, match="'formed_group', but 'c' names 'fixed_group'"):
         driver.job.join("c", "c", Bounds(), 0.0, exchange=FIXED_GROUP)
     with pytest.raises(InvalidRequestError, match="belongs to bsp, but the mode is asp"):
