@@ -381,13 +381,11 @@ class Job:
 
     def _batches(self, last):
         """Return batch and slices of each iteration, as they were in the attempts up to this one."""
-        counts = {}
+        known = {}
         for attempt, iteration in sorted(self._parts):
             if attempt <= last:  # it is given out in a later one unless its step was taken
-                counts[iteration] = self._parts[attempt, iteration]
-        return [
-            counts[iteration] for iteration in itertools.takewhile(counts.__contains__, itertools.count())
-        ]
+                known[iteration] = self._parts[attempt, iteration]
+        return [known[iteration] for iteration in itertools.takewhile(known.__contains__, itertools.count())]
 
     def _parameters(self, session):
         """Return the parameters with which a worker ends."""
@@ -415,7 +413,7 @@ class Job:
             return
         if part in ("worker", "job"):
             victim = _of(live, fault.victim)
-            if kind in ("kill", "drain") and not self._may_kill(victim):
+            if leaves and not self._may_kill(victim):
                 return
         elif part in ("shard", "manager"):
             services = [

@@ -47,8 +47,7 @@ class _Connection:
     def accepted(cls, endpoint):
         """Return one that another process has made."""
         socket = Socket()
-        socket.endpoint, endpoint.socket = endpoint, socket
-        endpoint.changed = socket._wake
+        socket.have(endpoint)
         return cls(socket)
 
     def set_timeout(self, seconds):

@@ -132,7 +132,7 @@ class Socket:
             self._check()
             World.current.wait(self._waiters, self._timeout)
         made = Socket()
-        made._have(self._arrived.popleft())
+        made.have(self._arrived.popleft())
         return made, (_HOST, 2)
 
     def connect(self, address):
@@ -144,10 +144,11 @@ class Socket:
         self._address = tuple(address)
         ours, theirs = Endpoint(self._process), Endpoint(listener.process)
         ours.peer, theirs.peer = theirs, ours
-        self._have(ours)
+        self.have(ours)
         listener.take(theirs)
 
-    def _have(self, endpoint):
+    def have(self, endpoint):
+        """Be this side of a connection."""
         self.endpoint = endpoint
         endpoint.changed = self._wake
         endpoint.socket = self
