@@ -16,50 +16,29 @@ def cases(clusters):
     return clusters.flatmap(lambda cluster: st.tuples(st.just(cluster), jobs(cluster.kinds)))
 
 
-on_all_clusters = pytest.mark.parametrize(
+@pytest.mark.ci
+@pytest.mark.parametrize(
     ("name", "cases"),
     [
         *(pytest.param(name, cases(clusters), id=name) for name in POLICIES),
         *(pytest.param(name, cases(mixed_clusters), id=f"{name}, several kinds") for name in MIXED),
     ],
 )
-
-
-@pytest.mark.ci
-@on_all_clusters
 @few
 @given(data=st.data())
-def test_allocations_fit_the_cluster(name, cases, data):
-    """No node has more devices in use than it has, nor any while it is away."""
-    case = data.draw(cases)
-    for lose in (False, True):
-        for at, allocation in play(POLICIES[name](), *case, lose=lose):
-            allocation.check(at.cluster)
+def test_allocations_fit_the_cluster_and_its_jobs_and_repeat(name, cases, data):
+    """No node has more devices in use than it has, nor any while it is away; no job more than it can use.
 
-
-@pytest.mark.ci
-@on_all_clusters
-@few
-@given(data=st.data())
-def test_jobs_have_no_more_devices_than_they_can_use(name, cases, data):
-    """Devices go to jobs that are there, and as many at most as a job says."""
+    Two objects of a policy that see the same rounds choose the same placements.
+    """
     case = data.draw(cases)
-    for at, allocation in play(POLICIES[name](), *case):
+    first, second, losing = (list(play(POLICIES[name](), *case, lose=lose)) for lose in (False, False, True))
+    for at, allocation in first + losing:
+        allocation.check(at.cluster)
         most = {job.name: job.most_devices for job in at.jobs}
         assert all(devices(placement) <= most[job] for job, placement in allocation.placements.items())
-
-
-@pytest.mark.ci
-@on_all_clusters
-@few
-@given(data=st.data())
-def test_policies_repeat(name, cases, data):
-    """Two objects of a policy that see the same rounds choose the same placements."""
-    case = data.draw(cases)
-    first, second = (
-        [dict(allocation.placements) for _, allocation in play(POLICIES[name](), *case)] for _ in range(2)
-    )
-    assert first == second
+    chosen, again = ([allocation.placements for _, allocation in played] for played in (first, second))
+    assert chosen == again
 
 
 @pytest.mark.ci

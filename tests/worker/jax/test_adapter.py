@@ -22,6 +22,7 @@ from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from idl.synchronisation import Synchronisation
 from tests.services import OpenServices, in_threads, serving, shard_service
+from tests.worker.contract import NOBODY
 from worker.jax.gradient import value_and_grad
 from worker.jax.loader import DataLoader
 from worker.jax.optimizer import distribute
@@ -29,8 +30,6 @@ from worker.jax.rules import sgd
 from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader as TorchDataLoader
 from worker.torch.optimizer import distribute as torch_distribute
-
-NOBODY = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
 
 
 @pytest.fixture
