@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -42,6 +43,7 @@ KINDS = {
     "cut": (0.0, 0.0),
     "hole": (0.0, 0.0),
     "slow link": (0.1, 5.0),
+    "part": (0.0, 0.0),
     "restart shard": (0.05, 2.0),
     "restart manager": (0.05, 2.0),
     "freeze shard": (0.1, 6.0),
@@ -61,8 +63,9 @@ KINDS = {
 """Kinds of faults: how many seconds they last at least and at most, a killed process until it is back.
 
 A machine that crashes loses what it has not flushed to its disk. A process that is torn dies at one of its
-next operations on the disk. A disk fills, fails once, stalls, or has a bit flipped that can be
-spared; a clock of the day jumps. The last four are what operators do: workers are started and drained, the
+next operations on the disk. A worker is parted from one of those that it is connected to, for some seconds.
+A disk fills, fails once, stalls, or has a bit flipped that can be spared; a clock of the day jumps. The last
+four are what operators do: workers are started and drained, the
 batch gets another size, and the job is paused.
 """
 
@@ -96,6 +99,7 @@ class Scenario:
     micro_batch: int | None = None  # samples
     exact: bool = False
     is_early: bool = False  # whether gradients are pushed before they are complete
+    steps_ahead: bool = False  # whether shards step range by range, as gradients arrive
 
     @classmethod
     def of(cls, seed, kinds=tuple(KINDS)):
@@ -104,7 +108,7 @@ class Scenario:
         faults, now = [], draw.expovariate(1 / _EVERY)
         job = (
             draw.choice((2, 3, 3, 4)),
-            draw.choice((1, 2, 2, 3)),
+            draw.choice((1, 2, 2, 3, 4)),
             draw.choice(("even", "proportional", "learned")),
             draw.choice((0, 0, 2)),
         )
@@ -124,6 +128,7 @@ class Scenario:
             micro_batch=micro_batch,
             exact=micro_batch is not None and draw.random() < 0.5,
             is_early=micro_batch is None and draw.random() < 0.5,
+            steps_ahead=draw.random() < 0.5,
         )
 
     def start(self, world, folder, outcome):
@@ -539,6 +544,9 @@ class Job:
         for end in endpoint.process.endpoints:
             end.is_hole = end.peer.is_hole = True
 
+    def _part(self, endpoint):
+        self._world.part(endpoint.process, endpoint.peer.process, self._draw.uniform(0.5, 12.0))
+
     def _slow(self, endpoint):
         endpoint.delay = endpoint.peer.delay = 0.5
 
@@ -555,10 +563,12 @@ def _of(choices, victim):
 def simulate(scenario):
     """Run a scenario to its end, and return what came of it."""
     outcome = Outcome(scenario)
+    least_ahead = 0 if scenario.steps_ahead else 2**20
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-simulated-") as folder,
         product(),
         World(scenario.seed, scenario.latency) as world,
+        mock.patch.object(product().module("worker.shard_clients"), "LEAST_AHEAD", least_ahead),
     ):
         begin = world.now
         job = scenario.start(world, Path(folder), outcome)

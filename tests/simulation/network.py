@@ -66,7 +66,7 @@ class Endpoint:
     def _deliver(self, action, argument):
         if not self.is_hole:
             world = World.current
-            latency = world.latency() + self.delay
+            latency = world.latency() + self.delay + world.parted(self.process, self.peer.process)
             self._last = max(math.nextafter(self._last, math.inf), world.now + latency)
             world.at(self._last - world.now, None, action, argument)
 
@@ -139,6 +139,12 @@ class Socket:
         """Connect; to a process that is frozen, too, whose kernel is not."""
         world = World.current
         self._wait(world.latency())
+        if (listener := world.listeners.get(tuple(address))) is not None:
+            parted = world.parted(self._process, listener.process)
+            if self._timeout is not None and parted > self._timeout:
+                self._wait(self._timeout)
+                raise _error(TimeoutError, errno.ETIMEDOUT)
+            self._wait(parted)
         if (listener := world.listeners.get(tuple(address))) is None:
             raise _error(ConnectionRefusedError, errno.ECONNREFUSED)
         self._address = tuple(address)

@@ -58,6 +58,7 @@ class World:
         self.failures = []
         self.digest = self.events = 0
         self.over = False
+        self._parted = {}  # when two processes, by their names, reach each other again
         self._ports = itertools.count(30_000)
         self._heap = []
         self._numbers = itertools.count()
@@ -84,6 +85,14 @@ class World:
     def latency(self):
         """Return the seconds that what is sent now takes."""
         return self.random.uniform(0.1, 1.0) * self._latency
+
+    def part(self, one, other, seconds):
+        """Let two processes not reach each other for some seconds: what they send arrives then."""
+        self._parted[frozenset((one.name, other.name))] = self.now + seconds
+
+    def parted(self, one, other):
+        """Return for how many seconds two processes do not reach each other yet."""
+        return max(0.0, self._parted.get(frozenset((one.name, other.name)), 0.0) - self.now)
 
     def free_port(self):
         """Return a port that nobody has listened on."""
