@@ -1,4 +1,4 @@
-"""Runs a training script in a session that `evenpace.connect` makes; by torchrun, as a script of a user's."""
+"""Runs a training script in a session that `evenpace.connect` makes: MANAGER SCRIPT."""
 
 import runpy
 import sys

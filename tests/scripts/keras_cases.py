@@ -24,9 +24,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.client import ManagerClient
-from evenpace.local.cluster import LocalCluster
 from idl.errors import InvalidRequestError, NotMemberError
+from idl.synchronisation import Synchronisation
 from ps.optimizers import make_optimizer
+from tests.services import OpenServices
 from tests.worker.contract import Contract
 from worker.keras.loader import DataLoader
 from worker.keras.micro_batches import micro_batches
@@ -36,23 +37,24 @@ from worker.keras.randomness import ModelSeeds
 from worker.keras.saving import Checkpoint, load, save
 from worker.session import Session, SessionConfig
 
+tf.config.threading.set_inter_op_parallelism_threads(4)  # as keras_push_cases, in the same process
+
 NOWHERE = SessionConfig(("127.0.0.1", 1), (("127.0.0.1", 1),))
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def services():
     """Services whose jobs have one worker."""
-    patient = ("--silence", "120")  # who is only held up keeps its part
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), manager_options=patient) as running:
+    with OpenServices(1, silence=120.0) as running:  # who is only held up keeps its part
         yield running
 
 
 @pytest.fixture
-def session(cluster, request):
+def session(services, request):
     """This process as the only worker of a job of its own."""
     name = request.node.name.partition("[")[0]
     with_services = Session(
-        SessionConfig(cluster.manager, cluster.shard_addresses, job=name, barrier_timeout=240)
+        SessionConfig(services.manager, tuple(services.addresses), job=name, barrier_timeout=240)
     )
     yield with_services
     with_services.close()
@@ -466,12 +468,12 @@ class Adding(keras.callbacks.Callback):
     ("dtype", "change", "within"),
     [("float32", 1.0, False), ("float16", 0.0, False), ("float16", 1.0, True), ("float32", 0.0, True)],
 )
-def test_weights_set_after_distribute_are_warned_of(cluster, caplog, dtype, change, within):
+def test_weights_set_after_distribute_are_warned_of(services, caplog, dtype, change, within):
     """Other values than the parameter server's are lost with the next step, which is said once."""
     model = keras.Sequential([keras.layers.Dense(1, dtype=dtype, name="dense")])
     model.compile(keras.optimizers.SGD(0.1), "mse")
     job = f"{dtype}{change}"
-    config = SessionConfig(cluster.manager, cluster.shard_addresses, job=job, barrier_timeout=240)
+    config = SessionConfig(services.manager, tuple(services.addresses), job=job, barrier_timeout=240)
     with contextlib.closing(Session(config)) as session:
         distribute(model, loader := regression(session))
         model.fit(loader, verbose=0, callbacks=[Adding(change)] if within else [])
@@ -571,7 +573,7 @@ def test_fit_goes_through_a_batch_again_in_the_same_step(session, micro_batch):
 
 
 @pytest.mark.parametrize(("size", "batches"), [(2, (5, 6)), (12, (2, 1))])
-def test_fit_goes_on_when_batches_have_another_size(cluster, session, capsys, size, batches):
+def test_fit_goes_on_when_batches_have_another_size(services, session, capsys, size, batches):
     """An epoch has the steps that it began with, and later ones as many as they have batches."""
     model, loader = make_model(), regression(session)
     distribute(model, loader)
@@ -582,7 +584,7 @@ def test_fit_goes_on_when_batches_have_another_size(cluster, session, capsys, si
 
         def on_train_batch_begin(self, batch, logs=None):
             if session.assignment.iteration == 0:
-                with ManagerClient(cluster.manager, timeout=60.0) as client:
+                with ManagerClient(services.manager, timeout=60.0) as client:
                     client.set_total_batch_size(session.config.job, size)
 
         def on_epoch_begin(self, epoch, logs=None):
@@ -651,7 +653,7 @@ def test_learning_rates_of_fit_follow_the_batch(session):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
 
 
-def test_each_micro_batch_of_fit_is_a_contribution_to_the_noise(cluster, session):
+def test_each_micro_batch_of_fit_is_a_contribution_to_the_noise(services, session):
     """The norms in the job's records are those of gradients that are worked out one by one."""
     x = np.arange(12.0)[:, None] / 12
     loader = DataLoader(x, x, batch_size=5, micro_batch=2, session=session)
@@ -665,7 +667,7 @@ def test_each_micro_batch_of_fit_is_a_contribution_to_the_noise(cluster, session
 
         def on_train_batch_begin(self, batch, logs=None):
             if session.assignment.iteration == 5:
-                with ManagerClient(cluster.manager, timeout=60.0) as client:
+                with ManagerClient(services.manager, timeout=60.0) as client:
                     records.extend(client.history(session.config.job, 0)[1])
 
     model.fit(loader, epochs=2, verbose=0, callbacks=[Watching()])
@@ -697,7 +699,7 @@ class Enough(keras.callbacks.Callback):
         self.model.stop_training = len(self.model.history.epoch) == 1  # without this one
 
 
-def test_fit_joins_a_running_job(cluster, session):
+def test_fit_joins_a_running_job(services, session):
     """A late worker begins with the job's epoch and iteration, and with what the first has untrained."""
     runs, done = threading.Event(), threading.Event()
 
@@ -722,7 +724,7 @@ def test_fit_joins_a_running_job(cluster, session):
     first = threading.Thread(target=train, daemon=True)
     first.start()
     assert runs.wait(240)
-    late = Session(SessionConfig(cluster.manager, cluster.shard_addresses, session.config.job, "late"))
+    late = Session(SessionConfig(services.manager, tuple(services.addresses), session.config.job, "late"))
     model, loader = named(), regression(late)
     model.compile(keras.optimizers.Adam(0.1), "mse")
     distribute(model, loader)
@@ -742,13 +744,13 @@ def test_fit_joins_a_running_job(cluster, session):
 
 
 @pytest.fixture(params=["rounded", "exact"])
-def summing(request, tmp_path):
+def summing(request):
     """This process as the only worker of a job whose sums are rounded, or exact."""
     if request.param == "rounded":
         yield request.getfixturevalue("session")
         return
-    with LocalCluster(tmp_path, manager_options=("--exact", "--silence", "120")) as cluster:
-        config = SessionConfig(cluster.manager, cluster.shard_addresses, barrier_timeout=240)
+    with OpenServices(1, silence=120.0, synchronisation=Synchronisation(exact=True)) as services:
+        config = SessionConfig(services.manager, tuple(services.addresses), barrier_timeout=240)
         with contextlib.closing(Session(config)) as session:
             yield session
             assert session.exchange.gradient.values.dtype == np.int64
@@ -797,7 +799,7 @@ def test_micro_batches_that_are_gone_through_in_another_way_are_refused(session)
         next(micro_batches(batch))
 
 
-def test_a_slice_of_a_worker_that_has_left_counts_as_if_it_had_not(cluster, session):
+def test_a_slice_of_a_worker_that_has_left_counts_as_if_it_had_not(services, session):
     """A further slice of an iteration starts from the same parameters and statistics as the first."""
     x = np.random.default_rng(1).normal(size=(36, 3))
     told = threading.Event()
@@ -830,7 +832,7 @@ def test_a_slice_of_a_worker_that_has_left_counts_as_if_it_had_not(cluster, sess
 
     def join_and_leave():
         assert told.wait(240)
-        late = Session(SessionConfig(cluster.manager, cluster.shard_addresses, session.config.job, "late"))
+        late = Session(SessionConfig(services.manager, tuple(services.addresses), session.config.job, "late"))
         loader_of(late)
         late.join()
         late.close()
@@ -840,7 +842,7 @@ def test_a_slice_of_a_worker_that_has_left_counts_as_if_it_had_not(cluster, sess
     weights, slices, epochs, drawn = train(session, 1000)
     late.join(240)
     assert slices > 3 * epochs
-    alone = Session(SessionConfig(cluster.manager, cluster.shard_addresses, "alone"))
+    alone = Session(SessionConfig(services.manager, tuple(services.addresses), "alone"))
     expected, slices, _, drawn_alone = train(alone, epochs)
     alone.close()
     assert drawn == drawn_alone
@@ -915,7 +917,7 @@ def test_a_checkpoint_is_an_ordinary_one(session, tmp_path):
     assert not np.array_equal(before[0], loaded.get_weights()[0])
 
 
-def test_a_loop_goes_on_from_a_checkpoint(cluster, session, tmp_path):
+def test_a_loop_goes_on_from_a_checkpoint(services, session, tmp_path):
     """Saved in the middle of an epoch and loaded, the loop ends with the variables of one that was not."""
 
     def train(model, loader, stop=None):
@@ -930,7 +932,7 @@ def test_a_loop_goes_on_from_a_checkpoint(cluster, session, tmp_path):
         return model.get_weights()
 
     def start(name):
-        other = Session(SessionConfig(cluster.manager, cluster.shard_addresses, job=name))
+        other = Session(SessionConfig(services.manager, tuple(services.addresses), job=name))
         return other, regression(other)
 
     def make():

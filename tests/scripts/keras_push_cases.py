@@ -25,14 +25,24 @@ from worker.keras.micro_batches import micro_batches
 from worker.keras.model_hooks import distribute
 
 tf.config.threading.set_inter_op_parallelism_threads(4)  # one of them is held up
-keras.config.set_floatx("float64")
-shard_clients.LEAST_AHEAD = 0  # so that these few parameters are pulled ahead, too
 
 SAMPLES, BATCH, SEED, EPOCHS = 48, 12, 3, 2
 SPEC = JobSpec(SAMPLES, BATCH, SEED)
 BUCKET_MB = 500 / 2**18  # of float32: five hundred elements
 INPUTS = np.random.default_rng(SEED).normal(size=(SAMPLES, 7))
 TARGETS = np.random.default_rng(SEED + 1).normal(size=(SAMPLES, 3))
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch):
+    """Compute in float64, and have these few parameters pulled ahead, too."""
+    monkeypatch.setattr(shard_clients, "LEAST_AHEAD", 0)
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
 
 
 def nothing():
@@ -121,8 +131,8 @@ def make_step(model, optimizer, change=leave):
 
 
 def train_whole(model, optimizer, epochs, change=leave):
-    """Train in one process on whole batches."""
-    step = tf.function(make_step(model, optimizer, change))
+    """Train in one process on whole batches, eagerly: tracing takes longer than so few steps."""
+    step = make_step(model, optimizer, change)
     for epoch in epochs:
         for batch in permutation(SPEC, epoch).reshape(-1, BATCH):
             step(tf.constant(INPUTS[batch]), tf.constant(TARGETS[batch]))

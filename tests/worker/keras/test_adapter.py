@@ -1,4 +1,4 @@
-"""The Keras adapter, in processes of its own: other tests have Keras on another backend."""
+"""The Keras adapter, in a process of its own: other tests have Keras on another backend."""
 
 import subprocess
 import sys
@@ -9,9 +9,9 @@ from tests import SCRIPTS
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", ["keras_cases", "keras_push_cases"])
-def test_the_cases_pass(name):
-    """All cases of a file pass; failures are printed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(SCRIPTS / f"{name}.py")]
+def test_the_cases_pass():
+    """All cases pass, in one process, since importing TensorFlow takes long; failures are printed."""
+    files = [str(SCRIPTS / f"{name}.py") for name in ("keras_cases", "keras_push_cases")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     result = subprocess.run(command, capture_output=True, text=True, timeout=560, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

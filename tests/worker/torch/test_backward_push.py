@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import os
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import evenpace
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from tests.services import OpenServices, in_threads, manager_process, shard_process
@@ -213,23 +213,22 @@ def test_without_buckets_nothing_arrives_before_the_step():
     torch.testing.assert_close(parameters, train_alone(leave), rtol=0, atol=1e-12)
 
 
+def train_and_fail(manager, shard):
+    """Train in a session of this process's, and fail before a step."""
+
+    def fail(iteration):
+        assert iteration < 5, "the script has failed"
+
+    train(evenpace.connect(manager, shard), before_step=fail)
+
+
 @pytest.mark.ci
-def test_a_script_that_fails_between_backward_pass_and_step_ends(tmp_path):
+def test_a_script_that_fails_between_backward_pass_and_step_ends():
     """A push that waits for the rest of its gradient does not keep the process from ending."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import sys, evenpace\n"
-        "from tests.worker.torch.test_backward_push import train\n"
-        "def fail(iteration):\n"
-        "    assert iteration < 5, 'the script has failed'\n"
-        "train(evenpace.connect(sys.argv[1], sys.argv[2]), before_step=fail)\n"
-    )
     with manager_process() as manager, shard_process() as shard:
-        line = [sys.executable, str(script), str(manager), str(shard)]
-        environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-        ended = subprocess.run(
-            line, check=False, capture_output=True, text=True, timeout=120, env=environment
-        )
+        command = [sys.executable, "-m", "tests.scripts.call", __name__, "train_and_fail"]
+        command += [str(manager), str(shard)]
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert "the script has failed" in ended.stderr
 

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +18,10 @@ from lab.observer import Observer
 from lab.proxy import Proxy
 from rpc.processes import end_process
 from tests import EXAMPLES
-from tests.scripts import connect_and_run
+from tests.scripts import call, connect_and_run
 from tests.scripts import train_ddp as script
 from tests.services import address_of_our_own, manager_process
 
-CONNECT = Path(connect_and_run.__file__)
 RANKS = 4
 TOTALS = [script.BATCH] * 4 + [script.SAMPLES - 4 * script.BATCH]  # of an epoch
 FOLLOW = ("--tolerance", "0", "--predictor", "memoryless")  # batch sizes follow every speed
@@ -31,26 +29,31 @@ FOLLOW = ("--tolerance", "0", "--predictor", "memoryless")  # batch sizes follow
 pytestmark = pytest.mark.slow
 
 
-def start_ranks(stack, manager, ahead, folder, *scenarios, count=3, links=()):
-    """Start processes that run scenarios, as torchrun does; they end with the stack at the latest.
-
-    Where there are links, each rank reaches the manager by its own.
-    """
+def start_commands(stack, commands, folder):
+    """Start a command for each rank, as torchrun does; they end with the stack at the latest."""
     port = str(address_of_our_own().port)
     ranks = []
-    for rank, way in enumerate(links or [manager] * count):
-        places = "--manager", str(way), "--ahead", str(ahead), "--folder", str(folder)
+    for rank, command in enumerate(commands):
         with (folder / f"{rank}.log").open("w") as log:
             popen = subprocess.Popen(
-                [sys.executable, "-m", script.__name__, *places, *scenarios],
+                [sys.executable, "-m", *map(str, command)],
+                stdout=log,
                 stderr=log,
                 env=os.environ
-                | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+                | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(commands))}
                 | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
             )
         stack.callback(end_process, popen)
         ranks.append(popen)
     return ranks
+
+
+def start_ranks(stack, manager, ahead, folder, *scenarios, count=3, links=()):
+    """Start processes that run scenarios; where there are links, each rank reaches the manager by its own."""
+    places = "--ahead", ahead, "--folder", folder
+    ways = links or [manager] * count
+    commands = [(script.__name__, "--manager", way, *places, *scenarios) for way in ways]
+    return start_commands(stack, commands, folder)
 
 
 @pytest.fixture(scope="module")
@@ -306,25 +309,17 @@ def test_ranks_with_shards_end_when_one_is_gone(tmp_path, wait_until, fault):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("way", ["ddp", "connect"])
-def test_the_examples_train_under_torchrun(way):
+def test_the_examples_train(tmp_path, way):
     """The ordinary script, and the balanced one by `evenpace.connect`, learn digits.
 
-    That one by `evenpace worker` is on the page of torch.distributed, which tests follow.
+    That one under torchrun, by `evenpace worker`, is on the page of torch.distributed, which tests follow.
     """
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with contextlib.ExitStack() as stack:
         if way == "ddp":
-            command = [*torchrun, str(EXAMPLES / "train_digits_ddp.py")]
+            command = call.__name__, "runpy", "run_path", EXAMPLES / "train_digits_ddp.py"
         else:
-            manager = str(stack.enter_context(manager_process("--workers", "2")))
-            example = str(EXAMPLES / "train_digits_ddp_evenpace.py")
-            command = [*torchrun, str(CONNECT), manager, example]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert float(re.search(r"accuracy ([0-9.]+)%", done.stdout)[1]) > 85
+            manager = stack.enter_context(manager_process("--workers", "2"))
+            command = connect_and_run.__name__, manager, EXAMPLES / "train_digits_ddp_evenpace.py"
+        ranks = start_commands(stack, [command] * 2, tmp_path)
+        assert [rank.wait(300) for rank in ranks] == [0, 0], (tmp_path / "0.log").read_text()[-4000:]
+    assert float(re.search(r"accuracy ([0-9.]+)%", (tmp_path / "0.log").read_text())[1]) > 85

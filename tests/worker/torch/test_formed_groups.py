@@ -394,14 +394,15 @@ def test_gradients_are_reduced_by_a_stand_in_for_nccl(tmp_path, wait_until, rank
 
 @pytest.mark.ci
 def test_a_launcher_starts_a_killed_worker_again(tmp_path, wait_until):
-    """One for each worker, as torchrun is by which each machine starts its own; the worker comes back."""
+    """As torchrun is, by which a machine starts its own worker; the worker comes back."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     launcher = [*torchrun, "--max-restarts", "2", "--no-python"]
     with (
         manager_process("--workers", "2", "--policy", "even") as manager,
         Run(tmp_path, manager, wait_until, *PAUSE) as run,
     ):
-        run.start("ab", launcher=launcher)
+        run.start("a")
+        run.start("b", launcher=launcher)
         run.reaches("a", 15)
         first = first_seed(run, "ab")
         here = run.reached("ab")

@@ -3,7 +3,6 @@
 import datetime
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from idl.errors import UnavailableError
 from worker.daemon_thread import in_daemon
 from worker.torch.gloo_connection import connected_apart
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "publish_gloo_address.py"
 SHORT = datetime.timedelta(seconds=1)  # gloo takes five times as long
 
 
@@ -33,7 +31,7 @@ def store():
 @pytest.mark.slow
 def test_a_group_with_a_dead_member_is_given_up(store, wait_until):
     """PyTorch knows of no group then, also once gloo has found out for itself, and makes the next one."""
-    peer = subprocess.Popen([sys.executable, str(SCRIPT), str(store.port)])
+    peer = subprocess.Popen([sys.executable, "-m", "tests.scripts.publish_gloo_address", str(store.port)])
     wait_until(lambda: store.num_keys() > 0, "the other member's address")
     peer.kill()
     peer.wait()

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -267,8 +269,9 @@ def test_under_ddp_a_failure_amid_reductions_is_an_error(ddp):
         step(inputs, labels)
 
 
-def train_rank(rank, folder):
+def train_rank(folder, number):
     """Train one of two processes under DDP, on ten samples each; the first runs out of memory."""
+    rank = int(number)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7).eval(), nn.Linear(7, 3)).double()
@@ -291,7 +294,9 @@ def train_rank(rank, folder):
 @pytest.mark.ci
 def test_under_ddp_one_process_that_runs_out_keeps_in_step(tmp_path):
     """Pieces take part in as many collectives as the other process's batch, with the same mean."""
-    torch.multiprocessing.spawn(train_rank, (tmp_path,), nprocs=2)
+    command = [sys.executable, "-m", "tests.scripts.call", __name__, "train_rank", str(tmp_path)]
+    ranks = [subprocess.Popen([*command, rank]) for rank in "01"]
+    assert [rank.wait(240) for rank in ranks] == [0, 0]
 
 
 # -- on a GPU, as CUDA's figures would have it

@@ -1,9 +1,11 @@
 """States of trainings: their passing on, and comparisons by the sums of their bits."""
 
+import json
 import math
-import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 from collections import Counter, OrderedDict
 
 import numpy as np
@@ -113,33 +115,42 @@ def make_state(cls, value):
     return model, optimizer, cls(model, optimizer)
 
 
-def take_part(rank, file, answers):
+def two_ranks(function, file):
+    """Call a function of this module with a file and a rank, in a process for each of two ranks.
+
+    Returns:
+        The processes' exit statuses, and what they have printed in JSON.
+    """
+    command = [sys.executable, "-m", "tests.scripts.call", __name__, function.__name__, str(file)]
+    ranks = [subprocess.Popen([*command, rank], stdout=subprocess.PIPE, text=True) for rank in "01"]
+    printed = [rank.communicate(timeout=60)[0] for rank in ranks]
+    return [rank.returncode for rank in ranks], [json.loads(text) for text in printed if text]
+
+
+def take_part(file, number):
     """Be the one of two ranks that sends its state and dies, or the one that receives."""
+    rank = int(number)
     distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     model, optimizer, state = make_state((DyingSender, TrainingState)[rank], float(rank))
     with pytest.raises(RuntimeError, match=r"closed|reset"):
         state.pass_on(0, distributed.group.WORLD, at_once, lacks=True)
     tensors = [*model.parameters(), *(one["momentum_buffer"] for one in optimizer.state.values())]
-    answers.put([tensor.flatten().tolist() for tensor in tensors])
+    json.dump([tensor.flatten().tolist() for tensor in tensors], sys.stdout)
+    sys.stdout.flush()
     os._exit(0)  # a process with a broken group may end otherwise
 
 
 @pytest.mark.ci
 def test_a_rank_keeps_its_state_until_the_whole_of_another_has_come(tmp_path):
     """Its sender may be the only one who had a newer one."""
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    ranks = [context.Process(target=take_part, args=(rank, tmp_path / "met", answers)) for rank in (0, 1)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(60)
-    assert [rank.exitcode for rank in ranks] == [1, 0]
-    assert answers.get() == [[1.0] * 6, [1.0] * 2] * 2
+    ended, (kept,) = two_ranks(take_part, tmp_path / "met")
+    assert ended == [1, 0]
+    assert kept == [[1.0] * 6, [1.0] * 2] * 2
 
 
-def give_or_take(rank, file, answers):
+def give_or_take(file, number):
     """Be the one of two ranks that gives its state, or the one that takes it and loses its first batch."""
+    rank = int(number)
     distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     model = torch.nn.BatchNorm1d(2)
     model.running_mean.fill_(float(rank))
@@ -148,21 +159,13 @@ def give_or_take(rank, file, answers):
     state.pass_on(0, distributed.group.WORLD, at_once, lacks=rank == 1)
     model.running_mean.fill_(9.0)  # by the batch that is lost
     state.go_back()
-    answers.put((rank, model.running_mean.tolist()))
+    json.dump(model.running_mean.tolist(), sys.stdout)
 
 
 @pytest.mark.ci
 def test_a_rank_goes_back_to_no_state_of_before_it_took_another(tmp_path):
     """Where the first batch with the other's state is lost, the buffers are the other's, too."""
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    ranks = [context.Process(target=give_or_take, args=(rank, tmp_path / "met", answers)) for rank in (0, 1)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(60)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
-    assert sorted(answers.get() for _ in ranks) == [(0, [0.0, 0.0]), (1, [0.0, 0.0])]
+    assert two_ranks(give_or_take, tmp_path / "met") == ([0, 0], [[0.0, 0.0], [0.0, 0.0]])
 
 
 TYPES = [torch.uint8, torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
