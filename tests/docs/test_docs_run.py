@@ -1,17 +1,22 @@
 """Every command and every piece of Python in the documents does what it says."""
 
+import contextlib
 import os
 import sys
 
 import pytest
 
+from tests import zygote
 from tests.docs.documents import DOCUMENTS, ROOT, blocks
 from tests.docs.loopback import own_network
 from tests.docs.terminal import Terminal
 from tests.docs.walkthrough import Page, not_printed
+from tests.scripts import terminal_shell
 
 RUNNABLE = [path for path in DOCUMENTS if any(block.runs for block in blocks(path))]
 FIRST = ("README", "CONTRIBUTING", "architecture", "troubleshooting")  # those that `make test` follows, too
+# What the programs of a document import, which PyTorch's processes do not have.
+IMPORTED = {"keras": ("evenpace.keras", "batchsize_manager.service", "ps.service")}
 PRINTED = """\
 listening on 127.0.0.1:4300
 2026-01-01 INFO job default: w1 joined, for iteration 10 on
@@ -29,8 +34,10 @@ epoch 1: 199 samples, loss 0.7
 )
 def test_the_document_can_be_followed(path, tmp_path):
     """All blocks of a document run, in order, as they stand there."""
-    with own_network() as through:
-        Page(blocks(path), tmp_path, through).run()
+    with contextlib.ExitStack() as stack:
+        if path.stem in IMPORTED:
+            stack.enter_context(zygote.installed(IMPORTED[path.stem], terminal_shell.__name__))
+        Page(blocks(path), tmp_path, stack.enter_context(own_network())).run()
 
 
 def test_lines_of_programs_that_print_at_once_stay_apart(tmp_path):

@@ -1,12 +1,13 @@
 """The scripts of `examples` and of the tutorial, in jobs whose workers come and go."""
 
+import contextlib
 import re
 from pathlib import Path
 
 import pytest
 
 from evenpace.local.cluster import LocalCluster
-from tests import EXAMPLES, ROOT
+from tests import EXAMPLES, ROOT, zygote
 from tests.docs.documents import blocks
 from tests.scripts import freeze_and_run
 from tests.services import is_frozen
@@ -22,6 +23,11 @@ SCRIPTS = [
     "train_digits_evenpace.py",
     *(f"train_digits_{way}_evenpace.py" for way in ("ddp", "jax", "stream")),
 ]
+# What the workers of the frameworks that PyTorch's processes do not have import.
+IMPORTED = {
+    "keras": ("evenpace.keras", "sklearn.datasets"),
+    "jax": ("evenpace.jax", "flax", "sklearn.datasets"),
+}
 LATER = "14:report:0"  # in the second epoch, or a later one
 
 
@@ -48,11 +54,16 @@ def test_a_script_trains_where_a_worker_dies_and_another_joins(name, late, tmp_p
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     script = str(_script(name, tmp_path))
-    with LocalCluster(tmp_path, workers=2, shards=0 if "ddp" in name else 1) as cluster:
-        lasting = cluster.start_worker("w1", script)
-        dying = cluster.start_worker("w2", freeze_and_run.__file__, [LATER, script])
+    framework = next((framework for framework in IMPORTED if framework in name), None)
+    options = {"--granularity": "8"} if framework == "jax" else {}  # as its script says
+    with contextlib.ExitStack() as stack:
+        if framework is not None:
+            stack.enter_context(zygote.installed(IMPORTED[framework], "worker"))
+        cluster = stack.enter_context(LocalCluster(tmp_path, workers=2, shards=0 if "ddp" in name else 1))
+        lasting = cluster.start_worker("w1", script, options=options)
+        dying = cluster.start_worker("w2", freeze_and_run.__file__, [LATER, script], options=options)
         wait_until(lambda: is_frozen(dying.popen), "the freeze")
-        joining = cluster.start_worker("w3", _script(late, tmp_path))
+        joining = cluster.start_worker("w3", _script(late, tmp_path), options=options)
         wait_until(lambda: "w3 joined" in cluster["manager"].log.read_text(), "the third worker")
         dying.kill()
         wait_until(lambda: not cluster.check(gone=["w2"]), "the end of training")

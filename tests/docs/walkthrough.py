@@ -204,9 +204,10 @@ def _furnish(folder: Path) -> None:
     binaries = folder / ".bin"
     binaries.mkdir()
     forked = f'exec "{sys.executable}" -I -S "{ROOT}/tests/scripts/forked_command.py"'
-    for name, arguments in {"evenpace": '-m evenpace "$@"', "python": '"$@"'}.items():
+    modules = {"evenpace": "-m evenpace", "python": "", "torchrun": "-m torch.distributed.run"}
+    for name, arguments in modules.items():
         command = binaries / name
-        command.write_text(f"#!/bin/sh\n{forked} {arguments}\n")
+        command.write_text(f'#!/bin/sh\n{forked} {arguments} "$@"\n')
         command.chmod(0o755)
 
 

@@ -11,6 +11,7 @@ import pytest
 from evenpace.cli import cli
 from tests import EXAMPLES, ROOT
 from tests.evenpace.commands import all_commands, evenpace, invoke, python
+from tests.scripts import run_alone
 
 COMMANDS = [
     *("run", "manager", "ps", "worker", "submit", "attach", "health", "demo", "metrics"),
@@ -198,7 +199,7 @@ def test_a_scripts_own_error_keeps_its_traceback(tmp_path):
 @pytest.mark.ci
 def test_a_script_without_a_session_is_told_how_to_start(tmp_path):
     """A script that is run by itself learns of `evenpace worker`."""
-    done = python(str(EXAMPLES / "train_digits_evenpace.py"), cwd=tmp_path)
+    done = python("-m", run_alone.__name__, EXAMPLES / "train_digits_evenpace.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "evenpace worker --manager HOST:PORT [--ps HOST:PORT] SCRIPT" in done.stderr
 
@@ -216,7 +217,7 @@ def test_three_lines_make_the_example_distributed():
 def test_the_ordinary_example_learns_as_much(tmp_path):
     """The example ends with about the accuracy that the page on clusters shows of two workers."""
     shown = re.search(r"^accuracy ([\d.]+)%$", (EXAMPLES.parent / "docs" / "cluster.md").read_text(), re.M)
-    done = python(str(EXAMPLES / "train_digits.py"), cwd=tmp_path)
+    done = python("-m", run_alone.__name__, EXAMPLES / "train_digits.py", cwd=tmp_path)
     accuracy = re.fullmatch(r"accuracy ([\d.]+)%\n", done.stdout)
     assert abs(float(accuracy[1]) - float(shown[1])) < 3
 

@@ -10,16 +10,18 @@ import signal
 import socket
 import sys
 
+MODULES = ("evenpace", "torch.distributed.run")
+TERMINAL = "EVENPACE_TERMINAL"  # the variable with the abstract address of the terminal's zygote
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main() -> None:
     """Ask for the process, and wait for its end."""
     arguments = sys.argv[1:]
-    is_module = arguments[:2] == ["-m", "evenpace"]
+    is_module = arguments[:1] == ["-m"] and arguments[1] in MODULES
     if is_module or (arguments and arguments[0].endswith(".py")):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as zygote:
-            if zygote.connect_ex(address()) == 0:
+            if zygote.connect_ex("\0" + os.environ.get(TERMINAL, "")) == 0:
                 request = {
                     "arguments": arguments[1:] if is_module else arguments,
                     "cwd": os.getcwd(),
@@ -32,16 +34,14 @@ def main() -> None:
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def address() -> str:
-    """Return the address of the zygote of this session, whose processes it can put into one group."""
-    return f"\0evenpace-terminal-{os.getsid(0)}"
-
-
 def follow(zygote: socket.socket, child: int) -> None:
     """Do as the child does."""
     for number in PASSED_ON:
         signal.signal(number, lambda number, frame: os.kill(child, number))
-    os.setpgid(0, os.getpgid(os.getppid()))
+    if (
+        os.getsid(0) != os.getpid()
+    ):  # else it was started as the leader of a session, and has a group for itself
+        os.setpgid(0, os.getpgid(os.getppid()))
     status = os.waitstatus_to_exitcode(int(zygote.recv(64)))
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)

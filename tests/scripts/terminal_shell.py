@@ -9,7 +9,7 @@ import signal
 import socket
 
 from tests import zygote
-from tests.scripts.forked_command import address
+from tests.scripts.forked_command import TERMINAL
 
 _PR_SET_PDEATHSIG = 1
 
@@ -18,7 +18,8 @@ def main() -> None:
     """Leave a zygote as a child, in the same session, and become bash."""
     if zygote.is_forked():
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(address())
+            os.environ[TERMINAL] = f"evenpace-terminal-{os.getpid()}"
+            listener.bind("\0" + os.environ[TERMINAL])
             listener.listen(64)
             if os.fork() == 0:
                 serve(listener)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -68,6 +68,7 @@ def printed(drawn, width):
     st.sampled_from([None, 0.1, 0.9]),
     st.sampled_from([80, 60]),
 )
+@settings(max_examples=50)
 def test_narrow_terminals_have_the_essential_columns(
     seconds, length, in_micro_batches, ranked, communicating, width
 ):

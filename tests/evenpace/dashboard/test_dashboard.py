@@ -2,13 +2,10 @@
 
 import asyncio
 import fnmatch
-import http.client
 import itertools
 import re
 import signal
 import socket
-import subprocess
-import sys
 import tomllib
 
 import psutil
@@ -23,11 +20,9 @@ from lab.bench.load_generators import Generators, LoadConfig
 from rpc.address import Address
 from tests import ROOT
 from tests.evenpace.commands import evenpace
-from tests.evenpace.dashboard.live_pages import Page, Uneven, managed_page, page_of
-from tests.scripts import lingering_demo
+from tests.evenpace.dashboard.live_pages import Uneven, managed_page, page_of
 from tests.services import (
     MemberWorker,
-    address_of_our_own,
     has_ended,
     manager_service,
     restartable_manager,
@@ -346,37 +341,6 @@ def test_a_thousand_workers(tmp_path, wait_until):
         assert set(timeline["workers"]) == {"worker-999"}
         generators.finish()
         assert not generators.errors
-
-
-@pytest.mark.ci
-def test_the_demo_has_a_page(tmp_path, wait_until):
-    """The demo first prints its page's address; an open page sees both runs there."""
-    command = [sys.executable, "-m", lingering_demo.__name__, "demo", "--out", str(tmp_path / "demo")]
-    # Between the runs nobody has the page's port: it must not be one that the kernel gives to others.
-    options = ["--shares", "0.8,0.4", "--epochs", "1", "--batch-size", "360"]
-    options += ["--http", str(address_of_our_own())]
-    with subprocess.Popen(
-        [*command, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            found = re.search(r"http://(127\.0\.0\.1:\d+)/", process.stdout.readline())
-            page = Page(found[0], process, Address("127.0.0.1", 0), tmp_path)
-
-            def shows_run_that_is(policy):
-                try:
-                    job = page.shows("default")
-                except (OSError, http.client.HTTPException):
-                    return False  # between the runs
-                return job is not None and job["policy"] == policy
-
-            for policy in ("even", "proportional"):
-                wait_until(lambda: shows_run_that_is(policy), f"the run that is {policy}")  # noqa: B023 - at once
-                process.stdin.write("seen\n")
-                process.stdin.flush()
-            process.stdout.read()
-            assert process.wait(240) == 0
-        finally:
-            process.terminate()
 
 
 @pytest.mark.ci

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsize_manager.policies.learned import Learned
-from evenpace.overview import phrases, thinned_rows
+from evenpace.overview import columns, phrases, thinned_rows
 from evenpace.overview.job_view import JobView
 from evenpace.overview.statistics import others_median, quantile
 from evenpace.overview.stragglers import balanced
@@ -17,7 +17,7 @@ from lab.traces import read_usage, response
 from tests import SHARED_DATA
 from tests.evenpace.overview.played import OVERHEAD, iteration, play
 
-TIMES = 0.001 * np.exp(0.1 * np.random.default_rng(7).standard_normal((2500, 4)))
+TIMES = 0.001 * np.exp(0.1 * np.random.default_rng(7).standard_normal((500, 4)))
 """Seconds per sample of the slowest of four workers, with noise, (iterations, workers)."""
 
 MACHINES = SHARED_DATA / "google-vm-usage" / "vm_usage.csv.gz"
@@ -205,9 +205,10 @@ def test_sums_and_rates_of_a_job_worked_out_by_hand():
 
 
 @pytest.mark.ci
-def test_who_looks_and_when_changes_no_sum():
+def test_who_looks_and_when_changes_no_sum(monkeypatch):
     """A viewer who looks now and then has the same time saved as a report afterwards, to the last digit."""
-    played = play(Learned(0.0), 4, 240, 2500, lambda i, k, count: TIMES[k, i] * (8 + count) / (1 + i))
+    monkeypatch.setattr(columns, "_ROWS", 400)  # fewer than are played
+    played = play(Learned(0.0), 4, 240, 500, lambda i, k, count: TIMES[k, i] * (8 + count) / (1 + i))
     at_once, live = viewed(played), JobView()
     for first in range(0, len(played), 37):
         live.add(played[first : first + 37])
@@ -239,34 +240,37 @@ def test_what_is_computed_at_once_is_that_of_each_workers_last_iteration():
 
 
 @pytest.mark.ci
-def test_memory_is_bounded_where_many_come_and_go():
-    """Most of three thousand workers over time, ten of which are there at once, are dropped."""
+def test_memory_is_bounded_where_many_come_and_go(monkeypatch):
+    """Most of 750 workers over time, ten of which are there at once, are dropped."""
+    monkeypatch.setattr(columns, "_VALUES", 400_000)
     view = JobView()
-    for k in range(3000):
+    for k in range(750):
         names = [f"w{k + i}" for i in range(10)]
         view.add([iteration(k, [1] * 10, [1.0] * 10, names)])
-    assert view._slots.count < 1500
+    assert view._slots.count < 375
     assert view._recent.values.size <= 2_000_000
     assert len(view.figures().workers) == 109
 
 
 @pytest.mark.ci
 def test_a_long_job_is_thinned_and_its_sums_are_exact(monkeypatch):
-    """Where at most 4,000 of 5,000 iterations are kept, all the last ones are; sums are over all."""
-    monkeypatch.setattr(thinned_rows, "MOST", 4000)
-    view = viewed(iteration(k, [k % 7 + 1, 3], [0.5, 0.25]) for k in range(5000))
+    """Where at most 800 of 1,000 iterations are kept, all the last ones are; sums are over all."""
+    monkeypatch.setattr(thinned_rows, "MOST", 800)
+    monkeypatch.setattr(thinned_rows, "_COMPLETE", 400)
+    monkeypatch.setattr(columns, "_ROWS", 400)
+    view = viewed(iteration(k, [k % 7 + 1, 3], [0.5, 0.25]) for k in range(1000))
     figures = view.figures()
-    assert figures.iterations == 5000
-    assert figures.samples == sum(k % 7 + 4 for k in range(5000))
-    assert figures.seconds == pytest.approx(5000 * (0.5 + OVERHEAD), rel=1e-9)
-    assert len(view._rows.rows) <= 4000
+    assert figures.iterations == 1000
+    assert figures.samples == sum(k % 7 + 4 for k in range(1000))
+    assert figures.seconds == pytest.approx(1000 * (0.5 + OVERHEAD), rel=1e-9)
+    assert len(view._rows.rows) <= 800
     everything = view.timeline(points=10**6).iterations
-    assert everything[-2000:] == list(range(3000, 5000))
+    assert everything[-400:] == list(range(600, 1000))
     assert everything == sorted(set(everything))
     short = view.timeline()
     assert 150 <= len(short.iterations) <= 300
-    assert short.iterations[-1] == 4999
-    assert view.timeline(last=10).iterations == list(range(4990, 5000))
+    assert short.iterations[-1] == 999
+    assert view.timeline(last=10).iterations == list(range(990, 1000))
 
 
 def test_points_stay_where_they_are_while_a_job_goes_on():

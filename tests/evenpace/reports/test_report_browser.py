@@ -44,27 +44,28 @@ def look_at(browser, page_file, name):
     from axe_playwright_python.sync_playwright import Axe
 
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.set_default_timeout(PATIENCE)
+    said, asked = [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(page_file.resolve().as_uri())
     for scheme in ("light", "dark"):
-        page = browser.new_page(color_scheme=scheme, viewport={"width": 1200, "height": 900})
-        page.set_default_timeout(PATIENCE)
-        said, asked = [], []
-        page.on("console", lambda message, said=said: said.append(message.text))
-        page.on("pageerror", lambda error, said=said: said.append(str(error)))
-        page.on("request", lambda request, asked=asked: asked.append(request.url))
-        page.goto(page_file.resolve().as_uri())
+        page.emulate_media(color_scheme=scheme)
         found = Axe().run(page)
         assert found.violations_count == 0, found.generate_report()
-        assert page.evaluate("[...document.querySelectorAll('figure svg')].every(s => s.clientHeight > 50)")
         page.screenshot(path=SCREENSHOTS / f"{name}-{scheme}.png", full_page=True)
-        page.set_viewport_size({"width": 1280, "height": 800})
-        assert page.evaluate(
-            "[...document.querySelectorAll('.scroll')].every(s => s.scrollWidth <= s.clientWidth)"
-        )
-        page.set_viewport_size({"width": 390, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        assert said == []
-        assert asked == [page_file.resolve().as_uri()]
-        page.close()
+    assert page.evaluate("[...document.querySelectorAll('figure svg')].every(s => s.clientHeight > 50)")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    assert page.evaluate(
+        "[...document.querySelectorAll('.scroll')].every(s => s.scrollWidth <= s.clientWidth)"
+    )
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert said == []
+    assert asked == [page_file.resolve().as_uri()]
+    page.close()
 
 
 @pytest.mark.parametrize(("workers", "iterations"), [(4, 300), (200, 40)])
