@@ -38,9 +38,7 @@ def follow(zygote: socket.socket, child: int) -> None:
     """Do as the child does."""
     for number in PASSED_ON:
         signal.signal(number, lambda number, frame: os.kill(child, number))
-    if (
-        os.getsid(0) != os.getpid()
-    ):  # else it was started as the leader of a session, and has a group for itself
+    if os.getsid(0) != os.getpid():  # else it leads a session, and has a group for itself
         os.setpgid(0, os.getpgid(os.getppid()))
     status = os.waitstatus_to_exitcode(int(zygote.recv(64)))
     if status < 0:
