@@ -15,6 +15,7 @@ from tests.services import address_of_our_own
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 
+ONE_SPEED = ("up", "--detach", "--no-build", "--scale", "worker-medium=0", "--scale", "worker-slow=0")
 SETTINGS = ("WORKERS", "POLICY", "PREDICTOR", "SCRIPTS", "TRAIN", "DATA", "PAGE_PORT", "BASE_IMAGE")
 
 
@@ -82,7 +83,7 @@ def project(tmp_path):
 def test_a_scaled_cluster_trains_and_down_leaves_nothing(project, wait_until):
     """Five workers under three limits train together; after down there is no trace of them."""
     project(
-        *("up", "--detach", "--no-build", "--scale", "worker=3"), WORKERS="5", TRAIN="train.py --epochs 4"
+        *("up", "--detach", "--no-build", "--scale", "worker=3"), WORKERS="5", TRAIN="train.py --epochs 2"
     )
     assert len(project.workers()) == 5
     # The limits themselves: how far they slow workers down depends on what else the machine does.
@@ -94,7 +95,7 @@ def test_a_scaled_cluster_trains_and_down_leaves_nothing(project, wait_until):
     # The page is there for this machine, and for reading, since it cannot tell who asks from outside.
     with urllib.request.urlopen(f"http://127.0.0.1:{project.page_port}/api/page", timeout=30) as answer:
         assert json.load(answer)["change"] == "none"
-    lines = [re.findall(r"epoch \d+ of 4: .*batches \[(.*)\]", worker.logs()) for worker in project.workers()]
+    lines = [re.findall(r"epoch \d+ of 2: .*batches \[(.*)\]", worker.logs()) for worker in project.workers()]
     for parts in zip(*lines, strict=True):  # of one epoch: 1,437 samples in batches of 480, 480 and 477
         sizes = [[int(part) for part in line.split(",")] for line in parts]
         assert [sum(sizes_of_batch) for sizes_of_batch in zip(*sizes, strict=True)] == [480, 480, 477]
@@ -106,12 +107,12 @@ def test_a_scaled_cluster_trains_and_down_leaves_nothing(project, wait_until):
 
 def test_a_restarted_manager_goes_on_with_the_job(project, wait_until):
     """The workers train on, and nobody begins anew."""
-    project("up", "--detach", "--no-build", TRAIN="train.py --epochs 10")
+    project(*ONE_SPEED, "--scale", "worker=2", WORKERS="2", TRAIN="train.py --epochs 8")
     wait_until(lambda: "epoch 2 " in project.containers("worker")[0].logs(), "the second epoch")
     project("restart", "manager")
     wait_until(project.end_well, "the end of training", 240)
-    assert [worker.inspect("RestartCount") for worker in project.workers()] == [0, 0, 0]
-    assert all("epoch 10 of 10" in worker.logs() for worker in project.workers())
+    assert [worker.inspect("RestartCount") for worker in project.workers()] == [0, 0]
+    assert all("epoch 8 of 8" in worker.logs() for worker in project.workers())
 
 
 def test_data_are_mounted_read_only(project, tmp_path, wait_until):
@@ -119,8 +120,9 @@ def test_data_are_mounted_read_only(project, tmp_path, wait_until):
     folder = tmp_path / "data"
     write(folder, mnist_files())  # 20 samples to train on
     folder.chmod(0o777)  # so that only the mount forbids writing
-    settings = {"DATA": str(folder), "TRAIN": "train.py --data mnist:/data --epochs 3 --batch-size 20"}
-    project("up", "--detach", "--no-build", **settings)
+    training = "train.py --data mnist:/data --epochs 3 --batch-size 20"
+    settings = {"WORKERS": "1", "DATA": str(folder), "TRAIN": training}
+    project(*ONE_SPEED, **settings)
     wait_until(project.end_well, "the end of training")
     assert "epoch 3 of 3" in project.containers("worker")[0].logs()
     refused = project(

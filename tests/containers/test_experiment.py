@@ -18,19 +18,11 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path, monkeypatch):
     except ContainerError as error:
         pytest.skip(str(error))
     schedule = tmp_path / "schedule.csv"
-    schedule.write_text("worker,start,end,cpu,memory\n0,10,1000,1,0\n")
+    schedule.write_text("worker,start,end,cpu,memory\n0,4,1000,1,0\n")
     arguments = [
-        *(
-            "lab",
-            "experiment",
-            "contention",
-            "--containers",
-            "--workload",
-            "cifarnet",
-            "--schemes",
-            "lb-bsp:ema",
-        ),
-        *("--shares", "0.3,0.3", "--iterations", "40", "--batch-size", "32", "--settle", "20"),
+        *("lab", "experiment", "contention", "--containers"),
+        *("--workload", "cifarnet", "--schemes", "lb-bsp:ema", "--shares", "0.3,0.3"),
+        *("--iterations", "24", "--batch-size", "16", "--settle", "12"),
         *("--schedule", str(schedule), "--out", str(tmp_path / "out"), "--", "--test-samples", "50"),
     ]
     networks = []
@@ -42,11 +34,11 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     for figures in report["schemes"].values():
         assert figures["tasks_started"] == 1
-        disturbed, free = (figures["workers"][f"worker-{rank}"][20:] for rank in (0, 1))
+        disturbed, free = (figures["workers"][f"worker-{rank}"][12:] for rank in (0, 1))
         assert mean(disturbed, 1) < 0.75 * mean(free, 1)
         assert mean(disturbed, 3) > mean(free, 3) + 0.2
     balanced = report["schemes"]["lb-bsp:ema"]["workers"]
-    assert mean(balanced["worker-0"][20:], 0) < 0.8 * mean(balanced["worker-1"][20:], 0)
+    assert mean(balanced["worker-0"][12:], 0) < 0.8 * mean(balanced["worker-1"][12:], 0)
     assert len(networks) == len(report["schemes"])
     left = docker("ps", "--all", "--format", "{{.Names}}") + docker("network", "ls", "--format", "{{.Name}}")
     assert not any(network in left for network in networks)  # containers' names begin with their network's

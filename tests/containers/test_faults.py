@@ -14,11 +14,9 @@ KILLED = 137
 
 def test_a_killed_worker_is_replaced(tmp_path, wait_until):
     """One container is killed and another started in the middle; all that remain end with one result."""
-    epochs = 150
+    epochs = 60
     with Cluster(tmp_path / "out", workers=3) as cluster:
-        workers = {
-            name: cluster.start_worker(name, "--epochs", str(epochs), cpus=0.5) for name in ("w0", "w1", "w2")
-        }
+        workers = {name: cluster.start_worker(name, "--epochs", str(epochs)) for name in ("w0", "w1", "w2")}
         observer = cluster.observer()
         wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations")
         docker("kill", workers["w1"].id)
@@ -28,7 +26,7 @@ def test_a_killed_worker_is_replaced(tmp_path, wait_until):
         )
         with ManagerClient(cluster.manager.address(4300)) as manager:
             manager.pause("default")  # lest the newcomer, which needs seconds to start, come too late
-            workers["w3"] = cluster.start_worker("w3", "--epochs", str(epochs), cpus=1.0)
+            workers["w3"] = cluster.start_worker("w3", "--epochs", str(epochs))
             wait_until(lambda: observer.poll() and "w3" in observer.members, "the newcomer")
             manager.resume("default")
         assert {name: worker.wait(600) for name, worker in workers.items()} == {"w0": 0, "w2": 0, "w3": 0}

@@ -15,7 +15,10 @@ def health(container):
 
 
 def test_containers_are_healthy_and_not_root_and_stop_when_asked(tmp_path, wait_until):
-    """Each part gets healthy, runs without root's rights, and ends by itself at a stop."""
+    """Each part gets healthy, runs without root's rights, and ends by itself at a stop.
+
+    A frozen parameter server, whose port still takes connections, shows in the worker's health.
+    """
     with Cluster(tmp_path / "out", workers=2, options=OFTEN) as cluster:
         worker = cluster.start_worker("w0")  # waits for a second one
         parts = {"worker": worker, "ps": cluster.ps, "manager": cluster.manager}
@@ -23,21 +26,14 @@ def test_containers_are_healthy_and_not_root_and_stop_when_asked(tmp_path, wait_
             wait_until(lambda c=container: health(c) == "healthy", f"the health of {name}")
             user_ids = {line for line in container.run("cat", "/proc/1/status").splitlines() if "Uid" in line}
             assert user_ids == {"Uid:" + "\t10001" * 4}
-        for name, container in parts.items():
-            docker("stop", "--time", "30", container.id)
-            # 130: a worker that is interrupted says so. 137 would be one that had to be killed.
-            assert container.wait() == (130 if name == "worker" else 0)
-
-
-def test_a_worker_without_its_parameter_server_is_not_healthy(tmp_path, wait_until):
-    """A frozen parameter server, whose port still takes connections, shows in the worker's health."""
-    with Cluster(tmp_path / "out", workers=2, options=OFTEN) as cluster:
-        worker = cluster.start_worker("w0")
-        wait_until(lambda: health(worker) == "healthy", "the worker's health")
         wait_until(lambda: frozen(cluster.ps.id), "the engine to freeze it")
         wait_until(lambda: health(worker) == "unhealthy", "the worker's unhealthiness")
         docker("unpause", cluster.ps.id)
         wait_until(lambda: health(worker) == "healthy", "the worker's health again")
+        for name, container in parts.items():
+            docker("stop", "--time", "30", container.id)
+            # 130: a worker that is interrupted says so. 137 would be one that had to be killed.
+            assert container.wait() == (130 if name == "worker" else 0)
 
 
 @pytest.mark.parametrize("image", IMAGES.values())
