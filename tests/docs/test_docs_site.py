@@ -16,6 +16,9 @@ from tests.evenpace.commands import all_commands
 pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
 
 
+pytestmark = pytest.mark.ci
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site, in a folder."""
@@ -39,7 +42,6 @@ def text(page):
     return unescape(re.sub(r"<[^>]+>", "", page.read_text()))
 
 
-@pytest.mark.ci
 def test_nothing_is_fetched_from_elsewhere(site):
     """No page names a script, style, font or picture of another host."""
     for page in site.rglob("*.html"):
@@ -49,7 +51,6 @@ def test_nothing_is_fetched_from_elsewhere(site):
         assert not re.search(r"(?:url\(|@import )['\"]?(?:https?:)?//", style.read_text()), style.name
 
 
-@pytest.mark.ci
 def test_every_option_of_every_command_is_there(site):
     """The page of commands has each command that --help names, and each of its options."""
     page = text(site / "commands.html")

@@ -7,6 +7,8 @@ import pytest
 
 from tests.simulation.scale import measure
 
+pytestmark = pytest.mark.ci
+
 FEW, MANY = 12, 48  # workers; a quarter as many join, die, and are replaced at once
 
 

@@ -103,7 +103,7 @@ def shards_here(folder, count=2, every=1):
         ]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_until):
     """With PyTorch in float64, the surviving worker ends with the parameters of one process."""
     with (
