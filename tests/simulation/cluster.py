@@ -2,8 +2,9 @@
 
 A job of least squares is trained by workers of unlike speed, while services and workers are killed, frozen,
 cut off and started again, and operators change the job. At its end each batch must begin where the one before
-it ends, and all workers that live have the parameters of one process that took these batches; one that was
-released before, or was away when the others finished, those of an earlier step.
+it ends, and all workers that live have the parameters of one process that took these batches, in the attempt
+in which the worker has finished; one that was released before, or was away when the others finished, those of
+an earlier step.
 """
 
 import contextlib
@@ -177,6 +178,7 @@ class Job:
         self._done = 0  # iterations
         self._delivered = {}  # the last parameters of each worker's model
         self._parts = {}  # what workers were given: by attempt and iteration, (epoch, start, total), slices
+        self._attempts = {}  # the attempt in which each worker has finished
         self._disks = {
             name: Disk(folder / name, f"{scenario.seed} {name}")
             for name in ("manager", *(f"ps-{number}" for number in range(scenario.shards)))
@@ -321,6 +323,7 @@ class Job:
         while session.released is None:
             for part in loader:
                 if part.assignment.iteration >= ITERATIONS:
+                    self._attempts[session.config.worker] = part.assignment.attempt
                     return
                 self._note(part.assignment)
                 yield part
@@ -352,16 +355,18 @@ class Job:
         if self._draw.random() < 0.05:
             server.give_up_push("as a script that changes gradients after the backward pass")
 
-    @property
-    def parameters(self):
-        """The parameters at the end, as one process has them.
+    def parameters(self, worker=None):
+        """Return the parameters at the end, as one process has them.
+
+        Args:
+            worker: One that has finished before others, who may go back once more; None for who was last.
 
         Raises:
             ValueError: A batch is missing, or does not begin where the one before it ends.
         """
         spec = self._problem.SPEC
         following = 0, 0
-        found = self._batches(math.inf)
+        found = self._batches(self._attempts.get(worker, math.inf))
         for iteration, ((epoch, start, total), slices) in enumerate(found):
             if (epoch, start) != following:
                 raise ValueError(f"iteration {iteration} begins at {(epoch, start)}, not at {following}")
@@ -577,11 +582,12 @@ def simulate(scenario):
         except StalledError as error:
             outcome.wrongs.append(f"it does not end, {error}")
         outcome.events, outcome.digest, outcome.seconds = world.events, world.digest, world.now - begin
-        earlier, wanted = [*job.earlier], []
-        try:
-            wanted = [job.parameters]
-        except ValueError as error:
-            outcome.wrongs.append(str(error))
+        earlier, wanted = [*job.earlier], {}
+        for name in (None, *job.ends):
+            try:
+                wanted[name] = [job.parameters(name)]
+            except ValueError as error:
+                outcome.wrongs.append(str(error))
     for name, error in job.errors.items():
         outcome.wrongs.append(f"{name} ends with {type(error).__name__}: {error}")
     for name, error in world.failures:
@@ -590,7 +596,7 @@ def simulate(scenario):
         outcome.wrongs.append("no worker has gone through all iterations")
     for name, (parameters, is_last) in job.ends.items():
         # Who was away when the others finished keeps what it had.
-        possible = wanted if is_last else earlier
+        possible = wanted.get(name, ()) if is_last else earlier
         differences = (float(np.abs(parameters - one).max()) for one in possible)
         if (difference := min(differences, default=0.0)) > _TOLERANCE:
             outcome.wrongs.append(f"{name} ends with parameters that differ by {difference:.1e}")
