@@ -25,7 +25,7 @@ KEYS |= {"parameters_max_abs_diff"}
 def demo(tmp_path, *options, module="evenpace"):
     """The command line of a small demo on two workers, one with four times the other's share."""
     return [
-        *(sys.executable, "-m", module, "demo", "--shares", "0.8,0.2", "--out", str(tmp_path / "run")),
+        *(sys.executable, "-m", module, "demo", "--shares", "0.4,0.1", "--out", str(tmp_path / "run")),
         *("--json", str(tmp_path / "summary.json"), *options),
     ]
 
@@ -53,13 +53,13 @@ def typical_speeds(run):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, wait_until):
-    """Run a demo of one epoch; return its output, summary and report, and their folder.
+    """Run a demo of two epochs; return its output, summary and report, and their folder.
 
     It first prints its page's address, and an open page sees both runs there: none ends before that.
     """
     folder = tmp_path_factory.mktemp("demo")
     # Between the runs nobody has the page's port: it must not be one that the kernel gives to others.
-    options = ("--epochs", "1", "--batch-size", "90", "--http", str(address_of_our_own()))
+    options = ("--epochs", "2", "--batch-size", "180", "--http", str(address_of_our_own()))
     command = demo(folder, *options, module=lingering_demo.__name__)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -112,12 +112,12 @@ def test_the_demo_shows_what_balancing_gains(finished):
 def test_the_demos_figures_are_its_records(finished):
     """Summary and report have what was recorded; both runs end with the same parameters, and have learned."""
     printed, summary, report, folder = finished
-    assert "2 workers, limited to 0.8, 0.2 of a core by " in printed
+    assert "2 workers, limited to 0.4, 0.1 of a core by " in printed
     assert set(summary) == KEYS
-    assert summary["shares"] == [0.8, 0.2]
+    assert summary["shares"] == [0.4, 0.1]
     assert summary["ideal_speedup"] == pytest.approx(2.5)
     assert summary["iterations"] == 16
-    assert sum(summary["balanced"]["batch_sizes"]) == summary["total_batch_size"] == 90
+    assert sum(summary["balanced"]["batch_sizes"]) == summary["total_batch_size"] == 180
     # Another split is another order of adding up: equal to the last bit, they would be of one run.
     assert 0 < summary["parameters_max_abs_diff"] < 1e-4
     medians = {}
@@ -159,7 +159,7 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path, wait_until, number
                     shares |= {command[-1]} if duty_cycle.__file__ in command else set()
             return shares
 
-        wait_until(lambda: limits() == {"0.8", "0.2"}, "the demo's limited workers")
+        wait_until(lambda: limits() == {"0.4", "0.1"}, "the demo's limited workers")
         children = process.children(recursive=True)
         assert len(children) >= 6  # a manager, a shard, and two workers with their duty cyclers
         process.send_signal(number)
