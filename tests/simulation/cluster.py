@@ -3,15 +3,13 @@
 A job of least squares is trained by workers of unlike speed, while services and workers are killed, frozen,
 cut off and started again, and operators change the job. At its end each batch must begin where the one before
 it ends, and all workers that live have the parameters of one process that took these batches, in the attempt
-in which the worker has finished; one that was released before, or was away when the others finished, those of
-an earlier step.
+in which the worker has finished; one that was released before, those of an earlier step.
 """
 
 import contextlib
 import dataclasses
 import itertools
 import logging
-import math
 import random
 import sqlite3
 import tempfile
@@ -355,21 +353,16 @@ class Job:
         if self._draw.random() < 0.05:
             server.give_up_push("as a script that changes gradients after the backward pass")
 
-    def parameters(self, worker=None):
-        """Return the parameters at the end, as one process has them.
-
-        Args:
-            worker: One that has finished before others, who may go back once more; None for who was last.
+    def possible(self, worker, is_last):
+        """Return the parameters with which a worker may end: those of one process, at the end or on the way.
 
         Raises:
             ValueError: A batch is missing, or does not begin where the one before it ends.
         """
-        spec = self._problem.SPEC
-        following = 0, 0
-        found = self._batches(self._attempts.get(worker, math.inf))
-        for iteration, ((epoch, start, total), slices) in enumerate(found):
-            if (epoch, start) != following:
-                raise ValueError(f"iteration {iteration} begins at {(epoch, start)}, not at {following}")
+        if not is_last:
+            return [np.zeros(self._problem.FEATURES), *self._earlier()]
+        found = self._batches(self._attempts[worker])
+        for iteration, ((_, start, total), slices) in enumerate(found):
             position = start
             for first, count in sorted(slices):
                 if first > position:
@@ -377,15 +370,27 @@ class Job:
                 position = max(position, first + count)
             if position < start + total:
                 raise ValueError(f"of iteration {iteration}, samples from {position} on are with nobody")
-            following = (epoch, start + total) if start + total < spec.dataset_size else (epoch + 1, 0)
-        if len(found) < ITERATIONS:
-            raise ValueError(f"iteration {len(found)} was given to nobody")
-        *_, last = self._problem.versions_of([batch for batch, _ in found])
+        return [self.trained_with([batch for batch, _ in found])]
+
+    def trained_with(self, batches):
+        """Return the parameters after all batches, which are to follow each other.
+
+        Raises:
+            ValueError: A batch is missing, or does not begin where the one before it ends.
+        """
+        following = 0, 0
+        for iteration, (epoch, start, total) in enumerate(batches):
+            if (epoch, start) != following:
+                raise ValueError(f"iteration {iteration} begins at {(epoch, start)}, not at {following}")
+            ends = start + total >= self._problem.SPEC.dataset_size
+            following = (epoch + 1, 0) if ends else (epoch, start + total)
+        if len(batches) < ITERATIONS:
+            raise ValueError(f"iteration {len(batches)} was given to nobody")
+        *_, last = self._problem.versions_of(batches)
         return last
 
-    @property
-    def earlier(self):
-        """All parameters that the job has had, also in attempts that it has gone back from."""
+    def _earlier(self):
+        """Yield all parameters that the job has had, also in attempts that it has gone back from."""
         for attempt in {attempt for attempt, _ in self._parts}:
             yield from self._problem.versions_of([batch for batch, _ in self._batches(attempt)])
 
@@ -582,24 +587,20 @@ def simulate(scenario):
         except StalledError as error:
             outcome.wrongs.append(f"it does not end, {error}")
         outcome.events, outcome.digest, outcome.seconds = world.events, world.digest, world.now - begin
-        earlier, wanted = [*job.earlier], {}
-        for name in (None, *job.ends):
+        for name, (parameters, is_last) in job.ends.items():
             try:
-                wanted[name] = [job.parameters(name)]
+                possible = job.possible(name, is_last)
             except ValueError as error:
-                outcome.wrongs.append(str(error))
+                outcome.wrongs.append(f"{name} has ended, but {error}")
+                continue
+            if (difference := min(float(np.abs(parameters - one).max()) for one in possible)) > _TOLERANCE:
+                outcome.wrongs.append(f"{name} ends with parameters that differ by {difference:.1e}")
     for name, error in job.errors.items():
         outcome.wrongs.append(f"{name} ends with {type(error).__name__}: {error}")
     for name, error in world.failures:
         outcome.wrongs.append(f"in {name}, {type(error).__name__}: {error}")
     if not any(is_last for _, is_last in job.ends.values()):
         outcome.wrongs.append("no worker has gone through all iterations")
-    for name, (parameters, is_last) in job.ends.items():
-        # Who was away when the others finished keeps what it had.
-        possible = wanted.get(name, ()) if is_last else earlier
-        differences = (float(np.abs(parameters - one).max()) for one in possible)
-        if (difference := min(differences, default=0.0)) > _TOLERANCE:
-            outcome.wrongs.append(f"{name} ends with parameters that differ by {difference:.1e}")
     return outcome
 
 

@@ -212,15 +212,15 @@ class FormedGroup:
 
     Attributes:
         session: The worker's.
-        batches: How many the parameters were trained with; noted before the step, as a forward pass moves the
-            statistics of batch normalisation.
+        batches: Those that the parameters were trained with, each as epoch, start and total; noted before the
+            step, as a forward pass moves the statistics of batch normalisation.
     """
 
     def __init__(self, session, process, parameters):
         self.session = session
         self._port = _Port(process)
         self.parameters = parameters
-        self.batches = self._batches_before = 0
+        self.batches = self._batches_before = []
         self._group = None
         self._attempt = -1  # that the group is of
         self._gathering = None  # the connection at which members gather
@@ -240,10 +240,10 @@ class FormedGroup:
         else:
             self.batches = self._batches_before
 
-    def step(self, gradient, rate):
+    def step(self, gradient, rate, part):
         """Sum a gradient over the members, report, and step; nothing where a member has gone."""
         stopwatch = self.session.meter.stopwatch
-        self.batches += 1
+        self.batches = [*self.batches, [part.epoch, part.batch_start, part.total]]
         stopwatch.stop()
         total = self._group.sum(gradient)
         stopwatch.start()
@@ -384,7 +384,9 @@ class _GroupJob(Job):
                 compute(session)
                 mean = problem.mean_gradient(group.parameters, part.indices)
                 exchange.note_weighting("the loop", part.assignment.count)
-                group.step(mean * (part.assignment.count / part.assignment.total), problem.RATE)
+                group.step(
+                    mean * (part.assignment.count / part.assignment.total), problem.RATE, part.assignment
+                )
                 yield part
         finally:
             group.close()
@@ -392,9 +394,19 @@ class _GroupJob(Job):
     def _parameters(self, session):
         name = session.config.worker
         group = self._groups[name]
-        if session.released is None and group.batches != ITERATIONS:
-            self._outcome.wrongs.append(f"{name} has noted {group.batches} batches")
+        if session.released is None and len(group.batches) != ITERATIONS:
+            self._outcome.wrongs.append(f"{name} has noted {len(group.batches)} batches")
         return group.parameters
+
+    def _note(self, part):
+        """Do nothing: a state has its batches with it, and after some faults there are two states."""
+
+    def possible(self, worker, is_last):
+        """Return the parameters of one process with the batches of a worker's state."""
+        batches = self._groups[worker].batches if worker in self._groups else []
+        if is_last:
+            return [self.trained_with(batches)]
+        return [*self._problem.versions_of(batches)][-2:]  # the step of the last one may not have been taken
 
     def _may_kill(self, worker):
         """Return whether another worker that lives has the state, without which the job is over."""
