@@ -379,14 +379,14 @@ class Job:
             ValueError: A batch is missing, or does not begin where the one before it ends.
         """
         following = 0, 0
-        for iteration, (epoch, start, total) in enumerate(batches):
+        for iteration, (epoch, start, total, *_) in enumerate(batches):
             if (epoch, start) != following:
                 raise ValueError(f"iteration {iteration} begins at {(epoch, start)}, not at {following}")
             ends = start + total >= self._problem.SPEC.dataset_size
             following = (epoch + 1, 0) if ends else (epoch, start + total)
         if len(batches) < ITERATIONS:
             raise ValueError(f"iteration {len(batches)} was given to nobody")
-        *_, last = self._problem.versions_of(batches)
+        *_, last = self._problem.versions_of([batch[:3] for batch in batches])
         return last
 
     def _earlier(self):
@@ -573,12 +573,13 @@ def _of(choices, victim):
 def simulate(scenario):
     """Run a scenario to its end, and return what came of it."""
     outcome = Outcome(scenario)
-    least_ahead = 0 if scenario.steps_ahead else 2**20
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-simulated-") as folder,
         product(),
         World(scenario.seed, scenario.latency) as world,
-        mock.patch.object(product().module("worker.shard_clients"), "LEAST_AHEAD", least_ahead),
+        mock.patch.object(product().module("worker.shard_clients"), "LEAST_AHEAD", 0)
+        if scenario.steps_ahead
+        else contextlib.nullcontext(),
     ):
         begin = world.now
         job = scenario.start(world, Path(folder), outcome)

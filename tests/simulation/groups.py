@@ -212,8 +212,8 @@ class FormedGroup:
 
     Attributes:
         session: The worker's.
-        batches: Those that the parameters were trained with, each as epoch, start and total; noted before the
-            step, as a forward pass moves the statistics of batch normalisation.
+        batches: Those that the parameters were trained with, each as epoch, start, total and attempt; noted
+            before the step, as a forward pass moves the statistics of batch normalisation.
     """
 
     def __init__(self, session, process, parameters):
@@ -243,7 +243,7 @@ class FormedGroup:
     def step(self, gradient, rate, part):
         """Sum a gradient over the members, report, and step; nothing where a member has gone."""
         stopwatch = self.session.meter.stopwatch
-        self.batches = [*self.batches, [part.epoch, part.batch_start, part.total]]
+        self.batches = [*self.batches, [part.epoch, part.batch_start, part.total, part.attempt]]
         stopwatch.stop()
         total = self._group.sum(gradient)
         stopwatch.start()
@@ -362,6 +362,7 @@ class _GroupJob(Job):
 
     def __init__(self, *arguments):
         self._groups = {}  # of all workers so far, by name
+        self._stepped = {}  # the time of each batch with its attempt, as the first member has noted it
         super().__init__(*arguments)
 
     def _settings(self):
@@ -387,6 +388,7 @@ class _GroupJob(Job):
                 group.step(
                     mean * (part.assignment.count / part.assignment.total), problem.RATE, part.assignment
                 )
+                self._stepped.setdefault(tuple(group.batches[-1]), World.current.now)
                 yield part
         finally:
             group.close()
@@ -402,11 +404,22 @@ class _GroupJob(Job):
         """Do nothing: a state has its batches with it, and after some faults there are two states."""
 
     def possible(self, worker, is_last):
-        """Return the parameters of one process with the batches of a worker's state."""
+        """Return the parameters of one process with the batches of a worker's state.
+
+        Raises:
+            ValueError: A batch is missing, or does not begin where the one before it ends; or others went on
+                in a later attempt meanwhile.
+        """
         batches = self._groups[worker].batches if worker in self._groups else []
-        if is_last:
-            return [self.trained_with(batches)]
-        return [*self._problem.versions_of(batches)][-2:]  # the step of the last one may not have been taken
+        if not is_last:
+            # The step of the last one may not have been taken.
+            return [*self._problem.versions_of([batch[:3] for batch in batches])][-2:]
+        finished = (self._groups[name].batches for name, (_, is_last) in self.ends.items() if is_last)
+        steps = {tuple(batch) for of_one in finished for batch in of_one}
+        attempts = [attempt for *_, attempt in sorted(steps, key=self._stepped.get)]
+        if attempts != sorted(attempts):
+            raise ValueError(f"two groups have gone on at once, in attempts {attempts}")
+        return [self.trained_with(batches)]
 
     def _may_kill(self, worker):
         """Return whether another worker that lives has the state, without which the job is over."""

@@ -44,3 +44,16 @@ def test_a_batch_that_is_not_gone_back_from_is_found(monkeypatch):
     """What a batch that does not count has moved is to be as it was before."""
     monkeypatch.setattr(groups.FormedGroup, "begin_batch", lambda self: None)
     assert _is_in_one_of_ten("has noted 41 batches")
+
+
+@pytest.mark.slow
+def test_two_groups_that_go_on_at_once_are_found(monkeypatch):
+    """Who steps in an attempt after others have stepped in a later one is in a group of its own."""
+    possible = groups._GroupJob.possible
+
+    def backwards(job, *worker):
+        job._stepped = {batch: -abs(time) for batch, time in job._stepped.items()}
+        return possible(job, *worker)
+
+    monkeypatch.setattr(groups._GroupJob, "possible", backwards)
+    assert _is_in_one_of_ten("two groups have gone on at once")

@@ -18,7 +18,7 @@ from lab.observer import Observer
 from lab.proxy import Proxy
 from rpc.processes import end_process
 from tests import EXAMPLES
-from tests.scripts import call, connect_and_run
+from tests.scripts import connect_and_run, run_alone
 from tests.scripts import train_ddp as script
 from tests.services import address_of_our_own, manager_process
 
@@ -316,7 +316,7 @@ def test_the_examples_train(tmp_path, way):
     """
     with contextlib.ExitStack() as stack:
         if way == "ddp":
-            command = call.__name__, "runpy", "run_path", EXAMPLES / "train_digits_ddp.py"
+            command = run_alone.__name__, EXAMPLES / "train_digits_ddp.py"
         else:
             manager = stack.enter_context(manager_process("--workers", "2"))
             command = connect_and_run.__name__, manager, EXAMPLES / "train_digits_ddp_evenpace.py"
