@@ -39,14 +39,6 @@ def test_the_readmes_first_screen_names_both_commands(command):
     assert re.search(rf"^{command}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def test_the_readme_ends_with_the_papers():
-    """Its last lines name all five papers, each of which has a section on what is taken from it."""
-    papers = re.findall(r"^- \*\*(.*?)\*\*: \*", (ROOT / "README.md").read_text()[-1500:], re.MULTILINE)
-    assert papers == ["LB-BSP", "Pollux", "VirtualFlow", "Cannikin", "JABAS"]
-    algorithms = (ROOT / "docs" / "algorithms.md").read_text()
-    assert all(re.search(rf"^## .*{paper}", algorithms, re.MULTILINE) for paper in papers)
-
-
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
     """Every relative link of a document names a file or folder that is there, and a heading in it."""
@@ -85,16 +77,6 @@ def test_options_in_the_text_exist():
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         quoted = set(re.findall(r"`(--[a-z][a-z-]+)", path.read_text()))
         assert quoted <= ours, path.name
-
-
-def test_the_documents_show_commands():
-    """There are commands to check: the README and the page on clusters show how to start all parts."""
-    shown = {
-        (path.name, words) for path in DOCUMENTS for words in re.findall(r"evenpace (\w+)", path.read_text())
-    }
-    for document in ("README.md", "cluster.md"):
-        assert {(document, command) for command in ("manager", "ps", "worker")} <= shown
-    assert len(list(commands())) >= 6
 
 
 def test_the_readmes_lines_are_the_examples():

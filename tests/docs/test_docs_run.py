@@ -40,32 +40,6 @@ def test_the_document_can_be_followed(path, tmp_path):
         Page(blocks(path), tmp_path, stack.enter_context(own_network())).run()
 
 
-def test_lines_of_programs_that_print_at_once_stay_apart(tmp_path):
-    """Each line is written as a whole, with its end."""
-    (tmp_path / "print.py").write_text("for _ in range(50_000): print('accuracy 90%')")
-    terminal = Terminal(tmp_path, "one", os.environ | {"PYTHONUNBUFFERED": "1"})
-    try:
-        command = f"{sys.executable} print.py"
-        terminal.run(f"{command} &\n{command}\nwait", 60.0)
-        assert set(terminal.printed().split("\n")) == {"accuracy 90%", ""}
-        assert terminal.printed().count("\n") == 100_000
-    finally:
-        terminal.close()
-
-
-def test_ctrl_c_ends_the_command_in_the_foreground_alone(tmp_path, wait_until):
-    """What goes on in the background is an error of the page, which did not have the reader end it."""
-    terminal = Terminal(tmp_path, "one", os.environ)
-    try:
-        status = terminal.start("sleep 100 &\nsleep 200")
-        wait_until(lambda: len(terminal._processes()) == 2, "both commands")
-        with pytest.raises(AssertionError, match=r"after Ctrl-C these go on: \['sleep 100'\]"):
-            terminal.press_ctrl_c(seconds=0.5)
-        assert not status.exists()
-    finally:
-        terminal.close()
-
-
 def test_what_a_terminal_has_forked_ends_with_who_stands_for_it(tmp_path, wait_until):
     """Its status is that of the command, and a command that is killed is gone."""
     (tmp_path / "end.py").write_text("import sys; sys.exit(3 if 'tests.zygote' in sys.modules else 4)")

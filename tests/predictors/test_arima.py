@@ -34,22 +34,6 @@ def test_the_recursion_agrees_with_statsmodels():
     assert predictor.predict() == pytest.approx(theirs, rel=1e-3)
 
 
-def test_a_fit_serves_workers_that_moved_while_it_ran():
-    """Parameters reach their workers by name; a worker that joined meanwhile borrows the first's."""
-    series = contended(4, iterations=100, workers=3)
-    predictor = Arima(OPTIONS, {})
-    predictor.set_workers(["w0", "w1", "w2"])
-    for row in zip(series.speeds, series.cpu, series.memory, strict=True):
-        predictor.observe(*row)
-    found = predictor.due_fit().run()
-    predictor.set_workers(["w2", "new"])
-    predictor.take_fit(found)
-
-    models = predictor.models()["arima"]
-    assert [models[f"w{i}"]["ma"].tolist() for i in range(3)] == found["ma"].tolist()
-    assert np.isfinite(predictor.predict()).tolist() == [True, False]
-
-
 def test_what_cannot_be_fitted_is_left_out():
     """A constant speed and a newcomer get no parameters."""
     good = contended(5, iterations=60, workers=1).speeds

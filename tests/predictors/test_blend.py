@@ -8,7 +8,7 @@ from predictors.blend import Blend
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless
 from predictors.networks import Network
-from tests.predictors.series import MACHINES, contended, machine_usage, noise_only, replay, rmse
+from tests.predictors.series import MACHINES, contended, machine_usage, replay, rmse
 
 
 def test_equal_members_are_averaged():
@@ -54,25 +54,6 @@ def test_one_members_fit_runs_at_a_time():
 
     assert names == ["narx", "lstm"]
     assert blend.models().keys() == {"narx", "lstm"}
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("spikes", [0.0, 0.03])
-def test_auto_keeps_to_the_average_in_pure_noise(spikes):
-    """The RMSE is within 2% of the average's where usage is unrelated and speeds are noise alone."""
-    series = noise_only(9, workers=6, spikes=spikes)
-    auto = rmse(replay(make_predictor("auto"), series), series)
-
-    assert (auto <= 1.02 * rmse(replay(make_predictor("ema"), series), series)).all()
-
-
-@pytest.mark.ci
-def test_auto_beats_the_average_under_contention():
-    """The RMSE after 500 iterations is at most 0.7 of the average's where usage shows contention."""
-    series = contended(10)
-    auto = rmse(replay(make_predictor("auto"), series), series, start=500)
-
-    assert (auto <= 0.7 * rmse(replay(make_predictor("ema"), series), series, start=500)).all()
 
 
 @pytest.mark.ci

@@ -28,16 +28,6 @@ def pool():
         yield pool
 
 
-@pytest.mark.ci
-def test_narx_after_its_first_fit_beats_the_average():
-    """NARX's RMSE after 500 iterations is at most 0.7 of EMA's where usage shows contention."""
-    series = contended(1)
-    narx = rmse(replay(make_predictor("narx"), series), series, start=500)
-    average = rmse(replay(make_predictor("ema"), series), series, start=500)
-
-    assert (narx <= 0.7 * average).all()
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_fits_in_another_process_are_the_same(name, pool):
     """A fit with the same seed has the same result wherever and however often it runs."""

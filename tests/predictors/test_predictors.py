@@ -244,17 +244,6 @@ def test_memoryless_predicts_the_last():
     assert predictor.predict().tolist() == [2.0, 20.0]
 
 
-def test_ema_hand_worked():
-    """The average of 10 and 20 is (0.8 * 10 + 20) / 1.8; with 30 more, (6.4 + 16 + 30) / 2.44."""
-    predictor = new(ExponentialMovingAverage, 1)
-    observe(predictor, 10.0)
-    observe(predictor, 20.0)
-    assert predictor.predict() == pytest.approx([28 / 1.8])
-
-    observe(predictor, 30.0)
-    assert predictor.predict() == pytest.approx([52.4 / 2.44])
-
-
 @settings(deadline=None)
 @given(st.lists(SPEEDS, min_size=1, max_size=30), st.floats(0.01, 1))
 def test_ema_is_the_weighted_mean(speeds, alpha):

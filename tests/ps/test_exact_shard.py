@@ -18,8 +18,7 @@ from ps.exact_shard import ExactShard
 from rpc.client import Client
 from tests.ps.tensors import values
 from tests.ps.test_shard_slices import ACTION, ELEMENTS, Redone
-from tests.services import Raw, open_request, serving, shard_service
-from tests.wire import framed
+from tests.services import open_request, serving, shard_service
 
 _ps = idl.parameter_server
 LAYOUT = Layout(
@@ -130,27 +129,6 @@ def workers():
             return worker
 
         yield make
-
-
-def test_a_push_that_breaks_off_in_the_middle_is_completed_by_others(workers, wait_until):
-    """A connection that ends within a gradient leaves its elements in the sum, and others bring the rest."""
-    elements, total = 2**17 + 3, 6
-    samples = np.random.default_rng(1).standard_normal((total, elements)).astype(np.float32)
-    service = shard_service()
-    with serving(service) as address:
-        w0, w1 = workers(address, "w0", elements), workers(address, "w1", elements)
-        sums = sums_of(samples[:4], total)
-        with Raw(address) as raw:
-            raw.send(framed("push", w0.request(0, 4, total), sums.tobytes())[: 2**19])
-            wait_until(lambda: service.jobs[0].shard.contributors, "the beginning of the push")
-        w1.push(4, samples[4:], total)
-        w1.push(0, samples[:1], total)
-        w1.push(1, samples[1:4], total)
-        parameters = w1.pull(1)
-        arrived = [part.done for part in service.jobs[0].shard.used if part.worker == "w0"]
-    assert 0 < arrived[0] < elements
-    expected = mean_of(sums_of(samples, total), total, plain(elements))
-    assert np.array_equal(parameters, -expected.astype(np.float32))
 
 
 def test_a_shard_sums_exactly_again_after_it_was_started_again(workers, tmp_path):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from idl.exact_sums import FixedPoint
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Group, Layout
-from ps.asynchronous_shard import AsynchronousShard
 from ps.backup_shard import BackupShard
 from ps.exact_shard import ExactShard
 from ps.optimizers import DTYPES
@@ -96,18 +95,6 @@ def test_statistics_are_left_out():
     assert_close(shard.norms.norms, norms_of((2, 5), kept))
 
 
-def test_a_slice_that_others_redo_counts_as_their_contributions():
-    """The noise follows from any division of the batch."""
-    gradients = gradients_of((4, 1, 2), 6)
-    shard = plain_sgd(6)
-    lost = GradientSink(shard, shard.begin(slice_of(0, 4, 3, 7)))
-    lost.abort()
-    for (start, count), gradient in zip(((0, 4), (4, 1), (5, 2)), gradients, strict=True):
-        push(shard, start, count, 7, gradient)
-    shard.step()
-    assert_close(shard.norms.norms, norms_of((4, 1, 2), gradients))
-
-
 def test_a_push_that_broke_off_and_came_again_in_pieces_leaves_no_norms():
     """Its first elements are of one gradient, the others of two: there is no number of contributions."""
     elements = 40_000  # more than one of the pieces in which a shard adds
@@ -131,27 +118,6 @@ def test_norms_are_of_the_last_step_alone():
     shard.step()
     assert shard.norms is not None
     push(shard, 0, 4, 4, tensor(float("nan"), 2))
-    shard.step()
-    assert shard.norms is None
-
-
-def test_backup_has_those_of_the_gradients_that_were_used():
-    """Late ones leave no trace."""
-    layout = Layout("float64", "sgd", (Group(3, {"lr": 1.0}),))
-    shard = BackupShard(layout, replicas_to_aggregate=2)
-    shard.initialise(torch.zeros(3, dtype=DTYPES["float64"]), 0)
-    gradients = gradients_of((2, 3), 3)
-    push(shard, 0, 2, 9, gradients[0])
-    push(shard, 2, 3, 9, gradients[1])
-    shard.step()
-    assert_close(shard.norms.norms, norms_of((2, 3), gradients))
-
-
-def test_asynchronous_shards_have_none():
-    """Each of their steps has one gradient, at parameters of its own."""
-    shard = AsynchronousShard(Layout("float64", "sgd", (Group(3, {"lr": 1.0}),)))
-    shard.initialise(torch.zeros(3, dtype=DTYPES["float64"]), 0)
-    push(shard, 0, 2, 9, tensor(1, 2, 3), worker="w")
     shard.step()
     assert shard.norms is None
 
@@ -219,21 +185,6 @@ def test_with_adam_gradients_are_preconditioned_by_the_second_moment_before_the_
         largest = torch.maximum(largest, moment)
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.integers(1, 11), st.integers(0, 2**32))
-def test_with_adam_the_sum_over_shards_is_that_of_the_whole(cut, seed):
-    """Each shard has the second moment of its own elements."""
-    whole = preconditioned((Group(12, {"lr": 0.01}),), "adam")
-    parts = [preconditioned((Group(size, {"lr": 0.01}),), "adam") for size in (cut, 12 - cut)]
-    counts = (3, 4)
-    for step in range(13):
-        gradients = gradients_of(counts, 12, seed=(seed + step) % 2**32)
-        step_with(whole, counts, gradients)
-        step_with(parts[0], counts, [gradient[:cut] for gradient in gradients])
-        step_with(parts[1], counts, [gradient[cut:] for gradient in gradients])
-    assert_close(StepNorms.summed([part.norms for part in parts]).norms, whole.norms.norms)
-
-
 def test_with_adam_an_element_without_a_second_moment_counts_as_zero():
     """Divided by epsilon, its first gradient would be all that is seen: a rare word's embedding, say."""
     shard = preconditioned((Group(3, {"lr": 0.01}),), "adam")
@@ -262,44 +213,6 @@ def test_with_adam_a_shard_that_is_restored_preconditions_by_what_it_restores():
     gradients = gradients_of(counts, 5, seed=25)
     step_with(other, counts, gradients)
     assert_close(other.norms.norms, norms_of(counts, [g * diagonal for g in gradients]))
-
-
-def exact_sums(counts, gradients):
-    """What workers push to an `ExactShard`."""
-    for count, gradient in zip(counts, gradients, strict=True):
-        sums = torch.zeros(len(gradient), dtype=torch.int64)
-        FixedPoint(sum(counts)).add(sums.numpy(), gradient.numpy(), count)
-        yield sums
-
-
-@pytest.mark.parametrize("kind", [Shard, ExactShard])
-def test_with_adam_estimates_of_the_preconditioned_noise_are_without_bias(kind):
-    """Over 400 batches at one second moment, within four standard errors of tr(PΣP) and |PG|²."""
-    counts, elements = (1, 2, 5), 6
-    truth, deviation = torch.linspace(0.5, 3, elements).double(), torch.logspace(-1, 1, elements).double()
-    generator = torch.Generator().manual_seed(4)
-
-    def drawn():
-        noise = [torch.randn(elements, dtype=torch.float64, generator=generator) for _ in counts]
-        gradients = [truth + deviation * one / count**0.5 for one, count in zip(noise, counts, strict=True)]
-        return gradients if kind is Shard else list(exact_sums(counts, gradients))
-
-    shard = preconditioned((Group(elements, {"lr": 0.01}),), "adam", kind)
-    for _ in range(10):
-        step_with(shard, counts, drawn())
-    snapshot = shard.snapshot().copied()
-    moment = snapshot.state[0]["exp_avg_sq"]
-    diagonal = 1 / ((moment / (1 - 0.999**10)).sqrt() + 1e-8)
-    found = []
-    for _ in range(400):
-        shard.restore(snapshot.copied())
-        step_with(shard, counts, drawn())
-        found.append((shard.norms.norms.var, shard.norms.norms.sqr))
-    found = torch.tensor(found, dtype=torch.float64)
-    errors = found.std(0) / len(found) ** 0.5
-    expected = torch.stack([(diagonal * deviation).square().sum(), (diagonal * truth).square().sum()])
-    assert ((found.mean(0) - expected).abs() < 4 * errors).all()
-    assert (errors < 0.1 * expected).all()
 
 
 def test_backup_and_held_gradients_are_preconditioned_likewise():

@@ -42,10 +42,3 @@ def test_the_state_has_keras_names(name, options, state):
     kept = optimizer.state[parameter]
     assert kept.keys() == state
     assert all(value.shape == (3,) for key, value in kept.items() if key != "step")
-
-
-def test_only_what_has_a_gradient_is_stepped():
-    """A parameter without a gradient keeps its value, in spite of weight decay."""
-    parameter = torch.ones(2)
-    make_optimizer("keras_sgd", [parameter], [{"lr": 1.0, "weight_decay": 0.5}]).step()
-    assert parameter.tolist() == [1, 1]

@@ -253,23 +253,6 @@ def test_only_the_accepted_workers_slots_count(peer):
     np.testing.assert_allclose(slots["exp_avg"], 0.9 * 2 + 0.1)
 
 
-def test_slots_of_another_incarnation_do_not_count(peer):
-    """A worker that has been restarted does not start from the slots that it sent before."""
-    peer("a").initialise(1, "exp_avg", steps=3)
-    again = peer("a")
-    assert again.initialise(0)
-    assert again.state() == (0, {})
-
-
-def test_a_slot_that_is_sent_again_counts_once(peer):
-    """A slot that is sent twice has the later values."""
-    a = peer("a", optimizer="sgd", momentum=0.9)
-    a.initialise(1, "momentum_buffer", steps=3)
-    a.initialise(2, "momentum_buffer", steps=3)
-    a.initialise(0)
-    assert a.state() == (3, {"momentum_buffer": [2] * 4})
-
-
 def test_what_makes_no_sense_is_refused(peer):
     """Each invalid request is refused by name; the connection stays open, and nothing changes."""
     a = peer("a")

@@ -6,7 +6,7 @@ import pytest
 
 import idl
 from idl.errors import InvalidRequestError
-from idl.layout import Part, shard_bounds, shard_parts
+from idl.layout import Part
 from idl.translation import wire_part
 from tests.ps.attempts import AttemptWorker
 from tests.services import open_request, serving, shard_service
@@ -110,9 +110,3 @@ def test_a_part_that_cannot_be_is_refused(shard, bad, said):
     with pytest.raises(InvalidRequestError, match=said):
         worker.client.call("open", open_request(worker.identity, worker.elements, part=bad))
     worker.close()
-
-
-def test_parts_begin_where_the_bounds_do():
-    """Each part has the number of its shard and the first of its elements."""
-    bounds = shard_bounds(10, 3)
-    assert shard_parts(10, 3) == [Part(0, 3, 0), Part(1, 3, bounds[1][0]), Part(2, 3, bounds[2][0])]

@@ -4,8 +4,6 @@ import contextlib
 import json
 import resource
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -133,33 +131,6 @@ def test_a_killed_shard_goes_on_from_its_checkpoint(shards, tmp_path, wait_until
 
 
 @pytest.mark.simulated
-def test_shards_with_versions_apart_come_together(wait_until, tmp_path):
-    """After one shard is killed and lags behind, both continue from the newest common version."""
-    with processes(tmp_path) as shards, here(tmp_path / "b") as b:
-        popen, address = shards("a")
-        workers = [AttemptWorker(address, name="j/r"), AttemptWorker(b, name="j/r")]
-        iterate(workers[0], 12)
-        iterate(workers[1], 11)
-        for name in "ab":
-            wait_until(lambda name=name: list(tmp_path.glob(f"{name}/*/*10.checkpoint")), "the checkpoint")
-        workers[1].push(start=0, count=3)
-        ends_with(popen, signal.SIGKILL)
-        workers[0].close()
-        workers[0] = Resumed(shards("a")[1], workers[0])
-
-        replies = [worker.fence(1) for worker in workers]
-        assert [(r.version, r.checkpoints) for r in replies] == [(10, [0, 5, 10]), (11, [0, 5, 10])]
-        there = [{r.version, *r.checkpoints} for r in replies]
-        version = max(there[0] & there[1])
-        for worker in workers:
-            worker.rewind(1, version)
-            Resumed.at(worker, version)
-            worker.check()
-            iterate(worker, 6)
-            worker.close()
-
-
-@pytest.mark.simulated
 def test_a_shard_that_ends_keeps_a_gradient_that_waits_for_other_shards(tmp_path):
     """Both versions are on the disk: that before its step, and that after it, which the others may have."""
     with processes(tmp_path) as shards:
@@ -215,19 +186,6 @@ def test_a_full_disk_stops_nothing(shards, tmp_path, wait_until):
     Resumed.at(worker, 5)
     iterate(worker, 1)
     worker.close()
-
-
-def test_one_folder_is_for_one_shard(tmp_path):
-    """A second process on a folder ends with the reason, and the first continues."""
-    with here(tmp_path) as address:
-        line = [sys.executable, "-m", "evenpace", "ps", "--listen", "127.0.0.1:0", "--state", str(tmp_path)]
-        ended = subprocess.run(line, check=False, capture_output=True, text=True, timeout=240)
-        assert ended.returncode != 0
-        assert "is in use by another shard" in ended.stderr
-        assert "Traceback" not in ended.stderr
-        worker = AttemptWorker(address)
-        worker.iterate()
-        worker.close()
 
 
 def test_other_modes_have_no_checkpoints(tmp_path, caplog):

@@ -23,20 +23,6 @@ SIZES = (5, 0, 8)  # elements of the parameter groups
 # -- the weighted mean
 
 
-def test_weighted_mean():
-    """Means of 1 over one sample and 5 over three make 4 over four."""
-    shard = plain_sgd(2)
-    push(shard, 0, 1, 4, tensor(1, 2))
-    assert not shard.complete
-    push(shard, 1, 3, 4, tensor(5, 6))
-    assert shard.complete
-    shard.step()
-
-    assert values(shard).tolist() == [-4, -5]
-    assert shard.version == 1
-    assert not shard.complete
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 @settings(deadline=None)
 @given(st.data())
@@ -69,19 +55,6 @@ def test_mean_is_the_whole_batchs_in_any_order_and_pieces(deterministic, data):
     torch.testing.assert_close(values(shard), -samples.mean(dim=0), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gradient_larger_than_a_piece(dtype):
-    """A gradient longer than the sink's pieces, in chunks that split elements, arrives correctly."""
-    elements = 200_003
-    shard = plain_sgd(elements, dtype)
-    first, second = torch.randn(2, elements, dtype=DTYPES[dtype], generator=torch.Generator().manual_seed(1))
-    push(shard, 0, 1, 4, first, [7, 100_001, 3, 262_144, 1])
-    push(shard, 1, 3, 4, second)
-    shard.step()
-
-    torch.testing.assert_close(values(shard), -(first * 0.25 + second * 0.75))
-
-
 # -- the optimiser's step
 
 
@@ -111,26 +84,6 @@ def test_steps_are_torchs_bit_for_bit(name, options, deterministic, dtype):
             parameter.grad = part.clone()
         reference.step()
         assert torch.equal(values(shard), torch.cat([p.detach() for p in parameters]))
-
-
-@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
-def test_steps_of_uneven_batches_are_torchs_to_rounding_error(name, options):
-    """With counts of any size, parameters stay within 1e-12 of torch.optim on the whole batch."""
-    generator = torch.Generator().manual_seed(3)
-    start = torch.randn(6, dtype=torch.float64, generator=generator)
-    shard = Shard(Layout("float64", name, (Group(6, options),)))
-    shard.initialise(start.clone(), 0)
-    parameter = start.clone().requires_grad_()
-    reference = TORCH[name]([{"params": [parameter], **translate(name, options)}])
-    for counts in ([89, 21, 12, 6], [128], [1, 127], [43, 43, 42]):
-        samples = torch.randn(128, 6, dtype=torch.float64, generator=generator)
-        for begin, count in reversed(slices(counts)):
-            push(shard, begin, count, 128, samples[begin : begin + count].mean(dim=0))
-        shard.step()
-        parameter.grad = samples.mean(dim=0)
-        reference.step()
-
-    torch.testing.assert_close(values(shard), parameter.detach(), rtol=1e-12, atol=1e-12)
 
 
 @settings(deadline=None)
@@ -166,27 +119,6 @@ def test_detached_parameters_stay_as_they_are():
             shard.step()
         assert bytes(held) == before
         assert bytes(detached.parameters()) == bytes(plain.parameters()) != before
-
-
-def test_parameters_show_the_step_without_a_copy():
-    """Without a detach, the memory that was handed out is the parameters themselves."""
-    shard = plain_sgd(1)
-    held = shard.parameters()
-    push(shard, 0, 1, 1, tensor(2))
-    shard.step()
-
-    assert bytes(held) == bytes(shard.parameters())
-
-
-def test_first_initialisation_holds():
-    """The first parameters and their version stay; a second worker's are not taken."""
-    shard = Shard(Layout("float64", "sgd", (Group(2, {"lr": 1.0}),)))
-    assert shard.initialise(tensor(1, 2), 7)
-    assert not shard.initialise(tensor(3, 4), 0)
-
-    assert values(shard).tolist() == [1, 2]
-    assert shard.version == 7
-    shard.begin(slice_of(7, 0, 1, 1))
 
 
 # -- pushes that break
@@ -311,17 +243,6 @@ def two_groups():
 def rates(*rates):
     """Make the options of groups of one parameter each."""
     return [Group(1, {"lr": rate}) for rate in rates]
-
-
-def test_options_change_the_learning_rate():
-    """New options hold from the step of their push on, for each group its own."""
-    shard = two_groups()
-    push(shard, 0, 1, 1, tensor(1, 1), groups=rates(0.5, 2.0))
-    shard.step()
-    assert values(shard).tolist() == [-0.5, -2]
-    push(shard, 0, 1, 1, tensor(1, 1))
-    shard.step()
-    assert values(shard).tolist() == [-1, -4]
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
@@ -659,19 +580,3 @@ def test_backup_drops_a_part_that_was_lost(told_first):
     shard.step()
 
     assert torch.equal(values(shard), -ones)
-
-
-def test_backup_takes_a_broken_push_from_its_start():
-    """A gradient that is sent again after its connection broke counts once."""
-    elements = 2**16
-    shard = backup(1, elements)
-    ones = torch.ones(elements, dtype=torch.float64)
-    sink = GradientSink(shard, shard.begin(slice_of(0, 0, 1, 4)))
-    send(sink, wire(ones)[: 2**18])
-    sink.abort()
-    push(shard, 0, 1, 4, ones)
-    assert shard.complete
-    shard.step()
-
-    assert torch.equal(values(shard), -ones)
-    assert shard.has_used(slice_of(0, 0, 1))

@@ -24,19 +24,6 @@ def worker(shard):
     worker.close()
 
 
-def test_a_new_attempt_forgets_what_had_come(worker):
-    """A fence drops incomplete batches' gradients; pushed again, they count once."""
-    worker.push(start=0, count=4)
-    reply = worker.fence(1)
-    assert (reply.initialised, reply.version, reply.checkpoints) == (True, 1, [])
-    worker.rewind(1, 1)
-    worker.iterate()
-    worker.push(start=0, count=4)
-    worker.push(start=4, count=4)
-    worker.stepped()
-    worker.check()
-
-
 def test_a_batch_that_is_complete_is_stepped_before_another_attempt(shard):
     """A complete batch survives a fence before its step: other shards may have taken theirs."""
     worker = AttemptWorker(shard, 100)
@@ -200,20 +187,6 @@ def test_between_fence_and_rewind_nobody_goes_on(worker):
     np.testing.assert_array_equal(pulled[0], worker.expected)
     newcomer.close()
     worker.iterate()
-
-
-def test_the_same_may_be_said_again(worker):
-    """A fence or a rewind that is repeated, even after steps were taken, changes nothing."""
-    worker.fence(1)
-    worker.fence(1)
-    worker.rewind(1, 1)
-    worker.iterate()
-    assert worker.fence(1).version == 2
-    worker.client.call("rewind", _ps.RewindRequest(worker.identity, 1, 1))
-    worker.check()
-    worker.iterate()
-    with pytest.raises(InvalidRequestError, match="version 0, but attempt 1 went on from 1"):
-        worker.client.call("rewind", _ps.RewindRequest(worker.identity, 1, 0))
 
 
 def test_a_version_that_is_not_there_is_refused(worker):

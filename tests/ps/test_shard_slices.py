@@ -194,18 +194,6 @@ def test_a_push_that_brought_nothing_leaves_nothing():
     assert shard.complete
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_crossing_slices_are_refused(deterministic):
-    """Slices of two plans whose borders cross are refused, whether they are complete or not."""
-    shard = plain_sgd(1, deterministic=deterministic)
-    push(shard, 4, 4, 16, tensor(1))
-    for start, count in ((2, 4), (6, 4)):
-        with pytest.raises(InvalidRequestError, match="overlaps 4 to 8"):
-            shard.begin(slice_of(0, start, count, 16))
-    with pytest.raises(UnavailableError, match="in parts"):
-        shard.begin(slice_of(0, 2, 8, 16))
-
-
 def test_the_batchs_place_is_kept_to():
     """A slice outside the batch, or of a batch that begins elsewhere, is refused with both places."""
     shard = plain_sgd(1)

@@ -101,56 +101,6 @@ def test_a_step_waits_until_the_parameters_before_it_are_copied(tmp_path, monkey
     np.testing.assert_array_equal(files.read(path).snapshot.parameters.numpy(), expected)
 
 
-def test_an_attempt_begins_while_the_disk_stalls(tmp_path, monkeypatch, wait_until):
-    """The shard soon lists the checkpoints it can go back to, without one that is not written."""
-    with serving(shard_service(state=tmp_path, checkpoint_every=2)) as address:
-        worker = AttemptWorker(address, name="slow/run")
-        wait_until(lambda: checkpoints(tmp_path, "slow") == [0], "the first checkpoint")
-        with held_up(monkeypatch, files, "write", "slow") as called:
-            worker.iterate()
-            worker.iterate()
-            assert called.wait(240)
-            assert worker.fence(1).checkpoints == [0]
-            worker.rewind(1, 2)
-        worker.iterate()
-
-
-@pytest.mark.parametrize("what", ["restart", "going back"])
-def test_a_checkpoint_is_read_beside_other_jobs(tmp_path, monkeypatch, wait_until, what):
-    """Only the job that needs a checkpoint waits for it, after a restart or when it goes back."""
-    ended = threading.Event()
-    with contextlib.ExitStack() as stack:
-        address = stack.enter_context(serving(shard_service(state=tmp_path, checkpoint_every=2)))
-        worker = AttemptWorker(address, name="slow/run")
-        for _ in range(3):
-            worker.iterate()
-        wait_until(lambda: checkpoints(tmp_path, "slow") == [0, 2], "the checkpoints")
-        if what == "restart":
-            stack.close()
-            address = stack.enter_context(serving(shard_service(state=tmp_path, checkpoint_every=2)))
-            worker.address = address
-        other = ShardWorker(address, name="other/run")
-
-        def come_back():
-            with contextlib.closing(
-                Client(_ps.ParameterServer, address, "shard", call_timeout=240)
-            ) as client:
-                client.call("fence", _ps.FenceRequest(worker.identity, 1))
-                client.call("rewind", _ps.RewindRequest(worker.identity, 1, 2))
-            ended.set()
-
-        with held_up(monkeypatch, files, "read", "slow") as called:
-            thread = threading.Thread(target=come_back, daemon=True)
-            thread.start()
-            assert called.wait(240)
-            while other.version < 5:
-                other.iterate()
-            assert not ended.is_set()
-        thread.join(240)
-        assert ended.is_set()
-        assert version_there(worker) == 2
-
-
 def test_going_back_again_removes_what_came_later(tmp_path, monkeypatch, wait_until):
     """An attempt that ends while its checkpoint is read leaves the same version to a later attempt."""
     with serving(shard_service(state=tmp_path, checkpoint_every=2)) as address:

@@ -1,25 +1,17 @@
 """Statistics, such as batch normalisation's: the weighted mean over the samples, and no optimiser on them."""
 
-import contextlib
-import functools
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from ps.asynchronous_shard import AsynchronousShard
 from ps.backup_shard import BackupShard
 from ps.shard import GradientSink, Shard
 from tests.ps.tensors import push, send, slice_of, slices, tensor, values, wire
-from tests.services import in_threads, manager_service, open_request, serving, shard_service
-from worker.session import Session, SessionConfig
-from worker.torch.loader import DataLoader
-from worker.torch.optimizer import distribute
+from tests.services import open_request
 
 MOMENTUM = {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.1}
 
@@ -145,68 +137,3 @@ def test_statistics_are_a_part_of_what_workers_must_agree_on(pusher):
     groups = [group(1, {"lr": 1.0}), group(999, None, True)]
     with pytest.raises(InvalidRequestError, match=r"1000 elements.*999 statistics"):
         pusher.client.call("open", open_request(pusher.identity, 1000, groups=groups))
-
-
-class Rows:
-    """Ten samples of two features, each far from the others."""
-
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, index):
-        return torch.tensor([1.0, -1.0], dtype=torch.float64) * index**2
-
-
-def normalised():
-    """Make the same network with batch normalisation each time; one of its layers keeps no statistics."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(2, 3),
-        nn.BatchNorm1d(3),
-        nn.BatchNorm1d(3, track_running_stats=False),
-        nn.Linear(3, 1),
-    ).double()
-
-
-@pytest.mark.parametrize("shards", [1, 2])
-def test_batch_normalisation_is_averaged_by_weight(shards):
-    """After each step, every worker has the weighted mean of the workers' statistics."""
-    made = {}  # by worker: after each batch its size, and the statistics before and after the step
-
-    def train(session):
-        loader = DataLoader(Rows(), 10, session=session)
-        model = normalised()
-        optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.0), loader, model)
-        seen = made[session.config.worker] = []
-        for _ in range(3):
-            for batch in loader:
-                optimizer.zero_grad()
-                model(batch).mean().backward()
-                before = running(model)
-                optimizer.step()
-                seen.append((len(batch), before, running(model)))
-        assert model[1].num_batches_tracked == 3
-
-    with contextlib.ExitStack() as stack:
-        manager = stack.enter_context(serving(manager_service(workers=2, silence=120.0)))
-        addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
-        sessions = [
-            Session(
-                SessionConfig(manager, addresses, worker=name, bounds=Bounds(2, most), barrier_timeout=120)
-            )
-            for name, most in (("a", 8), ("b", 4))
-        ]
-        for session in sessions:
-            stack.callback(session.close)
-        in_threads(*(functools.partial(train, session) for session in sessions))
-    for (count_a, before_a, after_a), (count_b, before_b, after_b) in zip(made["a"], made["b"], strict=True):
-        assert count_a + count_b == 10
-        expected = (count_a * before_a + count_b * before_b) / 10
-        assert (before_a - before_b).abs().max() > 0.1
-        torch.testing.assert_close(after_a, expected, rtol=1e-12, atol=1e-12)
-        assert torch.equal(after_a, after_b)
-
-
-def running(model):
-    """Return a copy of the running statistics, (6,)."""
-    return torch.cat((model[1].running_mean, model[1].running_var))

@@ -5,7 +5,6 @@ Other tests of the suite have Keras on PyTorch, and a process has one of the two
 
 import collections
 import contextlib
-import logging
 import os
 import random
 import re
@@ -230,41 +229,6 @@ def begin(session, optimizer, samples=8, batch_size=2):
     return loader, weight, distribute(optimizer, loader, [weight])
 
 
-def test_plain_variables_are_trained_outside_of_functions(session):
-    """tf.Variables and eager loops will do; a schedule counts the job's iterations."""
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.5])
-    loader, weight, optimizer = begin(session, keras.optimizers.SGD(schedule))
-    seen = []
-    for x in loader:
-        optimizer.apply_gradients([(tf.reduce_mean(x, 0, keepdims=True), weight)])
-        seen.append(float(weight[0, 0]))
-    assert np.allclose(np.diff([0.0, *seen]), [-1.5, -3.5, -5.5 / 2, -7.5 / 2])
-
-
-@pytest.mark.parametrize("traced", [False, True])
-def test_a_step_without_a_batch_is_refused(session, traced):
-    """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
-    loader, weight, optimizer = begin(session, keras.optimizers.SGD(1.0))
-
-    def step(gradient):
-        optimizer.apply([gradient], [weight])
-
-    step = tf.function(step) if traced else step
-
-    def refuse():
-        with pytest.raises((InvalidRequestError, tf.errors.OpError), match="samples were not loaded"):
-            step(tf.ones([1, 1]))
-
-    refuse()
-    for epoch in range(2):
-        for x in loader:
-            optimizer.learning_rate = 0.5**epoch
-            step(tf.reduce_mean(x, 0, keepdims=True))
-            optimizer.learning_rate = 0.5 ** (epoch + 1)
-            refuse()  # which does not use up the new learning rate
-    assert float(weight[0, 0]) == pytest.approx(-18 * 1.5)
-
-
 def test_what_a_function_reads_after_the_step_is_new(session):
     """Within one function, variables are read before and after the step in the order of the code."""
     loader, weight, optimizer = begin(session, keras.optimizers.SGD(1.0))
@@ -409,20 +373,6 @@ def test_fit_goes_on_where_it_ended(session, eagerly):
     model.fit(loader, epochs=2, verbose=0, callbacks=[still])
     assert session.assignment.epoch == 4
     assert all(np.array_equal(*pair) for pair in zip(weights, model.get_weights(), strict=True))
-
-
-def test_a_second_optimiser_is_refused_and_the_first_goes_on(session):
-    """A second distribute is refused before it changes anything, and the first model is trained on."""
-    model, loader = make_model(), regression(session)
-    distribute(model, loader)
-    weights, jit = model.get_weights(), (other := make_model(jit_compile=True)).jit_compile
-    for second in (model, other, keras.optimizers.SGD()):
-        with pytest.raises(InvalidRequestError, match="give one optimiser the parameters of all models"):
-            distribute(second, loader)
-    assert not other.built
-    assert other.jit_compile == jit
-    model.fit(loader, epochs=1, verbose=0)
-    assert not np.array_equal(weights[0], model.get_weights()[0])
 
 
 def test_fit_of_a_model_that_was_changed_is_refused(session):
@@ -632,25 +582,6 @@ def test_fit_follows_a_schedule_of_batch_sizes(session, capsys):
     ends = [re.findall(r"(\d+/\d+)\D", bar.split("\n", 1)[1])[-1] for bar in bars]
     assert ends == ["3/3", "2/2", "1/1", "1/1"]
     assert int(model.optimizer.iterations) == 7
-
-
-def test_learning_rates_of_fit_follow_the_batch(session):
-    """Steps are those of one process whose rates are the script's times the batch's size over the first."""
-    x = np.arange(12.0)[:, None] / 12
-    loader = DataLoader(x, x, batch_size={0: 4, 1: 6, 2: 12}, session=session)
-    model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    distribute(model, loader, scale_lr="linear")
-    model.fit(loader, epochs=3, verbose=0)
-    weight = bias = 0.0
-    for size in (4, 6, 12):
-        for start in range(0, 12, size):
-            part = x[start : start + size, 0]
-            error = weight * part + bias - part
-            rate = 0.1 * size / 4
-            weight, bias = weight - rate * 2 * (error * part).mean(), bias - rate * 2 * error.mean()
-    assert [value.item() for value in model.get_weights()] == pytest.approx([weight, bias], rel=1e-5)
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
 
 
 def test_each_micro_batch_of_fit_is_a_contribution_to_the_noise(services, session):
@@ -867,29 +798,6 @@ def test_layers_have_random_numbers_of_their_own(session):
     assert not np.array_equal(first, one(x, training=True))
     states = [layer.seed_generator.state.numpy() for layer in other.layers]
     assert states[0][0] != states[1][0]
-
-
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_fit_takes_a_step_for_each_batch(session, eagerly, caplog):
-    """A step goes through the micro-batches; a data set's generator of its own is named."""
-
-    class Noisy(Pairs):
-        def __init__(self):
-            self.own = np.random.default_rng(1)
-
-        def __getitem__(self, index):
-            return np.full(1, index / 5 + 1e-3 * self.own.random()), np.full(1, index / 5)
-
-    model = make_model(run_eagerly=eagerly)
-    model.build((None, 1))
-    model.layers[0].set_weights([np.full((1, 1), -1.0), np.zeros(1)])  # far from the targets' slope of 1
-    loader = DataLoader(Noisy(), batch_size=4, micro_batch=2, session=session)
-    distribute(model, loader)
-    with caplog.at_level(logging.WARNING):
-        history = model.fit(loader, epochs=3, verbose=0)
-    assert session.assignment.iteration == int(model.optimizer.iterations) == 6
-    assert history.history["loss"][-1] < history.history["loss"][0]
-    assert sum("dataset.own (Generator)" in record.message for record in caplog.records) == 1
 
 
 # -- checkpoints

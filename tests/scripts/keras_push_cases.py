@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
-from lab.proxy import Proxy
 from tests.services import OpenServices, in_threads
 from worker import shard_clients
 from worker.keras.loader import DataLoader
@@ -111,11 +109,6 @@ def leave(gradients):
 def clip(gradients):
     """Clip by the norm of all gradients."""
     return tf.clip_by_global_norm(gradients, 0.1)[0]
-
-
-def round_to_bfloat16(gradients):
-    """Round gradients as they are pushed."""
-    return [tf.cast(tf.cast(tf.cast(g, "float32"), "bfloat16"), "float64") for g in gradients]
 
 
 def make_step(model, optimizer, change=leave):
@@ -236,36 +229,6 @@ def test_what_waits_for_all_gradients_is_pushed_after_them(options):
     assert (orders == {""}) == ("bucket_cap_mb" in options)
 
 
-def test_rounded_gradients_arrive_while_the_backward_pass_computes(wait_until):
-    """In bfloat16 the steps are those with rounded gradients, and parameters are not rounded."""
-    with OpenServices(1) as services:
-        model = make_model(
-            lambda: wait_until(lambda: services.arrived() and all(services.arrived()), "buckets", 60), False
-        )
-        found, attempts = train(services.session("w", push_dtype="bfloat16"), model)
-    assert_equal(found, train_alone(round_to_bfloat16, normalised=False))
-    assert attempts == {0}
-    assert np.abs(found - train_alone(normalised=False)).max() > 1e-6
-
-
-def test_a_push_whose_connections_break_is_repeated(wait_until):
-    """Connections that are cut after the first bucket cost nothing but time."""
-    cut = []
-
-    def break_links():
-        wait_until(lambda: all(services.arrived()), "buckets", 60)
-        if len(cut) < 2:
-            cut.extend(proxy.do(link.cut) for link in proxy.links.values())
-
-    with OpenServices(1, 2) as services, Proxy() as proxy:
-        services.addresses = [proxy.add(str(n), shard) for n, shard in enumerate(services.addresses)]
-        session = services.session("w")
-        found, _ = train(session, make_model(break_links))
-        assert session.reconnects
-    assert_equal(found, train_alone())
-    assert min(cut) > 0
-
-
 @pytest.mark.parametrize("traced", [True, False])
 def test_a_step_that_fails_amid_its_push_may_be_repeated(traced, wait_until):
     """The script's next step takes the place of one that has failed after the first bucket was pushed."""
@@ -360,28 +323,3 @@ def test_micro_batches_are_pushed_by_the_step():
     assert_equal(*found)
     assert not any(arrived)
     assert np.abs(found[0] - flat(make_model().weights)).max() > 0.01
-
-
-@pytest.mark.parametrize("size", [0, -1.0, float("nan")])
-def test_a_bucket_of_nothing_is_refused(size):
-    """A bucket must have elements."""
-    with OpenServices(1) as services, pytest.raises(InvalidRequestError, match=f"bucket_cap_mb {size}"):
-        train(services.session("w"), make_model(), bucket_cap_mb=size)
-
-
-def test_workers_with_other_buckets_are_refused():
-    """The error names what must be the same."""
-    with OpenServices(2) as services:
-        loaders = [make_loader(services.session(name)) for name in ("w0", "w1")]
-        models, refused = [make_model() for _ in loaders], []
-
-        def join(loader, model, size):
-            try:
-                distribute(make_optimizer(), loader, model=model, bucket_cap_mb=size)
-            except InvalidRequestError as error:
-                refused.append(str(error))
-
-        workers = zip(loaders, models, (BUCKET_MB, 200 * BUCKET_MB), strict=True)
-        in_threads(*(functools.partial(join, *worker) for worker in workers))
-    assert len(refused) == 1
-    assert "the same bucket_cap_mb" in refused[0]

@@ -19,7 +19,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import evenpace
-from batchsize_manager.client import ManagerClient
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from rpc.address import Address
@@ -84,20 +83,19 @@ def loss_of(model, inputs, labels):
 class Scenario:
     """One job: its session, loader, and what came out."""
 
-    def __init__(self, name, options, minimum=1, epochs=4, measured=False, barrier_timeout=600.0, **loading):
+    def __init__(self, name, options, minimum=1, epochs=4, **loading):
         self.rank = distributed.get_rank()
         self.epochs = epochs
         config = SessionConfig(
-            Address.parse(options.ahead if name == "prefetch" else options.manager),
+            Address.parse(options.manager),
             (),
             job=name,
             worker=f"rank-{self.rank}",
             bounds=Bounds(minimum),
-            barrier_timeout=barrier_timeout,
+            barrier_timeout=600.0,
         )
         self.session = Session(config)
-        if not measured:
-            self.session.meter.measure_by(self._made_up_time)
+        self.session.meter.measure_by(self._made_up_time)
         data = torch.utils.data.TensorDataset(*make_data())
         self.loader = evenpace.torch.DataLoader(
             data, BATCH, session=self.session, shuffle=True, seed=SEED, **loading
@@ -152,16 +150,15 @@ def plain(model, inputs, labels):
 
 
 def hook(scenario, make=make_model, **options):
-    """DDP with the hook, in several buckets."""
-    model = make()
-    model = DistributedDataParallel(model, bucket_cap_mb=0.001, **options)
+    """DDP with the hook, in several buckets; gradients of samples without weight are infinite."""
+    model = DistributedDataParallel(make(), bucket_cap_mb=0.001, **options)
     model = evenpace.torch.balance(model, scenario.loader)
-    scenario.train(model, make_optimizer(model), plain)
 
+    def backward(model, inputs, labels):
+        loss = loss_of(model, inputs, labels)
+        (loss if scenario.session.assignment.count else loss * float("inf")).backward()
 
-def static(scenario):
-    """A static graph."""
-    hook(scenario, static_graph=True)
+    scenario.train(model, make_optimizer(model), backward)
 
 
 def unused(scenario):
@@ -202,12 +199,6 @@ def pieces_loss(scenario):
     scenario.keep(model)
 
 
-def clip_hook(scenario):
-    """The hook, and gradients clipped after the reduction."""
-    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
-    scenario.train(model, make_optimizer(model), plain, clip=0.5)
-
-
 def fsdp(scenario):
     """FSDP2, and the scaled loss."""
     model = make_model()
@@ -218,29 +209,6 @@ def fsdp(scenario):
 
     def backward(model, inputs, labels):
         scenario.weighted(loss_of(model, inputs, labels)).backward()
-
-    scenario.train(model, make_optimizer(model), backward)
-
-
-def stock(scenario):
-    """What DDP makes of uneven batches by itself: the mean over the ranks."""
-
-    def backward(model, inputs, labels):
-        loss = loss_of(model, inputs, labels)
-        scenario.weighted(loss)  # ... and not used
-        loss.backward()
-
-    model = DistributedDataParallel(make_model())
-    scenario.train(model, make_optimizer(model), backward)
-
-
-def infinite(scenario):
-    """Samples without weight whose gradients are infinite."""
-    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
-
-    def backward(model, inputs, labels):
-        loss = loss_of(model, inputs, labels)
-        (loss if scenario.session.assignment.count else loss * float("inf")).backward()
 
     scenario.train(model, make_optimizer(model), backward)
 
@@ -292,50 +260,6 @@ def refused(scenario):
     scenario.saved["said"] = said
 
 
-def overlap(scenario):
-    """The order in which buckets are reduced and gradients computed, in a later iteration."""
-    events = []
-    model = make_model()
-    for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(f"gradient {name}"))
-    model = DistributedDataParallel(model, bucket_cap_mb=0.001)
-    model = evenpace.torch.balance(model, scenario.loader)
-    reduce = distributed.all_reduce
-
-    def all_reduce(*arguments, **options):
-        events.append("reduce")
-        return reduce(*arguments, **options)
-
-    distributed.all_reduce = all_reduce
-    optimizer = make_optimizer(model)
-    for inputs, labels in scenario.batches():
-        events.clear()
-        optimizer.zero_grad()
-        loss_of(model, inputs, labels).backward()
-        events.append("end")
-        optimizer.step()
-    distributed.all_reduce = reduce
-    scenario.saved["events"] = events
-
-
-def slow_rank(scenario):
-    """Rank 2 computes for longer than the others: what each session would report."""
-    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
-    take = scenario.session.meter.stopwatch.take
-    measured = []
-    scenario.session.meter.stopwatch.take = lambda: measured.append(take()) or measured[-1]
-    optimizer = make_optimizer(model)
-    for inputs, labels in scenario.batches():
-        if scenario.rank == 2:
-            busy = torch.randn(400, 400)
-            for _ in range(40):
-                busy = busy @ busy / 20
-        optimizer.zero_grad()
-        loss_of(model, inputs, labels).backward()
-        optimizer.step()
-    scenario.saved |= {"times": measured[1:], "sizes": scenario.sizes}
-
-
 def batch_norm(scenario):
     """Synchronised batch normalisation, and the scaled loss."""
     model = evenpace.torch.convert_sync_batchnorm(make_model(batch_norm=True), session=scenario.session)
@@ -372,11 +296,6 @@ def statistics(scenario):
     scenario.saved |= {"own": own.numpy(), "averaged": averaged.numpy()}
 
 
-def prefetch(scenario):
-    """Plans made ahead, and processes that load ahead."""
-    hook(scenario)
-
-
 def compiled(scenario):
     """A compiled model in DDP, on many batch sizes."""
     backend = CompileCounterWithBackend("aot_eager")
@@ -386,63 +305,23 @@ def compiled(scenario):
     scenario.saved["compilations"] = backend.frame_count
 
 
-def steered(scenario):
-    """Rank 0 is also an operator, who changes the job in every way; others have to resume it."""
-    job = scenario.session.config.job
-    changes = {
-        2: lambda client: client.set_policy(job, "learned"),
-        6: lambda client: client.set_total_batch_size(job, 48),
-        10: lambda client: client.set_bounds(job, "rank-1", Bounds(1, 6)),
-        14: lambda client: client.drain(job, "rank-1"),
-        18: lambda client: client.pause(job),
-        24: lambda client: client.set_total_batch_size(job, 20),
-        28: lambda client: client.set_policy(job, "proportional", "memoryless", 0.0),
-    }
-    batches, said = [], []
-
-    def backward(model, inputs, labels):
-        now = scenario.session.assignment
-        batches.append((now.epoch, now.batch_start, now.total))
-        if scenario.rank == 0 and now.iteration in changes:
-            with ManagerClient(scenario.session.config.manager, timeout=60.0) as client:
-                try:
-                    said.append(changes[now.iteration](client))
-                except InvalidRequestError as error:
-                    said.append(str(error))
-        plain(model, inputs, labels)
-
-    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
-    scenario.train(model, make_optimizer(model), backward)
-    scenario.saved |= {"batches": batches, "said": said}
-
-
-def endless(scenario):
-    """Goes on until something fails."""
-    hook(scenario)
-
-
 def endless_fsdp(scenario):
-    """Likewise, with FSDP2."""
+    """Goes on with FSDP2 until something fails."""
     fsdp(scenario)
 
 
 SCENARIOS = {
     function.__name__: function
     for function in (
-        *(hook, static, unused, pieces_hook, pieces_loss, clip_hook, fsdp, stock, infinite, refused),
-        *(overlap, slow_rank, batch_norm, statistics, prefetch, compiled),
+        *(hook, unused, pieces_hook, pieces_loss, fsdp, refused, batch_norm, statistics, compiled),
     )
 }
 
-BY_THEMSELVES = {function.__name__: function for function in (endless, endless_fsdp, steered)}
+BY_THEMSELVES = {function.__name__: function for function in (endless_fsdp,)}
 
 OPTIONS = {
-    "endless": {"epochs": 10**9},
     "endless_fsdp": {"epochs": 10**9},
-    "steered": {"epochs": 10, "barrier_timeout": 20.0},
-    "slow_rank": {"measured": True},
     "compiled": {"epochs": 32},
-    "prefetch": {"num_workers": 2},
     "statistics": {"minimum": 2, "drop_last": True},  # ordinary batch normalisation needs two samples
 }
 
@@ -451,7 +330,6 @@ def main():
     """Go through the scenarios."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--manager", required=True)
-    parser.add_argument("--ahead", required=True, help="another manager, which plans ahead")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("scenarios", nargs="+")
     options = parser.parse_args()

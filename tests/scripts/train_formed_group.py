@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import evenpace
 import evenpace.torch
-from batchsize_manager.client import ManagerClient
 from idl.plan import JobSpec, permutation
 
 SAMPLES, BATCH, FEATURES = 240, 24, 6  # ten batches an epoch
@@ -68,22 +66,6 @@ def wait_for(path):
     """Wait until there is a file."""
     while not path.exists():
         time.sleep(0.01)
-
-
-class WaitForRecord:
-    """A hook of an optimiser, by which each step waits until the manager has the iteration's record."""
-
-    def __init__(self, session):
-        self._session = session
-
-    def __call__(self, *_):
-        """Wait."""
-        iteration, deadline = self._session.assignment.iteration, time.monotonic() + 30
-        with ManagerClient(self._session.config.manager) as client:
-            while not client.history(self._session.config.job, iteration, 1)[1]:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"no record of iteration {iteration} before its step")
-                time.sleep(0.001)
 
 
 def make(seed, optimizer, hidden=8, *, norm=False, sharded=False, shard_size=None):
@@ -204,13 +186,10 @@ def trained_alone(seed, iterations, optimizer="adam", clip=None):
     return module.state_dict(), average.values
 
 
-def batches(loader, by_epoch, seconds):
-    """Yield the batches of epoch after epoch, with seconds between them, until this worker is released."""
+def batches(loader, by_epoch):
+    """Yield the batches of epoch after epoch until this worker is released."""
     while loader.session.released is None:
         yield from loader
-        if seconds:
-            sys.stderr.write("evaluates\n")
-            time.sleep(seconds)
         by_epoch.step()
 
 
@@ -221,7 +200,6 @@ def main():
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--pause", type=float, default=0.0, help="Seconds that each iteration takes longer.")
     parser.add_argument("--stop", type=Path, required=True, help="A file that will say when, by iterations.")
-    parser.add_argument("--evaluate", type=float, default=0.0, help="Seconds that it takes after an epoch.")
     parser.add_argument("--norm", action="store_true", help="Have batch normalisation and dropout.")
     parser.add_argument("--sharded", action="store_true", help="Train by FSDP2, without an average.")
     parser.add_argument("--shard-size", type=int, help="Likewise over a mesh of copies and shards.")
@@ -238,15 +216,11 @@ def main():
     )
     parser.add_argument("--closure", action="store_true", help="Compute gradients within the step.")
     parser.add_argument("--join", action="store_true", help="Train in the context of `model.join()`.")
-    parser.add_argument("--find-unused", action="store_true", help="As DistributedDataParallel has it.")
-    parser.add_argument("--static-graph", action="store_true", help="Likewise.")
-    parser.add_argument("--loading", type=int, default=0, help="Processes that load samples.")
     parser.add_argument("--hidden", type=int, default=8)
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--change-alone", action="store_true", help="Change a parameter in iteration 5.")
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--connect", type=int, help="A port to connect to while groups form.")
-    parser.add_argument("--await-record", action="store_true", help="Step once the iteration has a record.")
     parser.add_argument("--hold", type=Path, help="Compute the first batch once there is this file.")
     parser.add_argument(
         "--out", type=Path, required=True, help="Beside it are .txt, a line a batch, and .pt."
@@ -270,16 +244,13 @@ def main():
     average = None if sharded else Average(module)
     model = module
     if not sharded:
-        model = DistributedDataParallel(
-            module, find_unused_parameters=options.find_unused, static_graph=options.static_graph
-        )
+        model = DistributedDataParallel(module)
     loader = evenpace.torch.DataLoader(
         Problem(),
         BATCH,
         shuffle=True,
         seed=3,
         micro_batch=options.micro_batch,
-        num_workers=options.loading,
     )
     also = [average] if average else ()
     beside = connect_while_groups_form(options.connect) if options.connect else []
@@ -287,11 +258,9 @@ def main():
     session = evenpace.session()
     if options.die_assembling:
         die_assembling(*options.die_assembling)
-    if options.await_record:
-        optimizer.register_step_pre_hook(WaitForRecord(session))
     joins = model.join() if options.join else contextlib.nullcontext()
     with options.out.with_suffix(".txt").open("a", buffering=1) as seen, joins:
-        for batch in batches(loader, by_epoch, options.evaluate):
+        for batch in batches(loader, by_epoch):
             now = session.assignment
             if options.stop.exists() and now.iteration >= int(options.stop.read_text()):
                 break

@@ -1,6 +1,6 @@
 """A worker's script: trains a small float64 network on digits with JAX, and writes what it ended with.
 
-With --micro-batches, it trains another one in a second job, and with --alone once more as the only worker of
+It trains another one in micro-batches in a second job, and with --alone once more as the only worker of
 other services.
 """
 
@@ -17,7 +17,6 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax.traverse_util import flatten_dict, unflatten_dict
 from sklearn.datasets import load_digits
 
 import evenpace
@@ -51,12 +50,10 @@ def loss_fn(params, batch):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
-def make_optimizer(name, library):
+def make_optimizer(library):
     """Of optax, or of evenpace under the same names."""
     schedule = optax.exponential_decay(0.05, transition_steps=8, decay_rate=0.9)
-    if name == "sgd":
-        return library.sgd(schedule, momentum=0.9, nesterov=True)
-    return library.adamw(schedule, weight_decay=0.01)
+    return library.sgd(schedule, momentum=0.9, nesterov=True)
 
 
 def made_up_time(session):
@@ -133,12 +130,8 @@ def train_in_micro_batches(path, **others):
 def main():
     """Train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--optimizer", choices=["sgd", "adamw"], required=True)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--stop-at", type=int, help="the iteration before which to save, and stop")
-    parser.add_argument("--resume", type=Path)
-    parser.add_argument("--micro-batches", action="store_true")
     parser.add_argument("--alone", help="manager and shard of a cluster for one worker, with a comma between")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -151,29 +144,16 @@ def main():
     loader = evenpace.jax.DataLoader(make_data(), batch_size=BATCH, shuffle=True, seed=SEED)
     loader.session.meter.measure_by(lambda: made_up_time(loader.session))
     value_and_grad = evenpace.jax.value_and_grad(traced_loss, micro_batch_size=4)
-    saved = {"params": make_params(), "optimizer": None}
-    if options.resume:
-        saved = unflatten_dict(dict(np.load(options.resume)), sep="/")
-        loader.load_state_dict(saved["loader"])
-    rule = make_optimizer(options.optimizer, evenpace.jax)
-    optimizer = evenpace.jax.distribute(rule, saved["params"], loader, state=saved["optimizer"])
+    optimizer = evenpace.jax.distribute(make_optimizer(evenpace.jax), make_params(), loader)
     sizes = []
     for batch in (batch for _ in range(options.epochs) for batch in loader):
         _, gradient = value_and_grad(optimizer.params, batch)
         optimizer.step(gradient)
         sizes.append(len(batch[1]))
-        if len(sizes) == options.stop_at:
-            states = {"optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-            np.savez(
-                options.out.with_suffix(".npz"),
-                **flatten_dict({"params": optimizer.params} | states, sep="/"),
-            )
-            break
     np.save(options.out, jax.flatten_util.ravel_pytree(optimizer.params)[0])
     notes = {"sizes": sizes, "traces": traces, "torch": "torch" in sys.modules}
     options.out.with_suffix(".json").write_text(json.dumps(notes))
-    if options.micro_batches:
-        train_in_micro_batches(options.out.with_suffix(".micro.npz"))
+    train_in_micro_batches(options.out.with_suffix(".micro.npz"))
     if options.alone:
         manager, shard = map(Address.parse, options.alone.split(","))
         train_in_micro_batches(options.out.with_suffix(".alone.npz"), manager=manager, shards=(shard,))

@@ -1,7 +1,7 @@
 """A worker's script: trains small float64 Keras models in several jobs, one after the other.
 
 It writes each job's final variables, batch sizes and traces; with --alone, also the variables of one process
-that takes the whole batches with Keras's own optimisers, and those of a job in micro-batches without other
+that takes the whole batches with Keras's own optimiser, and those of a job in micro-batches without other
 workers.
 """
 
@@ -31,9 +31,6 @@ from worker.session import Session
 SAMPLES, BATCH, SEED, EPOCHS = 602, 120, 7, 6  # an epoch's sixth batch has 2 samples
 SPEC = JobSpec(SAMPLES, BATCH, SEED)
 STEPS = SPEC.iterations_per_epoch
-JOBS = ("graph", "eager", "fit", "resumed", "statistics")
-STOP = 2 * STEPS + 3  # iterations, in the middle of an epoch
-
 IN_MICRO_BATCHES = {"samples": 98, "batch": 24, "micro_batch": 5, "epochs": 3}  # an epoch's last batch has 2
 
 
@@ -60,27 +57,13 @@ def make_model():
     return keras.Sequential(layers, name="digits")
 
 
-def make_normalised():
-    """Its statistics are of the data alone, before anything that is trained."""
-    begin_anew()
-    layers = [keras.Input((64,)), keras.layers.BatchNormalization(), keras.layers.Dense(10)]
-    return keras.Sequential(layers, name="normalised")
-
-
 def make_loss():
     """Cross-entropy of logits."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def make_optimizer(job):
-    """Each job's has other options, and another way to change the learning rate."""
-    if job == "graph":
-        decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.7)
-        optimizer = keras.optimizers.SGD(decay, momentum=0.9, nesterov=True, weight_decay=0.01)
-        optimizer.exclude_from_weight_decay(var_names=["bias"])
-        return optimizer
-    if job == "eager":
-        return keras.optimizers.Adam(0.01, amsgrad=True)
+def make_optimizer():
+    """Keras's, whose learning rate is changed by epochs."""
     return keras.optimizers.AdamW(0.01, weight_decay=0.1)
 
 
@@ -90,7 +73,7 @@ def make_loader(session):
 
 
 def rate(epoch, _=None):
-    """The learning rate of an epoch, in the jobs that change it by epochs."""
+    """The learning rate of an epoch."""
     return 0.01 * 0.8**epoch
 
 
@@ -115,36 +98,15 @@ def train_step(model, optimizer, loss, tally=None):
     return step
 
 
-def train_alone(job):
+def train_alone():
     """One process on the whole batches."""
     x, y = make_data()
-    model, optimizer = (make_normalised if job == "statistics" else make_model)(), make_optimizer(job)
+    model, optimizer = make_model(), make_optimizer()
     step = tf.function(train_step(model, optimizer, make_loss()), reduce_retracing=True)
     for epoch in range(EPOCHS):
-        if job != "graph":
-            optimizer.learning_rate = rate(epoch)
+        optimizer.learning_rate = rate(epoch)
         for batch in np.array_split(permutation(SPEC, epoch), range(BATCH, SAMPLES, BATCH)):
             step(tf.constant(x[batch]), tf.constant(y[batch]))
-    return model
-
-
-def train_loop(job, session, tally):
-    """A loop of one's own, traced or not."""
-    model, optimizer = (make_normalised if job == "statistics" else make_model)(), make_optimizer(job)
-    loader = make_loader(session)
-    optimizer = evenpace.keras.distribute(optimizer, loader, model.trainable_variables, model)
-    step = train_step(model, optimizer, make_loss(), tally)
-    if job != "eager":
-        step = tf.function(step, input_signature=loader.signature)
-    for epoch in range(EPOCHS):
-        if job != "graph":
-            optimizer.learning_rate = rate(epoch)
-        for x, y in loader:
-            count = session.assignment.count
-            assert len(y) == max(1, count)  # where there is none for this worker, one without weight
-            tally.sizes.append(count)
-            step(x, y)
-    assert int(optimizer.iterations) == EPOCHS * STEPS
     return model
 
 
@@ -158,7 +120,7 @@ class Counted(keras.callbacks.Callback):
         self.steps += 1
 
 
-def train_fit(job, session, tally):
+def train_fit(session, tally):
     """By `model.fit`, with callbacks and validation."""
     layers = make_model()
 
@@ -171,7 +133,7 @@ def train_fit(job, session, tally):
             return super().train_step(data)
 
     model = Noted(layers.inputs, layers.outputs)
-    model.compile(make_optimizer(job), make_loss(), metrics=["accuracy"], jit_compile=True)
+    model.compile(make_optimizer(), make_loss(), metrics=["accuracy"], jit_compile=True)
     loader = make_loader(session)
     evenpace.keras.distribute(model, loader)
     counted = Counted()
@@ -184,39 +146,6 @@ def train_fit(job, session, tally):
         )
     assert counted.steps == EPOCHS * STEPS
     assert history.history["accuracy"][-1] > history.history["accuracy"][0]
-    return model
-
-
-class Stop(keras.callbacks.Callback):
-    """Saves the job in the middle of an epoch, and ends it."""
-
-    def __init__(self, path, loader):
-        super().__init__()
-        self.path, self.loader = path, loader
-
-    def on_train_batch_end(self, batch, logs=None):
-        """See `keras.callbacks.Callback`."""
-        if self.loader.session.assignment.iteration == STOP:
-            evenpace.keras.save(self.model, self.loader, self.path)
-            self.model.stop_training = True
-
-
-def train_in_two(path, session, tally):
-    """By `model.fit`, as two jobs: the second goes on from the first one's checkpoint."""
-    first = job_session("stopped")
-    loader = make_loader(first)
-    model = make_model()
-    model.compile(make_optimizer("fit"), make_loss(), metrics=["accuracy"])
-    evenpace.keras.distribute(model, loader)
-    scheduler = keras.callbacks.LearningRateScheduler(rate)
-    model.fit(loader, epochs=EPOCHS, verbose=0, callbacks=[scheduler, Stop(path, loader)])
-    first.close()
-    loader = make_loader(session)
-    model = evenpace.keras.load(path, loader)
-    evenpace.keras.distribute(model, loader)
-    history = model.fit(loader, epochs=EPOCHS, verbose=0, callbacks=[scheduler])
-    assert history.epoch == [2, 3, 4, 5]
-    assert int(model.optimizer.iterations) == EPOCHS * STEPS
     return model
 
 
@@ -325,21 +254,14 @@ def main():
     tf.config.threading.set_intra_op_parallelism_threads(1)
     keras.config.set_floatx("float64")
     slow = 1 + int(options.out.name)  # the worker's number: each is as slow as its turn has it
-    for job in JOBS:
-        session = job_session(job)
-        session.meter.measure_by(lambda s=session: invented_time(s.assignment, slow))
-        tally = Tally()
-        if job == "resumed":
-            model = train_in_two(options.out.with_suffix(".keras"), session, tally)
-        else:
-            model = (train_fit if job == "fit" else train_loop)(job, session, tally)
-        session.close()
-        results = {"variables": flat(model), "sizes": tally.sizes, "traces": tally.traces}
-        results["statistics"] = flat(model, trained=False)
-        if options.alone:
-            alone = train_alone(job)
-            results["alone"], results["alone_statistics"] = flat(alone), flat(alone, trained=False)
-        np.savez(options.out.with_name(f"{options.out.name}-{job}"), **results)
+    session, tally = job_session("fit"), Tally()
+    session.meter.measure_by(lambda: invented_time(session.assignment, slow))
+    model = train_fit(session, tally)
+    session.close()
+    results = {"variables": flat(model), "sizes": tally.sizes, "traces": tally.traces}
+    if options.alone:
+        results["alone"] = flat(train_alone())
+    np.savez(options.out.with_name(f"{options.out.name}-fit"), **results)
     for job in ("micro-fit", "micro-loop"):
         session = job_session(job)
         session.meter.measure_by(lambda s=session: invented_time(s.assignment, slow))

@@ -68,19 +68,9 @@ def draw():
 
 
 def make_loader(options):
-    """Return the loader, of the data set or of a stream of its indices."""
-    settings = {"seed": SEED, "micro_batch": MICRO_BATCH}
-    if not options.stream:
-        settings |= {"shuffle": True, "num_workers": options.num_workers}
-        return evenpace.torch.DataLoader(Augmented(), BATCH_SIZE, **settings)
-    data = Augmented()
-
-    def collate(indices):
-        return torch.utils.data.default_collate([data[index] for index in indices])
-
-    return evenpace.torch.StreamLoader(
-        range(SAMPLES), BATCH_SIZE, shuffle_buffer=20, collate_fn=collate, **settings
-    )
+    """Return the loader."""
+    settings = {"seed": SEED, "micro_batch": MICRO_BATCH, "shuffle": True}
+    return evenpace.torch.DataLoader(Augmented(), BATCH_SIZE, num_workers=options.num_workers, **settings)
 
 
 def main() -> None:
@@ -91,11 +81,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--num-workers", type=int, default=0)
-    parser.add_argument("--stream", action="store_true", help="take the samples from a stream")
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--scaled", action="store_true", help="scale losses by a GradScaler")
-    parser.add_argument("--clip", type=float, help="norm to which the gradient is clipped")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dtype = getattr(torch, options.dtype)
@@ -121,8 +109,6 @@ def main() -> None:
             after = draw()
             optimizer.param_groups[0]["weight_decay"] = 0.01 * sum(after)
             scaler.unscale_(optimizer)
-            if options.clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), options.clip)
             scaler.step(optimizer)
             scaler.update()
             schedule.step()

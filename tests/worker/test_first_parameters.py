@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 
-from tests.services import RestartableService, restartable_manager, serving, shard_service
+from tests.services import RestartableService, serving, shard_service
 from tests.worker.least_squares import Worker
-from tests.worker.test_recovery import ITERATIONS, TWO_EVENLY, assert_trained, in_process_manager
+from tests.worker.test_recovery import ITERATIONS, assert_trained, in_process_manager
 from worker.membership import Membership
 from worker.shard_clients import ShardClients
 
@@ -50,28 +50,6 @@ def test_a_worker_that_dies_between_two_shards_is_replaced(monkeypatch, lookahea
         dead = [worker for worker in workers if isinstance(worker.error, DeadError)]
         assert len(dead) == 1
         assert_trained([worker for worker in workers if worker not in dead])
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("state", [False, True])
-def test_a_manager_that_restarts_between_two_shards_ends_nothing(monkeypatch, tmp_path, wait_until, state):
-    """A restart of the manager meanwhile does no harm, with checkpoints at the shards or without."""
-    services = [
-        shard_service(state=tmp_path / f"ps-{i}" if state else None, checkpoint_every=10) for i in range(2)
-    ]
-    with (
-        restartable_manager(tmp_path / "state", *TWO_EVENLY) as manager,
-        serving(services[0]) as first,
-        serving(services[1]) as second,
-    ):
-
-        def restart(shards):
-            manager.kill()
-            manager.start()
-            wait_until(lambda: services[1].jobs[0].attempt, "another attempt at the second shard")
-
-        between_shards(monkeypatch, restart)
-        assert_trained([Worker(manager.address, [first, second], f"w{i}", ITERATIONS) for i in range(2)])
 
 
 @pytest.mark.simulated

@@ -9,18 +9,12 @@ import pytest
 
 import idl
 from batchsize_manager.client import ManagerClient
-from batchsize_manager.job.config import JobConfig
-from batchsize_manager.service import ManagerConfig, ManagerService
-from idl.bounds import Bounds
 from idl.errors import ConnectionLostError
-from idl.plan import JobSpec
-from idl.records import Report
-from lab.proxy import Proxy
 from rpc import client as client_module
 from rpc.address import Address
 from rpc.client import Client
 from tests.scripts import train_least_squares as problem
-from tests.services import in_threads, join_request, manager_service, serving, shard_service
+from tests.services import in_threads, join_request, manager_service, serving
 from tests.worker.least_squares import Worker, services, trained_alone
 from worker.daemon_thread import in_daemon
 from worker.heartbeat import Heartbeat
@@ -56,26 +50,6 @@ def test_leaving_does_not_wait_for_a_name_to_be_looked_up(monkeypatch):
     assert not heartbeat._thread.is_alive()
 
 
-def test_who_freezes_before_its_first_heartbeat_is_missed():
-    """A worker that freezes right after joining is noticed, and the others do its part."""
-    members = {}
-    with serving(manager_service(2, heartbeat=0.1, silence=1.0, report_timeout=10_000)) as manager:
-        for name in ("frozen", "w"):
-            client = Client(_wire.BatchSizeManager, manager, "manager", call_timeout=240)
-            identity = idl.common.Identity("job", name, f"{name}-1")
-            members[name] = Membership(client, identity, 240, lambda lost: None, lambda error: None)
-        spec = JobSpec(1000, 10, 1, shuffle=False)
-        in_threads(*(partial(member.join, spec, Bounds(), None) for member in members.values()))
-        missing, own = (members[name].next() for name in ("frozen", "w"))
-        members["w"].start_heartbeat()
-        members["w"].report(Report(own.iteration, 0.0, attempt=0), lambda: 1.0)
-        piece = members["w"].next()
-        assert (piece.iteration, piece.start, piece.count) == (0, missing.start, missing.count)
-        for member in members.values():
-            member.leave()
-            member.close()
-
-
 def test_another_thread_fences_the_shards(wait_until):
     """The thread that hears of another attempt, as with a heartbeat, does not fence itself."""
     fencing = []
@@ -94,34 +68,6 @@ def test_another_thread_fences_the_shards(wait_until):
     ((attempt, thread),) = fencing
     assert attempt == 1
     assert thread is not threading.current_thread()
-
-
-def test_a_worker_is_heard_of_while_it_cannot_reach_a_shard(wait_until):
-    """Heartbeats go on while a worker fences shards that it cannot reach."""
-    service = ManagerService(ManagerConfig("even", job=JobConfig(workers=1, heartbeat=0.1)))
-    with serving(service) as manager, serving(shard_service()) as shard, Proxy() as proxy:
-        address = proxy.add("shard", shard)
-        link = proxy.links["shard"]
-
-        def cut_off(session):
-            if session.assignment.iteration != 5 or session.assignment.attempt:
-                return
-            proxy.do(link.open.clear)
-            (managed,) = service.jobs
-            member = managed.job.members.by_name["w"]
-            with contextlib.closing(Client(_wire.BatchSizeManager, manager, "manager")) as client:
-                identity = idl.common.Identity("default", "w", session.incarnation)
-                client.call("recover", _wire.RecoverRequest(identity, 0))
-            wait_until(lambda: session._membership._fencing, "the fence")
-            for _ in range(3):
-                before = member.heard_at
-                wait_until(lambda before=before: member.heard_at > before, "a heartbeat")
-            assert session._membership._fencing.is_alive()
-            proxy.do(link.open.set)
-
-        worker = Worker(manager, [address], "w", 20, cut_off)
-        worker.end()
-    assert np.abs(worker.session.exchange.parameters - trained_alone(20)).max() < 1e-12
 
 
 def test_a_heartbeat_under_way_tells_of_another_attempt(wait_until):

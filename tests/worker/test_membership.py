@@ -73,15 +73,6 @@ def iterate(*members: Membership, maxima: dict[int, int] | None = None) -> list[
     return parts
 
 
-@pytest.mark.parametrize("lookahead", [0, 1, 3])
-def test_every_iteration_is_assigned_once_and_in_order(lookahead):
-    """For any lookahead, a worker goes through the same iterations."""
-    with serving(manager_service(lookahead=lookahead)) as address, member(address) as worker:
-        assert worker.join(SPEC, Bounds(), None).lookahead == lookahead
-        parts = [part for _ in range(20) for part in iterate(worker)]
-        assert [(part.iteration, part.count) for part in parts] == [(i, 12) for i in range(20)]
-
-
 def test_plans_are_known_before_their_use():
     """With a lookahead of 2 the first three assignments come with the answer to join."""
     with serving(manager_service(lookahead=2)) as address, member(address) as worker:
@@ -153,22 +144,6 @@ def test_a_worker_leaves_whose_report_was_sent_ahead(wait_until):
         a.take_answer()
         wait_until(lambda: len(manager.jobs[0].job.members) == 1, "the end of b")
         assert set(manager.jobs[0].job.history(0, 1)[0].parts) == {"a", "b"}
-
-
-@pytest.mark.parametrize("lookahead", [0, 2])
-def test_learned_limit_holds_in_all_later_plans(lookahead):
-    """Samples above a worker's limit go to the other in all plans after its report."""
-    with (
-        serving(manager_service(workers=2, lookahead=lookahead)) as address,
-        member(address, "small") as small,
-        member(address, "large") as large,
-    ):
-        joining(small, large)
-        counts = [[part.count for part in iterate(small, large, maxima={0: 2})]]
-        counts += [[part.count for part in iterate(small, large)] for _ in range(lookahead + 3)]
-        assert counts[: lookahead + 1] == [[6, 6]] * (lookahead + 1)
-        # With plans ahead, the other may have reported first, so that one more plan is even.
-        assert counts[lookahead + 2 :] == [[2, 10]] * 2
 
 
 def test_a_job_goes_on_from_where_it_was_saved():

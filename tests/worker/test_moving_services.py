@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 
@@ -106,46 +105,6 @@ def test_services_move_with_tls_and_tokens(tmp_path):
         assert manager.starts == shard.starts == 2
 
 
-@pytest.mark.simulated
-def test_a_service_moves_to_the_next_of_a_list(tmp_path):
-    """With no file, the second place of a list is found once the first one refuses."""
-    with moving(tmp_path) as (manager, shard):
-        old, new = shard.address, address_of_our_own()
-        places = Places((old, new))
-
-        def move():
-            shard.kill()
-            shard._own = new
-            shard.command = [*shard.command[:-1], str(new)]
-            shard.start()
-
-        first = Worker(manager.address, [places], "w0", ITERATIONS, once(20, move))
-        assert_trained([first, Worker(manager.address, [places], "w1", ITERATIONS)])
-        assert shard.starts == 2
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("which", ["manager", "shard"])
-def test_a_service_is_frozen_and_another_started_in_its_place(tmp_path, which):
-    """No time-out tells the workers, whose silence is long, but the file does."""
-    with moving(tmp_path) as (manager, shard), contextlib.ExitStack() as stack:
-        moves = {"manager": manager, "shard": shard}[which]
-
-        def freeze():
-            frozen = moves.popen
-            frozen.send_signal(signal.SIGSTOP)
-            stack.callback(frozen.kill)
-            # Its locks are its node's: the folder is taken to another one, as a copy.
-            state = tmp_path / ("manager.state" if which == "manager" else "ps.state")
-            copy = state.with_suffix(".copy")
-            shutil.copytree(state, copy)
-            moves._arguments = tuple(str(copy) if a == str(state) else a for a in moves._arguments)
-
-        moved = once(20, lambda: moves.move(freeze))
-        first = Worker(manager.places, [shard.places], "w0", ITERATIONS, moved, silence=600.0)
-        assert_trained([first, Worker(manager.places, [shard.places], "w1", ITERATIONS, silence=600.0)])
-
-
 def test_two_files_with_one_shard_are_refused(tmp_path):
     """The same shard is named twice, however its places are written."""
     with in_process_manager(1) as manager, serving(shard_service()) as shard:
@@ -163,12 +122,9 @@ def test_two_files_with_one_shard_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("noticed", "point", "lookahead"),
     [
-        ("by absence", "10:push:0", 0),
         ("by absence", "10:report:0", 2),
         ("by contest", "10:push:0", 2),
-        ("by contest", "10:report:0", 0),
         ("by an operator", "10:push:0", 0),
-        ("by an operator", "10:report:0", 2),
     ],
 )
 def test_a_worker_that_thaws_after_it_was_replaced_ends(tmp_path, wait_until, noticed, point, lookahead):
@@ -224,41 +180,3 @@ def test_a_worker_that_thaws_after_it_was_replaced_ends(tmp_path, wait_until, no
         end_well(tmp_path / "new", new, wait_until, ["w1"], trained_alone(60))
         observer.poll()
     assert sum(e.startswith("w1 joined") for e in observer.events) == 2
-
-
-@pytest.mark.simulated
-def test_a_worker_that_thaws_before_its_name_is_given_away_keeps_it(tmp_path, wait_until):
-    """The one that was to replace it is refused with the reason; started again after a removal, it wins."""
-    with (
-        in_process_manager(2, heartbeat=0.2, silence=60.0) as manager,
-        shards_here(tmp_path) as shards,
-        contextlib.ExitStack() as stack,
-    ):
-
-        def start(name, folder, point):
-            folder.mkdir(exist_ok=True)
-            return stack.enter_context(processes(folder, manager, shards, [name], {name: point}))[name]
-
-        other = start("w0", tmp_path / "other", "30:report:0")
-        old = start("w1", tmp_path / "old", "10:push:0")
-        wait_until(lambda: is_frozen(old), "w1 to be at its point")
-        refused = start("w1", tmp_path / "refused", "40:push:0")
-        log = tmp_path / "refused" / "w1.log"
-        wait_until(lambda: "it is not known yet whether it lives" in log.read_text(), "the contest")
-        old.send_signal(signal.SIGCONT)
-        wait_until(lambda: refused.poll() is not None, "the refusal")
-        assert refused.returncode == 1
-        assert "is a member already" in log.read_text().splitlines()[-1]
-        wait_until(lambda: is_frozen(other), "w0 to be at its point")
-        with ManagerClient(manager) as client:
-            client.remove("default", "w1")
-        wait_until(lambda: old.poll() is not None, "the end of the one that was taken out, alive")
-        assert "or was taken out" in (tmp_path / "old" / "w1.log").read_text()
-        new = start("w1", tmp_path / "new", "40:push:0")
-        with ManagerClient(manager) as client:
-            wait_until(lambda: len(client.status("default").members) == 2, "the new one's joining")
-        other.send_signal(signal.SIGCONT)
-        wait_until(lambda: is_frozen(new), "the new one's part")
-        new.send_signal(signal.SIGCONT)
-        end_well(tmp_path / "other", {"w0": other}, wait_until, ["w0"], trained_alone(60))
-        end_well(tmp_path / "new", {"w1": new}, wait_until, ["w1"], trained_alone(60))

@@ -1,8 +1,6 @@
 """Any process may be killed or frozen: training goes on, and ends with the parameters of one process."""
 
 import contextlib
-import os
-import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,10 +12,9 @@ import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.endings import FINISHED
-from idl.errors import ConnectionLostError, NotMemberError
+from idl.errors import NotMemberError
 from lab.observer import Observer
 from lab.proxy import Proxy
-from rpc.client import Client
 from tests.float64 import SCRIPT, train_alone
 from tests.services import (
     RestartableService,
@@ -28,7 +25,7 @@ from tests.services import (
     serving,
     shard_service,
 )
-from tests.worker.least_squares import SPEC, Worker, trained_alone
+from tests.worker.least_squares import Worker, trained_alone
 from tests.worker.processes import end_well, processes
 from worker.shard_clients import ShardClients
 
@@ -68,14 +65,6 @@ def in_process_manager(workers, policy="even", **job):
 
 POINTS = {"w1": "5:push:1", "w2": "15:report:0", "w3": "25:push:0"}
 FREEZE = {**POINTS, "w0": "30:report:0"}  # lest it ends while another that is held up counts as silent
-
-
-def has_stopped(popen):
-    """Return whether a process has frozen itself, or ended."""
-    return popen.poll() is not None or psutil.Process(popen.pid).status() in (
-        psutil.STATUS_STOPPED,
-        psutil.STATUS_ZOMBIE,
-    )
 
 
 def kill_at_their_points(workers, wait_until):
@@ -127,51 +116,6 @@ def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_unti
     assert set(observer.iterations[-1].workers) == {"w0"}
 
 
-@pytest.mark.simulated
-@pytest.mark.parametrize("lookahead", [0, 2])
-def test_workers_are_killed_one_after_the_other(tmp_path, wait_until, lookahead):
-    """With lookahead or without, the last worker ends with the parameters of one process."""
-    with (
-        in_process_manager(4, "proportional", lookahead=lookahead) as manager,
-        shards_here(tmp_path) as shards,
-        processes(tmp_path, manager, shards, ["w0", *POINTS], FREEZE) as workers,
-    ):
-        kill_at_their_points(workers, wait_until)
-        end_well(tmp_path, workers, wait_until, ["w0"], trained_alone(60))
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("point", ["10:push:1", "10:report:0"])
-def test_a_frozen_worker_is_welcome_back(tmp_path, wait_until, point):
-    """The others do a frozen worker's part; thawed, it continues with them, and nothing counts twice.
-
-    They freeze themselves in turn, lest they come to their end before it is back.
-    """
-    names = ["w0", "w1", "w2"]
-    freeze = {"w1": point, "w0": "90:report:0", "w2": "90:push:0"}
-    arguments = ["--iterations", "100"]
-    with (
-        in_process_manager(3, heartbeat=0.2, silence=1.0) as manager,
-        shards_here(tmp_path, every=100) as shards,
-        processes(tmp_path, manager, shards, names, freeze, arguments=arguments) as workers,
-    ):
-        wait_until(lambda: is_frozen(workers["w1"]), "w1 to be at its point")
-        observer = Observer(manager, tuple(shards))
-        wait_until(lambda: observer.poll() and len(observer.iterations) > 15, "the others to go on")
-        workers["w1"].send_signal(signal.SIGCONT)
-        wait_until(
-            lambda: observer.poll() and "w1" in observer.iterations[-1].workers,
-            "w1 to take part again",
-        )
-        for name in ("w0", "w2"):  # who was held up until the others had come to the end does not freeze
-            wait_until(lambda name=name: has_stopped(workers[name]), f"{name} to be at its point")
-        for name in ("w0", "w2"):
-            workers[name].send_signal(signal.SIGCONT)
-        end_well(tmp_path, workers, wait_until, names, trained_alone(100))
-        observer.poll()
-    assert not any("died" in event for event in observer.events)
-
-
 OVERLAPPING = [
     # w0 has reported and waits; it freezes with the part of w1, which had frozen before and then comes back.
     pytest.param({"w1": "10:push:0", "w0": "10:push:1"}, "w1", id="one with the part of another"),
@@ -204,58 +148,7 @@ def test_one_that_comes_back_goes_on_without_those_that_stay_frozen(
         assert all(is_frozen(workers[name]) for name in freeze.keys() - {thawed})
 
 
-@pytest.mark.simulated
-def test_a_job_waits_for_its_workers_when_all_have_died(tmp_path, wait_until):
-    """Replacements of the same names continue from the shards' version.
-
-    The first of them goes on at once, and freezes itself, lest it comes to the end before the other is there.
-    """
-    names = ["w0", "w1"]
-    with in_process_manager(2, silence=600.0) as manager, shards_here(tmp_path) as shards:
-        observer = Observer(manager, tuple(shards))
-        with processes(tmp_path, manager, shards, names, dict.fromkeys(names, "20:push:0")) as workers:
-            wait_until(lambda: all(map(is_frozen, workers.values())), "both to be at their points", 120)
-            for worker in workers.values():
-                os.kill(worker.pid, signal.SIGKILL)
-        wait_until(lambda: observer.poll() and not observer.members, "both to be missed")
-        with processes(tmp_path, manager, shards, names, dict.fromkeys(names, "30:push:0")) as workers:
-            wait_until(lambda: observer.poll() and sorted(observer.members) == names, "both to be there")
-            frozen = set(names)
-            while frozen:
-                name = wait_until(
-                    lambda: next((n for n in frozen if is_frozen(workers[n])), None), "one at its point", 120
-                )
-                frozen.remove(name)
-                workers[name].send_signal(signal.SIGCONT)
-            end_well(tmp_path, workers, wait_until, names, trained_alone(60))
-        observer.poll()
-    assert [record.iteration for record in observer.iterations] == list(range(60))
-
-
 # -- shards
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("lookahead", [0, 2])
-def test_a_killed_shard_goes_on_from_its_checkpoint_and_all_with_it(tmp_path, lookahead):
-    """All go back to the checkpoint of a killed shard that is behind the other."""
-    with (
-        in_process_manager(3, lookahead=lookahead) as manager,
-        shards_here(tmp_path, count=1, every=5) as shards,
-        RestartableService("ps", "--state", str(tmp_path / "killed"), "--checkpoint-every", "5") as killed,
-    ):
-
-        def again():
-            killed.kill()
-            killed.start()
-
-        addresses = [*shards, killed.address]
-        at = once(18, again)
-        workers = [
-            Worker(manager, addresses, f"w{i}", ITERATIONS, at if i == 0 else lambda session: None)
-            for i in range(3)
-        ]
-        assert_trained(workers)
 
 
 @pytest.mark.simulated
@@ -348,94 +241,6 @@ def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("shards_too", [False, True])
-def test_a_manager_that_has_lost_a_change_of_the_batch_size(tmp_path, shards_too):
-    """A manager that starts with an older state, alone or with the shards, skips and repeats no sample."""
-    state, aside = tmp_path / "state", tmp_path / "aside"
-    folders = [tmp_path / f"ps-{i}" for i in range(2)]
-    options = ("--checkpoint-every", "5")
-    with contextlib.ExitStack() as stack:
-        manager = stack.enter_context(restartable_manager(state, *TWO_EVENLY))
-        shards = [
-            stack.enter_context(RestartableService("ps", "--state", str(folder), *options))
-            for folder in folders
-        ]
-
-        def keep():
-            manager.kill()
-            shutil.copytree(state, aside)
-            manager.start()
-
-        def change():
-            with contextlib.closing(Client(_manager.BatchSizeManager, manager.address, "manager")) as client:
-                client.call("control", _manager.ControlRequest("default", total_batch_size=10))
-
-        def lose():
-            manager.kill()
-            shutil.rmtree(state)
-            shutil.copytree(aside, state)
-            for shard in shards if shards_too else ():
-                shard.kill()
-                shard.start()
-            manager.start()
-
-        points = [once(8, keep), once(16, change), once(28, lose)]
-        workers = [
-            Worker(
-                manager.address,
-                [shard.address for shard in shards],
-                name,
-                40,
-                lambda session, acts=acts: [act(session) for act in acts],
-            )
-            for name, acts in (("w0", points), ("w1", []))
-        ]
-        for worker in workers:
-            worker.end()
-    at, sizes = (0, 0), []
-    for iteration in range(40):
-        parts = [part for worker in workers for part in worker.done if part.iteration == iteration]
-        parts = [part for part in parts if part.attempt == max(each.attempt for each in parts)]
-        (batch,) = {(part.epoch, part.batch_start, part.total) for part in parts}
-        assert batch[:2] == (at if at[1] < SPEC.dataset_size else (at[0] + 1, 0))
-        assert sum(part.count for part in parts) == batch[2]
-        at, sizes = (batch[0], batch[1] + batch[2]), [*sizes, batch[2]]
-    assert sizes[20:25] == [10] * 5
-    assert sizes[-1] == SPEC.total_batch_size  # that the manager was told of a change was lost
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("lookahead", [0, 2])
-def test_a_manager_that_has_lost_a_join(tmp_path, lookahead, wait_until):
-    """A worker that a manager with an older state does not know joins again, and its loop sees no error."""
-    state, aside = tmp_path / "state", tmp_path / "aside"
-    options = ("--policy", "even", "--silence", "60", "--lookahead", str(lookahead))
-    workers = []
-    with restartable_manager(state, *options) as manager, serving(shard_service()) as shard:
-
-        def lose():
-            manager.kill()
-            shutil.rmtree(state)
-            shutil.copytree(aside, state)
-            manager.start()
-
-        def join():
-            manager.kill()
-            shutil.copytree(state, aside)
-            manager.start()
-            workers.append(Worker(manager.address, [shard], "w1", ITERATIONS, once(0, lose)))
-            with contextlib.closing(Client(_manager.BatchSizeManager, manager.address, "manager")) as client:
-                request = _manager.StatusRequest("default", -1)
-                wait_until(lambda: len(client.call("status", request).members) == 2, "the newcomer")
-
-        workers.append(Worker(manager.address, [shard], "w0", ITERATIONS, once(12, join)))
-        workers[0].join(240)
-        assert len(workers) == 2
-        assert_trained(workers)
-        assert len(workers[1].done) > 10
-
-
-@pytest.mark.simulated
 def test_a_worker_that_opens_a_shard_that_was_started_again_has_the_job_go_back(
     tmp_path, monkeypatch, wait_until
 ):
@@ -504,19 +309,6 @@ def test_a_manager_that_restarts_during_a_push_costs_one_iteration_at_most(tmp_p
         restarting[0].result()
     for worker in workers:
         assert len(worker.done) <= ITERATIONS + 1 + lookahead
-
-
-@pytest.mark.simulated
-def test_a_manager_that_is_gone_ends_the_training_once_it_has_been_waited_for(caplog, wait_until):
-    """A dead manager is waited for as long as other workers are, and the error names it."""
-    with serving(shard_service()) as shard:
-        with in_process_manager(1) as manager:
-            worker = Worker(manager, [shard], "w", 10**6, barrier_timeout=10.0)
-            wait_until(lambda: worker.done, "the first iterations")
-        with pytest.raises(ConnectionLostError, match="cannot reach the BatchSizeManager"):
-            worker.end()
-    assert "cannot reach the BatchSizeManager" in caplog.text
-    assert "trying for" in caplog.text
 
 
 @pytest.mark.simulated

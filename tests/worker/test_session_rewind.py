@@ -140,31 +140,3 @@ def test_a_job_has_trained_from_its_first_complete_iteration_on(tmp_path):
     ):
         next(go_through(session, 20))
         assert session._membership.has_trained()
-
-
-@pytest.mark.parametrize("back", [10, SPEC.iterations_per_epoch])
-def test_options_are_those_of_their_iterations_when_these_come_again(tmp_path, back):
-    """Repeated iterations keep their options although the loop's own schedule is further on."""
-    shard = shard_service(state=tmp_path, checkpoint_every=back)
-    with (
-        serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
-        serving(shard) as address,
-        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
-    ):
-        loader = DataLoader(
-            torch.utils.data.TensorDataset(torch.from_numpy(INPUTS)),
-            SPEC.total_batch_size,
-            session=session,
-        )
-        session.exchange.prepare(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)), np.zeros(1))
-        session.start_training()
-        for epoch in range(3):
-            groups = (Group(1, {"lr": 10.0**-epoch}),)
-            for _ in loader:
-                session.exchange.gradient.values[:] = -1.0  # so that each step adds its learning rate
-                if session.assignment.iteration == 28 and session.assignment.attempt == 0:
-                    send_back(session, manager, back)
-                session.finish_iteration(groups)
-                groups = None
-        per_epoch = SPEC.iterations_per_epoch
-        assert session.exchange.parameters == pytest.approx(per_epoch * 1.11, abs=1e-12)

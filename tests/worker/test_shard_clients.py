@@ -131,24 +131,6 @@ def test_nobody_waits_for_a_shard_that_is_away_once_its_answer_is_not_wanted(ans
         assert time.monotonic() - begun < _ATTEMPT_SECONDS, "as each attempt to connect may take"
 
 
-def test_a_growing_push_goes_on_over_another_connection(wait_until):
-    """Where the connection breaks in the middle, the gradient is sent again once it is whole."""
-    layout = Layout("float32", "sgd", (Group(400_000, {"lr": 1.0}),))
-    gradient, parameters = np.ones(400_000, np.float32), np.empty(400_000, np.float32)
-    service = shard_service()
-    with contextlib.ExitStack() as stack:
-        shards = opened([stack.enter_context(serving(service))], stack, layout)
-        begun = shards.begin_push(Assignment(0, 0, 0, 8, 8), gradient, None)
-        begun.advance([200_000])
-        (job,) = service.jobs
-        wait_until(lambda: job.shard.contributors, "the first elements")
-        shards._clients[0].interrupt()
-        begun.finish()
-        shards.pull(1, parameters)
-        assert shards.reconnects == 1
-    assert (parameters == -1.0).all()
-
-
 def test_parameters_are_pulled_ahead(monkeypatch):
     """They are there once the version is confirmed; a pull that breaks off raises its error."""
     monkeypatch.setattr(shard_clients, "LEAST_AHEAD", 0)

@@ -3,14 +3,13 @@
 import math
 import time
 
-import numpy as np
 import pytest
 
 import idl
 from idl.errors import InvalidRequestError, NotYetError
 from lab.proxy import Proxy
 from rpc.client import Client
-from tests.services import join_request, open_request, serving, shard_service
+from tests.services import join_request
 from tests.worker.least_squares import Worker, services
 from tests.worker.test_recovery import ITERATIONS, assert_trained, once
 
@@ -81,48 +80,19 @@ def test_a_manager_lets_who_has_waited_ask_again():
         assert ask(address, manager.BatchSizeManager, "join", request).assignment.count == 10 - first.count
 
 
-def test_a_shard_lets_who_has_waited_ask_again():
-    """A pull of a version that is not reached is answered with NotYet, without effect."""
-    server = idl.parameter_server
-    with serving(shard_service()) as address:
-        ask(address, server.ParameterServer, "open", open_request(IDENTITY, 2))
-        parameters = memoryview(np.ones(2, np.float32)).cast("B")
-        first = server.InitialiseRequest(IDENTITY, 0)
-        ask(address, server.ParameterServer, "initialise", first, bulk=parameters)
-        with pytest.raises(NotYetError, match="version 1 is not there yet"):
-            ask(address, server.ParameterServer, "pull", server.PullRequest(IDENTITY, 1, wait=0.1))
-        pulled = ask(address, server.ParameterServer, "pull", server.PullRequest(IDENTITY, 0, wait=0.1))
-        assert pulled.version == 0
-
-
-@pytest.mark.parametrize("wait", [-1.0, math.nan, math.inf, 3601.0])
-@pytest.mark.parametrize(
-    ("definition", "method", "request_"),
-    [
-        (idl.batchsize_manager.BatchSizeManager, "join", join_request(IDENTITY)),
-        (
-            idl.batchsize_manager.BatchSizeManager,
-            "report",
-            idl.batchsize_manager.ReportRequest(IDENTITY, 0, 0.5, 0.0, 0.5, 0.5),
-        ),
-        (
-            idl.batchsize_manager.BatchSizeManager,
-            "rewind",
-            idl.batchsize_manager.RewindRequest(IDENTITY, 1, 0),
-        ),
-        (idl.parameter_server.ParameterServer, "pull", idl.parameter_server.PullRequest(IDENTITY, 0)),
-    ],
-)
-def test_a_wait_that_is_none_is_refused(definition, method, request_, wait):
+def test_a_wait_that_is_none_is_refused():
     """A wait outside its range is refused with the allowed range, and nothing happens."""
-    request_.wait = wait
+    wire, pull = idl.batchsize_manager, idl.parameter_server.PullRequest(IDENTITY, 0)
     with services(1) as (manager, (shard,)):
-        address = manager if definition is idl.batchsize_manager.BatchSizeManager else shard
-        with pytest.raises(
-            InvalidRequestError, match=rf"wait {wait}: must be a finite number from 0 to 3600"
+        for address, definition, method, request in (
+            (manager, wire.BatchSizeManager, "join", join_request(IDENTITY)),
+            (manager, wire.BatchSizeManager, "report", wire.ReportRequest(IDENTITY, 0, 0.5, 0.0, 0.5, 0.5)),
+            (manager, wire.BatchSizeManager, "rewind", wire.RewindRequest(IDENTITY, 1, 0)),
+            (shard, idl.parameter_server.ParameterServer, "pull", pull),
         ):
-            ask(address, definition, method, request_)
-        jobs = ask(
-            manager, idl.batchsize_manager.BatchSizeManager, "jobs", idl.batchsize_manager.JobsRequest()
-        )
-        assert not jobs.jobs
+            for wait in (-1.0, math.nan, math.inf, 3601.0):
+                request.wait = wait
+                said = rf"wait {wait}: must be a finite number from 0 to 3600"
+                with pytest.raises(InvalidRequestError, match=said):
+                    ask(address, definition, method, request)
+        assert not ask(manager, wire.BatchSizeManager, "jobs", wire.JobsRequest()).jobs

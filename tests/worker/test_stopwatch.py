@@ -43,68 +43,31 @@ def clock(monkeypatch):
     return clock
 
 
-def test_sums_up_what_runs_between_start_and_stop(clock):
-    """Time counts while the watch runs, and not while it stands still."""
-    watch = Stopwatch()
-    clock.now += 1
-    watch.start()
-    clock.now += 2
-    watch.stop()
-    clock.now += 4
-    watch.start()
-    clock.now += 8
-    watch.stop()
-
-    assert watch.take() == 10
-
-
-def test_take_stops_and_begins_anew(clock):
-    """After take, the watch stands still at 0."""
-    watch = Stopwatch()
-    watch.start()
-    clock.now += 3
-
-    assert watch.take() == 3
-    clock.now += 5
-    assert watch.take() == 0
-
-
-def test_starting_or_stopping_twice_changes_nothing(clock):
-    """A second start loses no time; a second stop does not count it again."""
-    watch = Stopwatch()
-    watch.start()
-    clock.now += 1
-    watch.start()
-    clock.now += 1
-    watch.stop()
-    clock.now += 1
-    watch.stop()
-
-    assert watch.take() == 2
-
-
-def test_exclude_leaves_time_out(clock):
-    """Excluded seconds are subtracted from the sum, whether the watch runs or not."""
-    watch = Stopwatch()
-    watch.start()
-    clock.now += 5
-    watch.exclude(2)
-    clock.now += 1
-    watch.stop()
-    watch.exclude(1)
-
-    assert watch.take() == 3
-
-
-def test_never_below_zero(clock):
-    """Excluding more than was measured gives 0, and does not reduce the next sum."""
-    watch = Stopwatch()
-    watch.exclude(2)
-    assert watch.take() == 0
-
-    watch.start()
-    clock.now += 1
-    assert watch.take() == 1
+@pytest.mark.parametrize(
+    ("steps", "seconds"),
+    [
+        ([1, "start", 2, "stop", 4, "start", 8, "stop"], [10]),
+        (["start", 3, "take", 5], [3, 0]),
+        (["start", 1, "start", 1, "stop", 1, "stop"], [2]),
+        (["start", 5, ("exclude", 2), 1, "stop", ("exclude", 1)], [3]),
+        ([("exclude", 2), "take", "start", 1], [0, 1]),
+    ],
+    ids=["what runs", "taken", "twice", "less what is excluded", "not below zero"],
+)
+def test_the_stopwatch_sums_up_what_runs(clock, steps, seconds):
+    """Each `take` gives the time that ran since the one before, less what was excluded."""
+    watch, taken = Stopwatch(), []
+    for step in [*steps, "take"]:
+        match step:
+            case int():
+                clock.now += step
+            case "take":
+                taken.append(watch.take())
+            case (name, excluded):
+                getattr(watch, name)(excluded)
+            case name:
+                getattr(watch, name)()
+    assert taken == seconds
 
 
 # -- the batch processing time

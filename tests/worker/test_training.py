@@ -35,15 +35,6 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(tmp_path, wait_until,
         assert np.abs(np.load(tmp_path / f"{i}.npy") - alone).max() < 1e-9
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_naive_averaging_is_biased(optimizer):
-    """Averaged without weights, the same uneven parts end elsewhere."""
-    shares = (0.7, 0.2, 0.1)
-    alone = train_alone(optimizer)
-    assert np.abs(train_alone(optimizer, shares) - alone).max() < 1e-9
-    assert np.abs(train_alone(optimizer, shares, weighted=False) - alone).max() > 1e-3
-
-
 def leave_in_the_middle(tmp_path, wait_until, *, kill, **options):
     """Train with three workers, one of which freezes and may be killed; return what an observer saw."""
     with LocalCluster(tmp_path, workers=3, manager_options=PATIENT, **options) as cluster:
@@ -77,12 +68,6 @@ def test_the_others_go_on_when_a_worker_is_killed(tmp_path, wait_until):
     assert whole.batch_sizes.sum() == whole.total == 64
 
 
-@pytest.mark.ci
-def test_the_others_go_on_when_a_worker_freezes(tmp_path, wait_until):
-    """A frozen worker is removed once the others have waited for the report time-out."""
-    check_two_trained(tmp_path, leave_in_the_middle(tmp_path, wait_until, kill=False, report_timeout=20))
-
-
 def check_two_trained(tmp_path, observer):
     """Check that all iterations were done, the last by two workers with the same parameters."""
     assert len(observer.iterations) == 4 * 8
@@ -108,21 +93,6 @@ def test_a_worker_may_join_a_running_job(tmp_path, wait_until):
     assert both
     assert all(r.batch_sizes.sum() == r.total for r in both)
     assert np.array_equal(np.load(tmp_path / "0.npy"), np.load(tmp_path / "1.npy"))
-
-
-@pytest.mark.slow
-def test_a_late_worker_goes_on_alone(tmp_path, wait_until):
-    """A worker that joined a member which then dies trains on with the current parameters."""
-    with LocalCluster(tmp_path, workers=1, manager_options=PATIENT) as cluster:
-        first = start_to_freeze(cluster, "w0").popen
-        wait_until(lambda: is_frozen(first), "w0 to be at its point")
-        late = cluster.start_worker("w1", SCRIPT, ["--epochs", "3", "--out", str(tmp_path / "1.npy")])
-        observer = Observer(cluster.manager, cluster.shard_addresses)
-        wait_until(lambda: observer.poll() and "w1" in observer.members, "the late worker's joining")
-        first.kill()
-        wait_until(lambda: late.popen.poll() is not None, "the end of training")
-        assert late.popen.returncode == 0, late.failure()
-        observer.close()
 
 
 @pytest.mark.slow

@@ -250,11 +250,6 @@ def test_a_stream_of_unknown_size_is_counted(services, caplog):
     assert f"the stream has {SIZE} samples" in caplog.text
 
 
-def test_a_length_spares_the_counting():
-    """A data set that has a length is not read for it."""
-    assert Stream(list(range(SIZE)), None).size == SIZE
-
-
 @pytest.mark.parametrize(("size", "complaint"), [(52, "ended after 52"), (54, "goes on after 53")])
 def test_a_stream_of_another_size_is_an_error(services, size, complaint):
     """A stream that is shorter or longer than `size` is refused, with both numbers."""

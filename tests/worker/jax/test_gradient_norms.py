@@ -11,7 +11,7 @@ from tests.services import in_threads, manager_service, serving, shard_service
 from worker.jax.gradient import squared_norm, value_and_grad
 from worker.jax.loader import DataLoader
 from worker.jax.optimizer import distribute
-from worker.jax.rules import adam, sgd
+from worker.jax.rules import sgd
 from worker.session import Session, SessionConfig
 
 RATE = 0.05
@@ -31,7 +31,7 @@ def gradient_of(w, indices):
     return 2 * (x @ w - y) @ x / len(indices)
 
 
-def train(rule, workers, change=lambda gradient: gradient, calls=1, total=14, micro_batch=4):
+def train(rule, workers, change=lambda gradient: gradient):
     """Train for an epoch; return the job's records, and the batches' micro-batches by iteration, in order."""
     seen = {}
     with contextlib.ExitStack() as stack:
@@ -41,13 +41,12 @@ def train(rule, workers, change=lambda gradient: gradient, calls=1, total=14, mi
         def run(number):
             config = SessionConfig(manager, shards, worker=f"w{number}", barrier_timeout=240)
             with contextlib.closing(Session(config)) as session:
-                loader = DataLoader((INPUTS, TARGETS), total, session=session, micro_batch=micro_batch)
+                loader = DataLoader((INPUTS, TARGETS), 14, session=session, micro_batch=4)
                 optimizer = distribute(rule, {"w": jnp.zeros(5)}, loader)
                 of_batch = value_and_grad(losses)
                 for batch in loader:
                     iteration = session.assignment.iteration
-                    for _ in range(calls):
-                        _, gradient = of_batch(optimizer.params, batch)
+                    _, gradient = of_batch(optimizer.params, batch)
                     parts = [part.indices for part in batch.part.micro_batches if part.count]
                     seen.setdefault(iteration, []).extend(parts)
                     optimizer.step(change(gradient))
@@ -89,18 +88,6 @@ def test_norms_are_scaled_as_the_script_scales_the_mean():
     """As by clipping, before the step."""
     halved = train(sgd(RATE), 2, change=lambda gradient: {"w": gradient["w"] / 2})
     assert_norms(*halved, factor=0.5)
-
-
-def test_gradients_that_are_worked_out_twice_count_once():
-    """As a script does that looks at them before it takes the step."""
-    assert_norms(*train(sgd(RATE), 2, calls=2))
-
-
-def test_beside_adam_the_slices_are_the_contributions():
-    """Whose preconditioned norms the shards have: those of micro-batches are of no use."""
-    records, _ = train(adam(RATE), 2, total=4, micro_batch=1)
-    known = [record.norms.norms for record in records if record.norms is not None]
-    assert {norms.contributions for norms in known} == {2}
 
 
 def test_long_sums_keep_their_digits():

@@ -79,12 +79,6 @@ def scale_late(iteration, gradient):
     return scale(iteration, gradient) if iteration >= 6 else gradient
 
 
-def round_gradient(iteration, gradient):
-    """Round gradients to bfloat16, as they are pushed."""
-    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.float32).astype(jnp.bfloat16), gradient)
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), rounded)
-
-
 def flat(params):
     """Return all parameters as one array."""
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
@@ -180,21 +174,6 @@ def test_a_gradient_arrives_while_others_are_computed(wait_until, shards, micro)
 
 
 @pytest.mark.ci
-def test_a_rounded_gradient_arrives_before_the_step(wait_until):
-    """In bfloat16 the steps are those with rounded gradients, and parameters are not rounded."""
-
-    def look(iteration):
-        if iteration >= TRIALS:
-            wait_until(lambda: all(services.arrived()), "the first buckets")
-
-    with OpenServices(1) as services:
-        parameters, attempts = train(services.session("w", push_dtype="bfloat16"), before_step=look)
-    assert attempts == {0}
-    np.testing.assert_allclose(parameters, train_alone(round_gradient), rtol=0, atol=1e-12)
-    assert np.abs(parameters - train_alone()).max() > 1e-6
-
-
-@pytest.mark.ci
 @pytest.mark.parametrize("change", [copy, scale, scale_late], ids=lambda change: change.__name__)
 def test_what_changes_gradients_afterwards_is_in_the_step(change, caplog):
     """Whatever a script does to gradients before the step, the result is one process's."""
@@ -209,62 +188,6 @@ def test_what_changes_gradients_afterwards_is_in_the_step(change, caplog):
         assert (max(attempts) > 0) == (change is scale_late), "only what had been pushed has to be taken back"
     said = "are pushed by optimizer.step(), not while the backward pass runs" in caplog.text
     assert said == (change in (scale, scale_late))
-
-
-@pytest.mark.ci
-def test_the_gradient_of_the_step_counts_where_several_are_computed():
-    """One by other parameters is not pushed, and one of other samples is taken back."""
-    with OpenServices(1) as services, jax.enable_x64(True):
-        session = services.session("w")
-        loader = DataLoader(make_data(), BATCH, shuffle=True, seed=SEED, session=session)
-        step = value_and_grad(losses, 4)
-        optimizer = distribute(sgd(0.1, momentum=0.9), make_params(), loader, step, bucket_cap_mb=BUCKET_MB)
-        average, attempts = make_params(), []
-        for _ in range(EPOCHS):
-            for batch in loader:
-                iteration = session.assignment.iteration
-                step(average, batch)
-                if iteration == 8:
-                    step(optimizer.params, tuple(array[:5] for array in make_data()))
-                _, gradient = step(optimizer.params, batch)
-                attempts.append(session.assignment.attempt)
-                optimizer.step(gradient)
-        np.testing.assert_allclose(flat(optimizer.params), train_alone(), rtol=0, atol=1e-12)
-    assert attempts == [0] * 9 + [1] * 8
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("without", ["bucket_cap_mb", "value_and_grad"])
-def test_else_nothing_arrives_before_the_step(without):
-    """Without buckets, or without the function that computes gradients, the step pushes all of them."""
-    arrived = []
-    with OpenServices(1, 2) as services:
-        look = lambda iteration: arrived.extend(services.arrived())  # noqa: E731
-        parameters, _ = train(services.session("w"), before_step=look, **{without: None})
-    assert not any(arrived)
-    np.testing.assert_allclose(parameters, train_alone(), rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_statistics_go_with_the_step(wait_until):
-    """They are the values that the step is given, also where they fill buckets of their own."""
-    values, wanted = {"mean": np.zeros(9000), "variance": np.zeros(9000)}, []
-    with OpenServices(1, 2) as services, jax.enable_x64(True):
-        session = services.session("w")
-        loader = DataLoader(make_data(), BATCH, session=session)
-        step = value_and_grad(losses, 4)
-        optimizer = distribute(
-            sgd(0.1), make_params(), loader, step, statistics=values, bucket_cap_mb=BUCKET_MB
-        )
-        for batch in loader:
-            iteration = session.assignment.iteration
-            _, gradient = step(optimizer.params, batch)
-            if iteration >= TRIALS:
-                wait_until(lambda: all(services.arrived()), "the first buckets")
-            wanted.append(iteration + np.arange(9000))
-            optimizer.step(gradient, {"mean": wanted[-1], "variance": 2 * wanted[-1]})
-            np.testing.assert_array_equal(optimizer.statistics["mean"], wanted[-1])
-            np.testing.assert_array_equal(optimizer.statistics["variance"], 2 * wanted[-1])
 
 
 @pytest.mark.ci
@@ -287,13 +210,6 @@ def test_a_saved_state_does_not_depend_on_buckets_and_shards():
     params, state = half(1, params, state, 2)
     np.testing.assert_allclose(flat(params), train_alone(), rtol=0, atol=1e-12)
     assert state["steps"] == 16
-
-
-@pytest.mark.parametrize("size", [0, -1.0, float("nan")])
-def test_a_bucket_of_nothing_is_refused(size):
-    """A bucket must have elements."""
-    with OpenServices(1) as services, pytest.raises(InvalidRequestError, match="bucket_cap_mb"):
-        train(services.session("w"), bucket_cap_mb=size)
 
 
 def test_a_function_of_jax_itself_is_refused():

@@ -102,10 +102,3 @@ def test_options_that_the_parameter_server_lacks_are_refused(make, option):
 def test_values_that_say_what_is_so_anyway_are_taken():
     """An unsupported option may be given with its default, as in a script that lists all defaults."""
     assert jax_rules.adam(0.1, eps_root=0.0, mu_dtype=None, nesterov=False) == jax_rules.adam(0.1)
-
-
-def test_a_schedule_is_asked_for_each_step():
-    """The options of a step have the schedule's rate for it, as a plain number."""
-    rule = jax_rules.sgd(optax.piecewise_constant_schedule(1.0, {2: 0.5}), momentum=0.9)
-    assert [rule.options(step)["lr"] for step in range(4)] == [1.0, 1.0, 0.5, 0.5]
-    assert {type(value) for value in rule.options(0).values()} == {float}

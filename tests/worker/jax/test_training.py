@@ -1,7 +1,6 @@
 """Training with JAX over real processes: services, and workers that run a script."""
 
 import json
-import runpy
 from pathlib import Path
 
 import jax
@@ -12,7 +11,6 @@ import pytest
 
 from evenpace.local.cluster import LocalCluster
 from idl.plan import JobSpec, permutation
-from tests import EXAMPLES
 from tests.scripts import train_jax as script
 
 pytestmark = pytest.mark.usefixtures("framework_starts")
@@ -29,11 +27,11 @@ def float64():
         yield
 
 
-def train_alone(optimizer_name):
+def train_alone():
     """Train in one process on the whole batches, with optax itself."""
     images, labels = script.make_data()
     params = script.make_params()
-    optimizer = script.make_optimizer(optimizer_name, optax)
+    optimizer = script.make_optimizer(optax)
     state = optimizer.init(params)
     gradient_of = jax.jit(jax.grad(lambda params, batch: script.loss_fn(params, batch).mean()))
     spec = JobSpec(script.SAMPLES, script.BATCH, script.SEED)
@@ -53,8 +51,7 @@ def trained(tmp_path_factory, framework_starts, wait_until):
     with services as cluster, LocalCluster(folder / "one", manager_options=PATIENT) as one:
         addresses = ",".join(map(str, (one.manager, *one.shard_addresses)))
         for i, limit in enumerate(("64", "20", "7")):
-            arguments = ["--optimizer", "sgd", "--out", str(folder / f"{i}.npy"), "--micro-batches"]
-            arguments += ["--alone", addresses] if i == 0 else []
+            arguments = ["--out", str(folder / f"{i}.npy"), *(["--alone", addresses] if i == 0 else [])]
             cluster.start_worker(f"w{i}", SCRIPT, arguments, options={"--max-batch-size": limit})
         wait_until(lambda: not cluster.check(), "the end of training")
     return folder
@@ -63,7 +60,7 @@ def trained(tmp_path_factory, framework_starts, wait_until):
 @pytest.mark.ci
 def test_uneven_workers_equal_one_process_on_the_big_batch(trained):
     """Uneven, changing batches over three workers give the parameters of one process with optax."""
-    alone = train_alone("sgd")
+    alone = train_alone()
     notes = [json.loads((trained / f"{i}.json").read_text()) for i in range(3)]
     sizes = [note["sizes"] for note in notes]
     assert [sum(parts) for parts in zip(*sizes, strict=True)] == ([64] * 7 + [52]) * EPOCHS
@@ -93,39 +90,3 @@ def test_in_micro_batches_uneven_workers_equal_one_worker(trained):
     assert sizes.min() == 0
     losses = np.array([worker["losses"] for worker in workers])
     assert np.abs((losses * sizes).sum(axis=0) / sizes.sum(axis=0) - alone["losses"]).max() < 1e-10
-
-
-@pytest.mark.ci
-def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, wait_until):
-    """Saved with NumPy in the middle of an epoch, a job resumes with fewer workers on more shards."""
-    arguments = ["--optimizer", "adamw", "--out"]
-    with LocalCluster(tmp_path / "first", workers=2, manager_options=PATIENT) as cluster:
-        for i in range(2):
-            cluster.start_worker(f"w{i}", SCRIPT, [*arguments, str(tmp_path / f"{i}.npy"), "--stop-at", "19"])
-        wait_until(lambda: not cluster.check(), "the checkpoint")
-    with LocalCluster(tmp_path / "second", workers=1, shards=2) as cluster:
-        resume = ["--resume", str(tmp_path / "0.npz")]
-        cluster.start_worker("w", SCRIPT, [*arguments, str(tmp_path / "final.npy"), *resume])
-        wait_until(lambda: not cluster.check(), "the end of training")
-    assert len(json.loads((tmp_path / "final.json").read_text())["sizes"]) == 8 * EPOCHS - 19
-    assert np.abs(np.load(tmp_path / "final.npy") - train_alone("adamw")).max() < 1e-9
-
-
-@pytest.mark.ci
-def test_the_example_trains_as_well_on_two_workers(tmp_path, wait_until, capsys):
-    """Each worker of the example ends with the same accuracy, about that of the ordinary script."""
-    with jax.enable_x64(False):
-        runpy.run_path(str(EXAMPLES / "train_digits_jax.py"), run_name="__main__")
-    alone = capsys.readouterr().out
-    with LocalCluster(tmp_path, workers=2) as cluster:
-        example = EXAMPLES / "train_digits_jax_evenpace.py"
-        options = {"--granularity": "8"}
-        workers = [cluster.start_worker(f"w{i}", example, options=options) for i in range(2)]
-        wait_until(lambda: not cluster.check(), "the end of training")
-        printed = [process.log.read_text().splitlines()[-1] for process in workers]
-    assert printed[0] == printed[1]
-    accuracy, reference = (
-        float(line.removeprefix("accuracy ").rstrip("%\n")) for line in (printed[0], alone)
-    )
-    assert accuracy > 90
-    assert abs(accuracy - reference) < 5

@@ -2,8 +2,6 @@
 
 import os
 import platform
-import subprocess
-import sys
 
 import pytest
 
@@ -65,38 +63,3 @@ def test_a_kind_that_cannot_be_told_is_refused():
     for device in ("", "a\nb", "x" * 201):
         with pytest.raises(InvalidRequestError, match="device"):
             SessionConfig(None, device=device)
-
-
-JOINS = """
-from idl.plan import JobSpec
-from evenpace.context import session
-
-session().training.declare(JobSpec(100, 10))
-session().join()
-"""
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [(("--device", "my kind"), "my kind"), (("--cpu-share", "0.25"), cpu_kind(0.25))],
-    ids=["named by the user", "a share of a CPU"],
-)
-def test_a_worker_is_of_the_kind_that_its_options_say(tmp_path, options, kind):
-    """A worker with a quarter of a core is of another kind than one with all cores."""
-    told = set()
-    service = ManagerService(ManagerConfig())
-    service.on_event = lambda managed, _: told.update(member.device for member in managed.job.members.saved)
-    (tmp_path / "train.py").write_text(JOINS)
-    with serving(service) as address:
-        command = [
-            sys.executable,
-            "-m",
-            "evenpace",
-            "worker",
-            "--manager",
-            str(address),
-            *options,
-            "train.py",
-        ]
-        subprocess.run(command, cwd=tmp_path, check=True, timeout=240)
-    assert told == {kind}

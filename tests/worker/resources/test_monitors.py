@@ -1,18 +1,11 @@
 """Usage and capacity as a worker measures them, on made-up /proc and /sys trees and on the real machine."""
 
 import contextlib
-import os
-import subprocess
-import sys
-import threading
-import time
-from typing import NamedTuple
 
 import psutil
 import pytest
 
 from tests.made_up_machine import MIB, Machine, Memory
-from tests.services import cpu_seconds
 from worker.resources import monitors
 from worker.resources.monitors import ResourceMonitor, available_cpus
 
@@ -63,45 +56,26 @@ def test_a_moved_affinity_mask_counts_from_the_next_sample(machine):
     assert monitor.sample().cpu == pytest.approx(0.75)
 
 
-def test_v2_quota_below_the_affinity_is_the_capacity(machine):
-    """Within a quota of half a core, others that use a quarter of a core take half of the capacity."""
+@pytest.mark.parametrize(
+    ("quota", "busy", "own", "used", "share"),
+    [
+        ("5000 10000", [0.3, 0.3, 0, 0], 0.25, 0.5, 0.5),  # of 0.5 cores, the group's others take 0.25
+        ("5000 10000", [0.9, 0.9, 0, 0], 0.0, 0.0, 0.6),  # other tenants leave 0.2 of the two CPUs
+        ("5000 10000", [0.75, 0.75, 0, 0], 0.0, 0.0, 0.0),  # or all of the quota
+        ("5000 10000", [0.5, 0, 0, 0], 0.5, 0.5, 0.0),  # a worker alone sees nobody
+        ("300000 100000", [0.5, 0.5, 0, 0], 0.0, 3.0, 0.5),  # three cores on a mask of two CPUs do not bind
+    ],
+)
+def test_v2_the_smaller_of_quota_and_affinity_is_the_capacity(machine, quota, busy, own, used, share):
+    """A sample tells the share of it that others have taken in a second, of the CPUs or of the quota."""
     group = "/sys/fs/cgroup/jobs/mine"
     machine.mount_v2("/jobs/mine")
-    machine.v2_counts(group, "5000 10000", usage_usec=1_000_000)
+    machine.v2_counts(group, quota, usage_usec=1_000_000)
     monitor = ResourceMonitor(machine.root)
-    machine.run(2.0, busy=[0.3, 0.3, 0, 0], own=0.25)
-    machine.v2_counts(group, "5000 10000", usage_usec=2_000_000)
-    assert monitor.sample().cpu == pytest.approx(0.5)
-    assert available_cpus(machine.root) == pytest.approx(0.5)
-
-
-def test_full_cpus_count_under_a_quota_too(machine):
-    """Of a quota of 0.5 cores, only 0.2 are left where other tenants hold 1.8 of two CPUs."""
-    machine.mount_v2("/mine")
-    machine.v2_counts("/sys/fs/cgroup/mine", "5000 10000")
-    monitor = ResourceMonitor(machine.root)
-    machine.run(1.0, busy=[0.9, 0.9, 0, 0])
-    assert monitor.sample().cpu == pytest.approx(0.6)
-
-
-def test_busy_cpus_take_nothing_from_a_quota_that_still_fits(machine):
-    """A quota of half a core on two CPUs is fully available while others use one and a half."""
-    machine.mount_v2("/mine")
-    machine.v2_counts("/sys/fs/cgroup/mine", "5000 10000")
-    monitor = ResourceMonitor(machine.root)
-    machine.run(1.0, busy=[0.75, 0.75, 0, 0])
-    assert monitor.sample().cpu == pytest.approx(0.0)
-
-
-def test_a_worker_alone_sees_nobody(machine):
-    """This process's own use, of its CPUs or its quota, does not count as others'."""
-    group = "/sys/fs/cgroup/mine"
-    machine.mount_v2("/mine")
-    machine.v2_counts(group, "5000 10000")
-    monitor = ResourceMonitor(machine.root)
-    machine.run(1.0, busy=[0.5, 0, 0, 0], own=0.5)
-    machine.v2_counts(group, "5000 10000", usage_usec=500_000)
-    assert monitor.sample().cpu == pytest.approx(0.0)
+    machine.run(1.0, busy=busy, own=own)
+    machine.v2_counts(group, quota, usage_usec=1_000_000 + int(1e6 * used))
+    assert monitor.sample().cpu == pytest.approx(share)
+    assert available_cpus(machine.root) == pytest.approx(0.5 if quota.startswith("5000 ") else 2)
 
 
 def test_resume_forgets_what_was_before(machine):
@@ -168,18 +142,6 @@ def test_short_iterations_share_a_sample(machine):
     machine.run(0.04, busy=[1, 1, 0, 0])
     assert monitor.sample().cpu == pytest.approx(0.5)
     monitor.close()
-
-
-def test_a_quota_above_the_affinity_does_not_bind(machine):
-    """Three cores of quota on a mask of two CPUs leave the mask as the capacity."""
-    group = "/sys/fs/cgroup/mine"
-    machine.mount_v2("/mine")
-    machine.v2_counts(group, "300000 100000")
-    monitor = ResourceMonitor(machine.root)
-    machine.run(1.0, busy=[0.5, 0.5, 0, 0])
-    machine.v2_counts(group, "300000 100000", usage_usec=3_000_000)
-    assert monitor.sample().cpu == pytest.approx(0.5)
-    assert available_cpus(machine.root) == 2
 
 
 def test_v2_limits_of_ancestors_hold(machine):
@@ -301,6 +263,14 @@ def test_a_group_that_vanishes_does_not_disturb(machine):
     assert (usage.cpu, usage.memory) == (pytest.approx(0.5), pytest.approx(0.1))
 
 
+def test_the_counters_are_read_while_an_iteration_computes(wait_until):
+    """By a thread of the monitor, on the real machine, from `resume` until the sample."""
+    with contextlib.closing(ResourceMonitor()) as monitor:
+        monitor.resume()
+        wait_until(lambda: len(monitor._readings) > 2, "two looks")
+        assert 0 <= monitor.sample().cpu <= 1
+
+
 def test_usage_stays_within_bounds_whatever_the_counters_do(machine):
     """Counters that run ahead of the clock, or backwards, still give shares from 0 to 1."""
     machine.mount_v2("/mine")
@@ -313,112 +283,3 @@ def test_usage_stays_within_bounds_whatever_the_counters_do(machine):
         usage = monitor.sample()
         assert 0 <= usage.cpu <= 1
         assert 0 <= usage.memory <= 1
-
-
-SPIN = "print(flush=True)\nwhile True: pass"
-
-
-@pytest.fixture
-def one_cpu():
-    """Keep this process, and its children, on one CPU."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    yield min(before)
-    os.sched_setaffinity(0, before)
-
-
-class Look(NamedTuple):
-    """One reading of a monitor, in seconds: of the clock, this process and its one CPU."""
-
-    at: float
-    own: float
-    busy: float
-    total: float
-    thread: int
-
-    def share_of_others(self, then):
-        """Return others' share of the CPU since another reading, as the kernel has counted."""
-        others = (self.busy - then.busy) / (self.total - then.total)
-        others -= (self.own - then.own) / (self.at - then.at)
-        return min(max(others, 0.0), 1.0)
-
-
-class NotedMonitor(ResourceMonitor):
-    """A monitor on one CPU that notes its readings, and those of no other monitor in this process."""
-
-    def __init__(self, cpu):
-        self._cpu = cpu
-        self.looks = []
-        super().__init__()
-
-    def _read_counters(self):
-        counters = super()._read_counters()
-        thread = threading.get_ident()
-        self.looks.append(Look(counters.at, counters.own, *counters.host[self._cpu], thread))
-        return counters
-
-
-def spin_until(condition):
-    """Use the CPU until the condition holds; fail if it never does."""
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline
-
-
-def test_a_competitor_is_seen_at_once_and_no_longer_than_it_runs(one_cpu):
-    """On the real machine, a process that starts late in an iteration counts with its use from then on.
-
-    What a sample must say follows from what the kernel has counted since the look that it goes back to. So it
-    holds whoever is held up, and for however long, and whatever else runs on this CPU or measures it.
-    """
-
-    def fifth_of_a_second_ago(first, now):
-        """Return the newest reading from `first` on that is at least 0.2 s old, or None."""
-        old = [i for i in range(first, len(looks)) if looks[i].at <= now - 0.2]
-        return old[-1] if old else None
-
-    def last_of_ours():
-        """Return the reading of the last sample; the monitor's thread may have read since."""
-        return [look for look in looks if look.thread == threading.get_ident()][-1]
-
-    command = [sys.executable, "-c", f"input()\n{SPIN}"]
-    with (
-        contextlib.closing(ResourceMonitor()) as other,
-        contextlib.closing(NotedMonitor(one_cpu)) as monitor,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as competitor,
-    ):
-        looks = monitor.looks
-        try:
-            other.resume()
-            monitor.resume()
-            spin_until(lambda: time.monotonic() > looks[0].at + 2)  # an iteration without it
-            competitor.stdin.write(b"\n")
-            competitor.stdin.flush()
-            competitor.stdout.readline()
-            came, used = len(looks), {}  # its CPU time at, or soon after, each look since
-
-            def has_run():
-                """Return whether it has run since the reading that a sample would go back to."""
-                for i in range(came, len(looks)):
-                    used.setdefault(i, cpu_seconds(competitor.pid))
-                start = fifth_of_a_second_ago(came, time.monotonic())
-                return start in used and cpu_seconds(competitor.pid) - used[start] > 0.02
-
-            spin_until(has_run)
-            used_now = cpu_seconds(competitor.pid)
-            share = monitor.sample().cpu
-            end = last_of_ours()
-            start = fifth_of_a_second_ago(came, end.at)
-            assert share == pytest.approx(end.share_of_others(looks[start]))
-            taken = (used_now - used.get(start, used_now)) / (end.at - looks[start].at)
-            assert share > taken - 0.1  # 0.2 s has 20 of the kernel's ticks
-        finally:
-            competitor.kill()
-
-        monitor.resume()
-        gone = len(looks) - 1
-        spin_until(lambda: fifth_of_a_second_ago(gone, time.monotonic()))
-        share = monitor.sample().cpu
-        end = last_of_ours()
-        start = fifth_of_a_second_ago(gone, end.at)
-        assert share == pytest.approx(end.share_of_others(looks[start]))

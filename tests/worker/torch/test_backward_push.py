@@ -200,19 +200,6 @@ def test_a_backward_pass_for_which_no_shard_waits_is_not_pushed_early(monkeypatc
         assert not any(early)
 
 
-def test_without_buckets_nothing_arrives_before_the_step():
-    """`bucket_cap_mb=None` pushes the whole gradient by the step."""
-    arrived = []
-    with OpenServices(1, 2) as services:
-        parameters, _ = train(
-            services.session("w"),
-            before_step=lambda iteration: arrived.extend(services.arrived()),
-            bucket_cap_mb=None,
-        )
-    assert not any(arrived)
-    torch.testing.assert_close(parameters, train_alone(leave), rtol=0, atol=1e-12)
-
-
 def train_and_fail(manager, shard):
     """Train in a session of this process's, and fail before a step."""
 

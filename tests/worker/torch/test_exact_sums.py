@@ -152,17 +152,17 @@ def drawn(folder):
     return {line for path in folder.glob("*.drawn") for line in path.read_text().splitlines()}
 
 
-def alone(folder, *arguments):
+def alone(folder):
     """Train with one worker; return the set of its final bytes."""
     folder.mkdir()
     with (
         services(1, 1) as (manager, shards),
-        processes(folder, manager, shards, ["w0"], None, SCRIPT, (*BITS, *arguments)) as workers,
+        processes(folder, manager, shards, ["w0"], None, SCRIPT, BITS) as workers,
     ):
         return ends(folder, workers)
 
 
-def with_deaths_and_a_newcomer(folder, wait_until, *arguments):
+def with_deaths_and_a_newcomer(folder, wait_until):
     """Train on three shards with four workers of which two die, and another joins; return the final bytes.
 
     One dies between its pushes to two shards, the other after a push, before its report.
@@ -173,7 +173,7 @@ def with_deaths_and_a_newcomer(folder, wait_until, *arguments):
     freeze = points | {"w0": "5:report:0"}  # until the newcomer is there
     with (
         services(4, 3, *options) as (manager, shards),
-        processes(folder, manager, shards, names, freeze, SCRIPT, (*BITS, *arguments)) as workers,
+        processes(folder, manager, shards, names, freeze, SCRIPT, BITS) as workers,
         ManagerClient(manager) as client,
     ):
         for name in points:
@@ -181,7 +181,7 @@ def with_deaths_and_a_newcomer(folder, wait_until, *arguments):
             workers[name].kill()
             assert workers.pop(name).wait(60) == -signal.SIGKILL
         wait_until(lambda: is_frozen(workers["w0"]), "w0 to be at its point")
-        with processes(folder, manager, shards, ["w4"], None, SCRIPT, (*BITS, *arguments)) as newcomer:
+        with processes(folder, manager, shards, ["w4"], None, SCRIPT, BITS) as newcomer:
             wait_until(lambda: len(client.status("default").members) == 3, "the newcomer")
             workers["w0"].send_signal(signal.SIGCONT)
             end = ends(folder, workers | newcomer)
@@ -219,11 +219,3 @@ def test_a_run_ends_with_the_same_bits_on_any_workers(tmp_path, wait_until):
     assert with_all_reduce(tmp_path / "ranks-1", 1) == with_all_reduce(tmp_path / "ranks-3", 3) == end
     for run in ("deaths", "ranks-1", "ranks-3"):
         assert drawn(tmp_path / run) == drawn(tmp_path / "alone")
-
-
-@pytest.mark.ci
-def test_a_run_on_a_stream_ends_with_the_same_bits_on_any_workers(tmp_path, wait_until):
-    """Likewise where the samples come from a stream."""
-    end = alone(tmp_path / "alone", "--stream")
-    assert with_deaths_and_a_newcomer(tmp_path / "deaths", wait_until, "--stream") == end
-    assert drawn(tmp_path / "deaths") == drawn(tmp_path / "alone")

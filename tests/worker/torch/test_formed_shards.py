@@ -87,21 +87,6 @@ def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer, mesh):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("fault", ["kill", "freeze"])
-def test_the_others_end_when_one_is_gone(tmp_path, wait_until, fault):
-    """Its shards are gone, and a line says what to do."""
-    with (
-        manager_process("--workers", "3", "--policy", "even", "--silence", "3") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, "--sharded") as run,
-    ):
-        run.start("abc")
-        run.reaches("a", 12)
-        getattr(run, fault)("b")
-        for name in "ac":
-            assert "it goes on from the script's checkpoint" in run.fails(name)
-
-
-@pytest.mark.ci
 def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
     """A newcomer dies while the group forms, another is killed, one joins, and one is frozen.
 
@@ -131,21 +116,6 @@ def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
         sizes = [line[5] for line in run.seen("a")]
         changes = [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before]
         assert changes == [4, 3, 4, 3, 4]
-
-
-@pytest.mark.ci
-def test_a_step_that_some_shards_have_made_is_made_by_all(tmp_path, wait_until):
-    """One of a shard's copies does not know that all have their gradients; the others step."""
-    with (
-        manager_process("--workers", "4", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES) as run,
-    ):
-        run.start("abcd", "--break-halfway", "20", "3")
-        run.reaches("a", 25)
-        ended, iterations = run.end_all("abcd")
-        assert len(set(map(bits, ended))) == 1
-        check_equal_to_one_process(ended[0], first_seed(run, "abcd"), iterations)
-        assert sum("after a step that others had made" in run.log(name) for name in "abcd") == 1
 
 
 @pytest.mark.ci

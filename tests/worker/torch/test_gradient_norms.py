@@ -34,7 +34,7 @@ def assert_close(found, expected):
 def preconditioners(by_iteration):
     """Adam's for each iteration, (elements,): of the second moment after the last tenth step, if any."""
     moment, diagonal, diagonals = 0.0, None, []
-    for iteration, (counts, gradients, _) in by_iteration.items():
+    for iteration, (counts, gradients) in by_iteration.items():
         if iteration and iteration % 10 == 0:
             diagonal = 1 / (np.sqrt(moment / (1 - 0.999**iteration)) + 1e-8)
         diagonals.append(diagonal)
@@ -42,15 +42,8 @@ def preconditioners(by_iteration):
     return diagonals
 
 
-def slices(counts, gradients, workers):
-    """Join each worker's micro-batches: counts and mean gradients of their slices."""
-    each = [workers == number for number in np.unique(workers)]
-    means = [np.average(gradients[own], axis=0, weights=counts[own]) for own in each]
-    return np.array([counts[own].sum() for own in each]), np.stack(means)
-
-
-def trained(folder, wait_until, workers, shards, arguments, options=()):
-    """Train with uneven workers; the records, and by iteration counts and gradients, and whose they are."""
+def trained(folder, wait_until, workers, shards, arguments):
+    """Train with uneven workers; return the records, and by iteration counts and gradients."""
     port = str(address_of_our_own().port)
 
     def surroundings(name):
@@ -59,9 +52,7 @@ def trained(folder, wait_until, workers, shards, arguments, options=()):
         place = {"RANK": name[1:], "LOCAL_RANK": name[1:], "WORLD_SIZE": str(workers)}
         return Surroundings(environment={**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
 
-    with LocalCluster(
-        folder, workers=workers, shards=shards, manager_options=options, surroundings=surroundings
-    ) as cluster:
+    with LocalCluster(folder, workers=workers, shards=shards, surroundings=surroundings) as cluster:
         for number in range(workers):
             most = {"--max-batch-size": "5"} if number else {}
             out = ["--out", str(folder / f"w{number}.npz")]
@@ -71,110 +62,61 @@ def trained(folder, wait_until, workers, shards, arguments, options=()):
             wait_until(lambda: not observer.poll() or not observer.members, "its end", seconds=240)
             records = observer.iterations
     noted = [dict(np.load(folder / f"w{number}.npz")) for number in range(workers)]
-    for number, one in enumerate(noted):
-        one["workers"] = np.full(len(one["counts"]), number)
     together = {key: np.concatenate([one[key] for one in noted]) for key in noted[0]}
     return records, {
-        iteration: [
-            together[key][together["iterations"] == iteration] for key in ("counts", "gradients", "workers")
-        ]
+        iteration: [together[key][together["iterations"] == iteration] for key in ("counts", "gradients")]
         for iteration in range(len(records))
     }
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("workers", "shards", "arguments", "options"),
+    ("shards", "arguments"),
     [
-        pytest.param(2, 2, [], [], id="slices"),
-        pytest.param(1, 1, ["--micro-batch", "3", "--scale", "64"], [], id="micro-batches of one, unscaled"),
-        pytest.param(2, 1, ["--micro-batch", "3"], ["--exact"], id="micro-batches, exact sums"),
-        pytest.param(2, 0, [], [], id="ranks"),
-        pytest.param(2, 0, ["--micro-batch", "3"], [], id="ranks, micro-batches"),
-        pytest.param(1, 0, ["--micro-batch", "3"], ["--exact"], id="one rank, micro-batches, exact sums"),
+        pytest.param(2, ["--micro-batch", "3", "--scale", "64"], id="at shards, unscaled"),
+        pytest.param(0, ["--micro-batch", "3"], id="on ranks"),
     ],
 )
-def test_records_have_the_norms_of_every_contribution(
-    tmp_path, wait_until, workers, shards, arguments, options
-):
-    """Of each worker's slice, or of each micro-batch; a step earlier where shards sum the gradients."""
-    records, by_iteration = trained(tmp_path, wait_until, workers, shards, arguments, options)
+def test_records_have_the_norms_of_every_micro_batch(tmp_path, wait_until, shards, arguments):
+    """Of two workers; a step earlier where shards sum the gradients."""
+    records, by_iteration = trained(tmp_path, wait_until, 2, shards, arguments)
     delay = 1 if shards else 0
     assert len(records) == script.EPOCHS * 4
     for record in records[delay:]:
         assert record.norms is not None, record.iteration
         assert record.norms.iteration == record.iteration - delay
-        expected, found = norms_of(*by_iteration[record.norms.iteration][:2]), record.norms.norms
-        assert_close(found, expected)
+        assert_close(record.norms.norms, norms_of(*by_iteration[record.norms.iteration]))
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    ("workers", "shards", "arguments", "options"),
-    [
-        pytest.param(2, 1, ["--micro-batch", "3"], [], id="slices of micro-batches"),
-        pytest.param(2, 0, ["--micro-batch", "3"], [], id="ranks, micro-batches"),
-        pytest.param(1, 0, ["--micro-batch", "3"], ["--exact"], id="one rank, micro-batches, exact sums"),
-    ],
-)
-def test_with_adam_records_have_the_norms_of_preconditioned_gradients(
-    tmp_path, wait_until, workers, shards, arguments, options
-):
-    """By Adam's second moment before the step; of micro-batches on ranks alone, in every second iteration."""
-    arguments = ["--adam", "--epochs", "6", *arguments]
-    records, by_iteration = trained(tmp_path, wait_until, workers, shards, arguments, options)
+def test_with_adam_records_have_the_norms_of_preconditioned_gradients(tmp_path, wait_until):
+    """By Adam's second moment before the step; of micro-batches on ranks, in every second iteration."""
+    arguments = ["--adam", "--epochs", "6", "--micro-batch", "3"]
+    records, by_iteration = trained(tmp_path, wait_until, 2, 0, arguments)
     diagonals = preconditioners(by_iteration)
-    delay = 1 if shards else 0
     assert len(records) == 24
-    assert all(record.norms is None for record in records[: 10 + delay])
-    every = 2 if not shards and "--micro-batch" in arguments else 1
-    for record in records[10 + delay :]:
-        if record.iteration % every:
-            assert record.norms is None
-            continue
+    assert all(record.norms is None for record in (*records[:10], *records[11::2]))
+    for record in records[10::2]:
         assert record.norms is not None, record.iteration
-        iteration = record.iteration - delay
-        assert record.norms.iteration == iteration
-        counts, gradients, own = by_iteration[iteration]
-        if shards:
-            counts, gradients = slices(counts, gradients, own)
-        assert_close(record.norms.norms, norms_of(counts, gradients * diagonals[iteration]))
+        assert record.norms.iteration == record.iteration
+        counts, gradients = by_iteration[record.iteration]
+        assert_close(record.norms.norms, norms_of(counts, gradients * diagonals[record.iteration]))
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("adam", [False, True], ids=["sgd", "adam"])
-def test_one_rank_compares_its_gradients_in_pairs(tmp_path, wait_until, adam):
+def test_one_rank_compares_its_gradients_in_pairs(tmp_path, wait_until):
     """Each second one with the one before, both preconditioned as the second is with Adam."""
-    arguments = ["--adam", "--epochs", "6"] if adam else []
-    records, by_iteration = trained(tmp_path, wait_until, 1, 0, arguments)
-    diagonals = preconditioners(by_iteration) if adam else [1.0] * len(records)
+    records, by_iteration = trained(tmp_path, wait_until, 1, 0, ["--adam", "--epochs", "6"])
+    diagonals = preconditioners(by_iteration)
     told = {record.iteration: record.norms for record in records if record.norms is not None}
     # The reduction's buckets change after the first iteration, so that its gradient cannot be compared.
-    assert list(told) == list(range(11 if adam else 3, len(records), 2))
+    assert list(told) == list(range(11, len(records), 2))
     for iteration, step in told.items():
         assert step.iteration == iteration
-        counts, gradients = zip(*(by_iteration[i][:2] for i in (iteration - 1, iteration)), strict=True)
+        counts, gradients = zip(*(by_iteration[i] for i in (iteration - 1, iteration)), strict=True)
         assert_close(
             step.norms, norms_of(np.concatenate(counts), np.concatenate(gradients) * diagonals[iteration])
         )
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("arguments", [[], ["--micro-batch", "3"]])
-def test_with_adam_one_worker_preconditions_pairs_of_its_gradients(tmp_path, wait_until, arguments):
-    """By the second moment of those that it has made alone: from the eleventh on it knows of no others."""
-    arguments = ["--adam", "--epochs", "8", *arguments]
-    records, by_iteration = trained(tmp_path, wait_until, 1, 1, arguments)
-    of_whole = [slices(*one) for one in by_iteration.values()]
-    pairs = {r.iteration: r.norms.norms for r in records if r.norms and r.norms.norms.contributions == 2}
-    assert list(pairs) == list(range(22, len(records), 2))
-    for last, found in pairs.items():
-        squares = [gradients[0] ** 2 for _, gradients in of_whole[11 : last - 1]]
-        moment = sum(0.001 * 0.999**age * one for age, one in enumerate(reversed(squares)))
-        diagonal = 1 / (np.sqrt(moment / (1 - 0.999 ** len(squares))) + 1e-8)
-        counts = np.concatenate([counts for counts, _ in of_whole[last - 1 : last + 1]])
-        gradients = np.concatenate([gradients for _, gradients in of_whole[last - 1 : last + 1]])
-        assert_close(found, norms_of(counts, gradients * diagonal))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -121,17 +121,6 @@ def test_pieces_give_the_gradient_of_the_whole(task, where, most):
     assert max(seen) <= step.limit < 20
 
 
-@pytest.mark.ci
-def test_what_has_accumulated_is_kept(task):
-    """Gradients of earlier batches are kept through failures, and the batch's are added."""
-    model, inputs, labels = task
-    expected = 2 * whole_gradient(model, inputs, labels)
-    step = within_memory(passes(model, lambda: 6, "backward", []), model, Limits())
-    step(inputs, labels)
-    step(inputs, labels)
-    assert (gradient_of(model) - expected).abs().max() < 1e-14
-
-
 @pytest.mark.slow
 def test_a_loss_that_is_weighted_already_is_left_alone(task):
     """If the function weights its loss by its samples, pieces are only summed."""
@@ -145,22 +134,6 @@ def test_a_loss_that_is_weighted_already_is_left_alone(task):
 
     assert within_memory(forward_backward, model, Limits(), weighs=False)(inputs, labels) is None
     assert (gradient_of(model) - expected).abs().max() < 1e-14
-
-
-@pytest.mark.slow
-def test_the_limit_comes_close(task):
-    """Over several batches, a few failures bring the limit close to the size that fits."""
-    model, inputs, labels = task
-    loader, told = Limits(), []
-    step = within_memory(passes(model, lambda: 13, "forward", []), model, loader)
-    for _ in range(6):
-        planned = step.limit or 20  # as a manager that was told
-        step(inputs[:planned], labels[:planned])
-        told.append(loader.told)
-    limits = [limit for limit in told if limit is not None]
-    assert limits == sorted(limits, reverse=True)
-    assert 1 <= len(limits) <= 3
-    assert 10 <= step.limit <= 13
 
 
 @pytest.mark.ci

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from evenpace.local.cluster import LocalCluster, Surroundings
+from evenpace.local.cluster import LocalCluster
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
@@ -24,7 +24,7 @@ from lab.observer import Observer
 from tests.float64 import wait_for_end
 from tests.scripts import freeze_and_run
 from tests.scripts import train_micro_batches as script
-from tests.services import address_of_our_own, is_frozen
+from tests.services import is_frozen
 from worker.data.micro_batches import Draws, MicroBatch
 from worker.data.randomness import are_alike
 from worker.data.source import load
@@ -62,7 +62,7 @@ def pieces(total, size):
     return [size] * (number - 2) + [left - left // 2, left // 2]
 
 
-def train_alone(clip=None):
+def train_alone():
     """Train as the script does, in one process; return the two things that it writes.
 
     The layers of batch normalisation do not move their running statistics: these are computed from the
@@ -99,8 +99,6 @@ def train_alone(clip=None):
         seed(epoch, start, 2)
         after = script.draw()
         optimizer.param_groups[0]["weight_decay"] = 0.01 * sum(after)
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         schedule.step()
         drawn.append([iteration, before, after, script.draw()])
@@ -114,9 +112,9 @@ def train_alone(clip=None):
     return script.vector(model), drawn
 
 
-def assert_as_alone(folder, names, **options):
+def assert_as_alone(folder, names):
     """All workers end with one process's parameters and statistics, to rounding, and draw what it draws."""
-    alone, drawn = train_alone(**options)
+    alone, drawn = train_alone()
     for name in names:
         assert np.abs(np.load(folder / f"{name}.npy") - alone).max() < 1e-12
         lines = [json.loads(line) for line in (folder / f"{name}.npy.drawn").read_text().splitlines()]
@@ -151,28 +149,6 @@ def test_workers_that_come_and_die_equal_one_process(tmp_path, wait_until):
     assert [len(record.workers) for record in observer.iterations][:3] == [3] * 3
     assert set(observer.iterations[-1].workers) == {"w0", "w1", "w3"}
     assert_as_alone(tmp_path, ["w0", "w1", "w3"])
-
-
-@pytest.mark.slow
-def test_uneven_ranks_equal_one_process(tmp_path, wait_until):
-    """With DistributedDataParallel, too, where clipping sees the whole batch's gradient."""
-    port = str(address_of_our_own().port)
-
-    def surroundings(name):
-        if not name.startswith("w"):
-            return Surroundings()
-        place = {"RANK": name[1:], "LOCAL_RANK": name[1:], "WORLD_SIZE": "3"}
-        return Surroundings(environment={**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
-
-    with LocalCluster(
-        tmp_path, workers=3, shards=0, manager_options=PATIENT, surroundings=surroundings
-    ) as cluster:
-        for name, most in {"w0": 24, "w1": 10, "w2": 5}.items():
-            arguments = ["--out", str(tmp_path / f"{name}.npy"), "--clip", "0.5", "--scaled"]
-            cluster.start_worker(name, SCRIPT, arguments, {"--max-batch-size": str(most)})
-        wait_for_end(cluster, wait_until)
-    assert np.abs(train_alone(clip=0.5)[0] - train_alone()[0]).max() > 1e-3
-    assert_as_alone(tmp_path, ["w0", "w1", "w2"], clip=0.5)
 
 
 # -- pieces
@@ -234,14 +210,6 @@ def test_a_seed_is_that_of_torch_python_and_numpy():
 
     assert drawn(2**63 - 1) == drawn(2**63 - 1)
     assert all(one != other for one, other in zip(drawn(1), drawn(2), strict=True))
-
-
-def test_samples_are_compared_to_the_last_bit():
-    """Tensors, arrays, containers and numbers, NaN with NaN."""
-    sample = {"x": torch.tensor([0.0, torch.nan]), "y": (np.arange(2), float("nan"), "a")}
-    assert are_alike(sample, {"x": sample["x"].clone(), "y": (np.arange(2), float("nan"), "a")})
-    assert not are_alike(sample, {**sample, "x": torch.tensor([-0.0, torch.nan])})
-    assert not are_alike([sample], [sample, sample])
 
 
 # -- a worker of its own

@@ -12,20 +12,20 @@ from batchsize_manager.client import ManagerClient
 from idl.bounds import Bounds
 from idl.cuts import Cuts
 from idl.plan import permutation
-from idl.synchronisation import Synchronisation
 from tests.services import OpenServices, in_threads
 from tests.worker.torch.test_backward_push import (
     BATCH,
     BUCKET_MB,
-    CHANGES,
     EPOCHS,
     SAMPLES,
     SEED,
     SPEC,
     Rows,
+    change_data_late,
     leave,
     make_model,
     make_optimizer,
+    scale,
     train_alone,
 )
 from tests.worker.torch.test_memory_watch import exhaust
@@ -172,26 +172,6 @@ def test_uneven_slices_in_micro_batches_equal_one_process(shards, micro_batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [1, 2])
-def test_a_part_arrives_before_the_last_pass_ends(wait_until, shards):
-    """While the first layer's gradients are still to be computed, each shard has a part, and none has all."""
-    looked = []
-    with OpenServices(1, shards) as services:
-
-        def look(iteration, left):
-            if iteration < TRIALS or left:
-                assert not any(services.arrived())
-            else:
-                wait_until(lambda: all(services.arrived()), "the first buckets")
-                looked.append(iteration)
-            assert not services.complete()
-
-        trained = train(services.session("w"), in_pass=look)
-    assert looked == list(range(TRIALS, STEPS))
-    torch.testing.assert_close(trained.values, train_alone(leave), rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
     """The sum is divided as the end of the loop divides it; norms of micro-batches are the same as well."""
@@ -213,7 +193,7 @@ def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", [scale, change_data_late], ids=lambda change: change.__name__)
 def test_what_changes_gradients_after_the_loop_is_in_the_step(change):
     """As without micro-batches: what was pushed is taken back, and the result is one process's."""
     found, _ = train_with(2, 2, change=change)
@@ -262,16 +242,6 @@ def test_running_statistics_go_with_the_last_bucket():
         assert trained.attempts == {0}
         assert all(begun[-1] for k, begun in trained.at_ends.items() if k >= TRIALS)
         torch.testing.assert_close(trained.values, alone, rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_exact_sums_are_pushed_by_the_step():
-    """They are integers over all micro-batches, which no backward pass leaves in the gradients."""
-    with OpenServices(1, 2, synchronisation=Synchronisation(exact=True)) as services:
-        trained = train(services.session("w"))
-    assert not any(map(any, trained.at_ends.values()))
-    assert set(trained.factors) == {None}
-    torch.testing.assert_close(trained.values, train_alone(leave), rtol=0, atol=1e-10)
 
 
 def test_micro_batches_at_once_are_pushed_by_the_step():
