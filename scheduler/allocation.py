@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 
 Placement: TypeAlias = tuple[tuple[str, int], ...]
 """The devices of one job: nodes by name, each once, with a number above 0; empty for a job that waits."""

@@ -36,7 +36,7 @@ from lab.simulator.record import Life
 from lab.simulator.rules import JobLimits, Rules
 from lab.simulator.simulation import simulate
 from lab.simulator.workloads import Arrival
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies.base import Policy
 from scheduler.policies.priority import Priority
 from scheduler.policies.weighted_fair_sharing import WeightedFairSharing

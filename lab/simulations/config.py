@@ -11,7 +11,7 @@ from idl.settings import Setting, check_settings
 from lab.simulations.capacity_files import read_capacity
 from lab.simulator.capacity import Capacity
 from lab.simulator.rules import RULES, Rules
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Policy
 from scheduler.policies.pollux import Pollux

@@ -14,7 +14,7 @@ from evenpace.reports import numbers
 from evenpace.reports.style import GREY, WorkerStyle
 from lab.simulator.record import Life, Span
 from scheduler.allocation import devices
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 
 _WIDTH, _LEFT, _BOTTOM = 1000, 60, 24  # pixels of the time axis, and beside and below it
 _HEIGHT = 400  # pixels of all devices, within these limits of each

@@ -14,7 +14,7 @@ from lab.simulations.results import Outcome
 from lab.simulations.tables import mean, title
 from lab.simulator.rules import Rules
 from scheduler.allocation import devices
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 
 _FIGURES = (
     ("mean completion time (s)", "mean_completion_s", ",.1f"),

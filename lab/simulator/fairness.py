@@ -15,7 +15,7 @@ from lab.simulator.record import Life
 from lab.simulator.rules import Rules
 from lab.simulator.training import SimulatedJob
 from lab.simulator.workloads import Arrival
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies.base import Policy
 from scheduler.policies.packing import free_devices, take
 

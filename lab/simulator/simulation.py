@@ -1,7 +1,8 @@
 """The loop of a simulation: jobs train for an interval, then the policy gives out the devices."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 
 from lab.simulator.applications import Application
 from lab.simulator.capacity import Capacity
@@ -10,8 +11,30 @@ from lab.simulator.rules import Rules
 from lab.simulator.training import SimulatedJob
 from lab.simulator.workloads import Arrival
 from scheduler.allocation import Allocation, Placement
-from scheduler.cluster import Cluster
-from scheduler.policies.base import Policy, Round
+from scheduler.cluster.events import (
+    Add,
+    Decide,
+    Decided,
+    Drain,
+    Ended,
+    Event,
+    JobRequest,
+    NodeJoined,
+    NodeLost,
+    Reported,
+    Submitted,
+    Suspend,
+    Suspended,
+    Tick,
+    WorkerGone,
+    WorkerJoined,
+)
+from scheduler.cluster.machine import ClusterMachine
+from scheduler.job import Job
+from scheduler.nodes import Cluster
+from scheduler.policies.base import Policy
+
+_FACTS = tuple(field.name for field in fields(Job))
 
 
 def simulate(
@@ -53,6 +76,7 @@ def simulate(
     waiting = jobs[::-1]  # the next to arrive is the last
     present: list[SimulatedJob] = []
     held: dict[str, Placement] = {}  # by the names of the jobs that are present
+    live = _LiveCluster(policy, rules.interval)
     now = 0
     while waiting or present:
         slowed = _sharing(held) if rules.interference else ()
@@ -70,13 +94,8 @@ def simulate(
         while waiting and waiting[-1].life.submitted <= now:
             present.append(waiting.pop())
         there = cluster if capacity is None else _part(cluster, capacity, now, rules.notice)
-        allocation = Allocation()
-        if present and there.nodes:
-            names = [job.life.name for job in present]
-            usable = {name: held.get(name, ()) for name in names if _is_on(held.get(name, ()), there)}
-            seen = [job.seen(now, cluster.node_sizes) for job in present]
-            allocation = policy.allocate(Round(now, seen, there, Allocation(usable)))
-            allocation.check(there)
+        seen = {job.life.name: job.seen(now, cluster.node_sizes) for job in present}
+        allocation = live.play_round(now, seen, there, lost)
         for job in present:
             name, placement = job.life.name, allocation[job.life.name]
             if placement != held.get(name, ()):
@@ -85,14 +104,71 @@ def simulate(
     return [job.life for job in jobs]
 
 
+class _LiveCluster:
+    """The machine of a live cluster, and an executor that does at once what it asks for."""
+
+    def __init__(self, policy: Policy, interval: int) -> None:
+        self._policy = policy
+        self._machine = ClusterMachine(interval, by_rounds=True)
+        self._nodes = Cluster(())  # in the order in which the policy goes through them
+
+    def play_round(
+        self, now: int, jobs: Mapping[str, Job], there: Cluster, lost: Iterable[str]
+    ) -> Allocation:
+        """Have the policy decide, and return what jobs have then.
+
+        Args:
+            now: Seconds on the cluster's clock.
+            jobs: Those that have not ended, by name, in the order of submission.
+            there: The nodes that can be given out.
+            lost: Names of nodes that were lost since the last round, even if they are there again.
+        """
+        known = self._machine.jobs
+        for name, job in known.items():
+            if name not in jobs and job.state != "ended":
+                self._tell(now, Ended(name, job.attempt, "done"))
+        gone = {name for name in self._machine.nodes if name not in there.by_name}.union(lost)
+        hit = [name for name, job in known.items() if any(its.node in gone for its in job.leases.values())]
+        for name in gone:
+            self._tell(now, NodeLost(name))
+        for name in hit:  # whatever it has elsewhere, it has to begin again
+            self._tell(now, Suspended(name, known[name].attempt))
+        self._nodes = there
+        for node in there.nodes:
+            if node.name not in self._machine.nodes:
+                self._tell(now, NodeJoined(node))
+        for name, seen in jobs.items():
+            if name not in known:
+                self._tell(now, Submitted(JobRequest(name, 1)))  # what it can use is reported
+            self._tell(now, Reported(name, {field: getattr(seen, field) for field in _FACTS}))
+        self._tell(now, Tick())
+        target = self._machine.target
+        for name in jobs:
+            devices = Counter(lease.node for lease in known[name].leases.values())
+            assert devices == Counter(dict(target.get(name, ()))), (name, devices, target.get(name))
+        return Allocation(target)
+
+    def _tell(self, now: int, event: Event) -> None:
+        events = deque([event])
+        while events:
+            for action in self._machine.handle(now, events.popleft()):
+                match action:
+                    case Decide(number, at):
+                        allocation = self._policy.allocate(replace(at, cluster=self._nodes))
+                        allocation.check(self._nodes)
+                        events.append(Decided(number, allocation.placements))
+                    case Add(name, attempt, worker):
+                        events.append(WorkerJoined(name, attempt, worker))
+                    case Drain(name, attempt, worker):
+                        events.append(WorkerGone(name, attempt, worker))
+                    case Suspend(name, attempt):
+                        events.append(Suspended(name, attempt))
+
+
 def _part(cluster: Cluster, capacity: Capacity, now: int, notice: int) -> Cluster:
     """Return the nodes that are there, and are not known to be lost."""
     names = capacity.at(now) - capacity.lost(now, now + notice).keys()
     return Cluster(tuple(node for node in cluster.nodes if node.name in names))
-
-
-def _is_on(placement: Placement, cluster: Cluster) -> bool:
-    return all(name in cluster.by_name for name, _ in placement)
 
 
 def _sharing(held: Mapping[str, Placement]) -> set[str]:

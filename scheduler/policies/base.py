@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scheduler.allocation import Allocation
-from scheduler.cluster import Cluster
 from scheduler.job import Job
+from scheduler.nodes import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from scheduler.allocation import Allocation, Placement
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 
 
 def free_devices(cluster: Cluster, kept: Mapping[str, Placement]) -> dict[str, int]:

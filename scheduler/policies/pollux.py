@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.allocation import Allocation, devices
-from scheduler.cluster import Cluster
 from scheduler.job import Job
+from scheduler.nodes import Cluster
 from scheduler.policies.assignment import Costs, assign
 from scheduler.policies.base import Policy, Round
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from scheduler.allocation import Allocation, Placement, devices
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies.packing import free_devices, take
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.allocation import Allocation, Placement, devices
-from scheduler.cluster import Cluster, Node
 from scheduler.goodput import Goodput
 from scheduler.job import Job
+from scheduler.nodes import Cluster, Node
 from scheduler.policies.base import Policy, Round
 
 _FAIRNESS = -0.5  # exponent p of goodputs

@@ -9,8 +9,8 @@ import pytest
 from idl.noise import Noise
 from scheduler.allocation import Allocation
 from scheduler.autoscaling import scale_up
-from scheduler.cluster import Cluster
 from scheduler.goodput import Goodput, Limits
+from scheduler.nodes import Cluster
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Round
 from scheduler.policies.occupancy import Occupancy

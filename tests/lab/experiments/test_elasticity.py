@@ -9,7 +9,7 @@ import pytest
 from lab.experiments.elasticity import ELASTIC, PASSING, STATIC, figures_of, three_jobs, twenty_jobs
 from lab.simulator.record import Life
 from lab.simulator.workloads import Arrival
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
 from tests.lab.experiments.made_traces import write_model

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lab.simulations.gantt import bars, batches
 from lab.simulator.record import Life, Span
 from lab.simulator.workloads import Arrival
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from tests.lab.simulations.simulated import CLUSTER, outcome
 
 FOUR = Cluster.of([("gpu", 1, 4)])

@@ -12,7 +12,7 @@ from lab.simulations.workload_files import read_workload
 from lab.simulator.fairness import fair_shares
 from lab.simulator.rules import LIMITS, RULES, Rules
 from lab.simulator.simulation import simulate
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies import POLICIES
 from tests import SHARED_DATA
 

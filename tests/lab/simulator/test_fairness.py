@@ -9,7 +9,7 @@ from lab.simulator.record import Life
 from lab.simulator.rules import JobLimits, Rules
 from lab.simulator.simulation import simulate
 from lab.simulator.workloads import Arrival
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies import POLICIES
 from tests.lab.simulator.tiny import tiny_application
 

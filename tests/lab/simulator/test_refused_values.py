@@ -12,8 +12,8 @@ from lab.simulator.rules import JobLimits, Rules
 from lab.simulator.simulation import simulate
 from lab.simulator.single_job import most_nodes
 from lab.simulator.workloads import Arrival
-from scheduler.cluster import Cluster
 from scheduler.goodput import Limits
+from scheduler.nodes import Cluster
 from scheduler.policies import POLICIES
 from tests.lab.simulator.tiny import tiny_application, tiny_step_times
 

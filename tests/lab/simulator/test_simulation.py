@@ -8,7 +8,7 @@ from lab.simulator.rules import RULES, Rules
 from lab.simulator.simulation import simulate
 from lab.simulator.workloads import Arrival
 from scheduler.allocation import Allocation
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Policy
 from tests.lab.simulator.tiny import tiny_application

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from idl.noise import Noise
 from scheduler.allocation import Allocation, devices
-from scheduler.cluster import Cluster, Node
 from scheduler.goodput import Goodput, Limits
 from scheduler.job import Job
+from scheduler.nodes import Cluster, Node
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Round
 from scheduler.throughput import Throughput

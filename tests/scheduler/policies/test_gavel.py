@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.allocation import Allocation, devices
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies.base import Round
 from scheduler.policies.gavel import Gavel, equal_split, max_min_shares, max_sum_shares
 from tests.scheduler.policies.rounds import asking, play

@@ -6,7 +6,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies.least_attained_service import LeastAttainedService
 from tests.scheduler.policies import rounds
 from tests.scheduler.policies.rounds import asking, clusters, jobs, numbers, play

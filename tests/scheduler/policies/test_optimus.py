@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.allocation import devices
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies.optimus import Optimus
 from tests.scheduler.policies import rounds
 from tests.scheduler.policies.rounds import asking, clusters, jobs, numbers, play

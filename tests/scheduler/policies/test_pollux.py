@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from idl.noise import Noise
 from scheduler.allocation import Allocation, devices
-from scheduler.cluster import Cluster
 from scheduler.goodput import Goodput, Limits
 from scheduler.job import Job
+from scheduler.nodes import Cluster
 from scheduler.policies.base import Round
 from scheduler.policies.pollux import Pollux, fitness
 from scheduler.throughput import Throughput

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies.priority import Priority
 from tests.scheduler.policies import rounds
 from tests.scheduler.policies.rounds import asking, numbers, play, weighted

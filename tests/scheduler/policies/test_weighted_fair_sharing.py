@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.allocation import devices
-from scheduler.cluster import Cluster
+from scheduler.nodes import Cluster
 from scheduler.policies.weighted_fair_sharing import WeightedFairSharing, fair_shares
 from tests.scheduler.policies import rounds
 from tests.scheduler.policies.rounds import asking, numbers, play, weighted

@@ -1,0 +1,275 @@
+"""The machine of a live cluster: whatever happens, and with one of its rules taken out."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.cluster.events import (
+    Add,
+    Begin,
+    Cancelled,
+    Decide,
+    Decided,
+    Drain,
+    Ended,
+    Held,
+    JobRequest,
+    NodeJoined,
+    NodeLost,
+    Recovered,
+    Say,
+    Submitted,
+    Suspend,
+    Suspended,
+    Tick,
+    WorkerGone,
+    WorkerJoined,
+)
+from scheduler.cluster.machine import ClusterMachine
+from scheduler.nodes import Node
+from tests.scheduler.cluster.random_cluster import RandomCluster, Shuffled, ViolationError
+
+
+@given(st.integers(0, 2**32))
+def test_whatever_happens_no_node_is_full_no_state_is_lost_and_all_jobs_end(seed):
+    """`RandomCluster` checks it at each moment; what was recorded leads to the same actions again."""
+    cluster = RandomCluster(seed)
+    cluster.run()
+    cluster.replay()
+
+
+# -- machines with a rule taken out
+
+
+class FreesAtDrain(ClusterMachine):
+    """Gives a device out again as soon as its worker is told to go."""
+
+    def _reconcile(self):
+        for job in self.jobs.values():
+            if job.trains:
+                job.leases = job.kept
+        super()._reconcile()
+
+
+class ReusesNames(ClusterMachine):
+    """Gives a worker the name of one that has gone."""
+
+    def _grow(self, name, job, free):
+        job.made = next(number for number in range(100) if f"w{number}" not in job.leases)
+        before = dict(job.leases)
+        super()._grow(name, job, free)
+        job.leases = before | job.leases
+
+
+class ForgetsAttempts(ClusterMachine):
+    """Takes what it is told of an earlier attempt for the present one's."""
+
+    def handle(self, now, event):
+        """Handle the event as one of the present attempt."""
+        if isinstance(event, WorkerJoined | WorkerGone | Suspended | Ended) and event.job in self.jobs:
+            event = replace(event, attempt=self.jobs[event.job].attempt)
+        return super().handle(now, event)
+
+
+class WaitsForEver(ClusterMachine):
+    """Lets a job wait for a device that another has which waits likewise."""
+
+    def _comes_free(self, node, excess, living):
+        return True
+
+
+class DrainsTheLast(ClusterMachine):
+    """Drains a job's last worker, where its next has yet to train."""
+
+    def _release(self, name, job, excess):
+        for worker in excess:
+            job.leases[worker].phase = "draining"
+            self._actions.append(Drain(name, job.attempt, worker))
+
+
+class TrustsThePolicy(ClusterMachine):
+    """Takes an answer as it is, whatever has happened since the question."""
+
+    def _hear_policy(self, event):
+        if event.placements is not None:
+            self.target = {job: placement for job, placement in event.placements.items() if placement}
+        self._deciding = False
+        if self._stale:
+            self._ask()
+
+
+class TakesAskedForDone(ClusterMachine):
+    """Asks for nothing again after a restart."""
+
+    def _repeat(self, name, job):
+        pass
+
+
+def crossing(seed, machine):
+    """Return a cluster in which jobs have to change places, and nothing else happens."""
+    policies = [lambda: Shuffled(seed, stays=True)]
+    return RandomCluster(seed, machine, jobs=8, faults=False, policies=policies)
+
+
+FOUND = {
+    "controllers take workers that are over": (partial(RandomCluster, fenced=False), 0),
+    "devices are free at the drain": (partial(RandomCluster, machine=FreesAtDrain), 0),
+    "names come again": (partial(RandomCluster, machine=ReusesNames), 0),
+    "attempts do not count": (partial(RandomCluster, machine=ForgetsAttempts), 30),
+    "nobody gives way": (partial(crossing, machine=WaitsForEver), 30),
+    "the last worker goes": (partial(crossing, machine=DrainsTheLast), 30),
+    "the policy is trusted": (partial(RandomCluster, machine=TrustsThePolicy), 0),
+    "a restart asks for nothing": (partial(RandomCluster, machine=TakesAskedForDone), 0),
+}
+"""What a machine lacks: how its clusters are made, and a seed after which one soon misses it."""
+
+
+@pytest.mark.parametrize("lack", FOUND)
+def test_a_rule_that_is_taken_out_is_missed(lack):
+    """Else the clusters above would show little."""
+    make, first = FOUND[lack]
+    clusters = (make(seed) for seed in range(first, first + 100))
+    with pytest.raises((ViolationError, KeyError)):
+        any(cluster.run() for cluster in clusters)
+
+
+# -- one thing at a time
+
+
+def machine_with(*nodes):
+    """Return a machine with nodes of one device each."""
+    machine = ClusterMachine()
+    for name in nodes:
+        machine.handle(0, NodeJoined(Node(name, "cpu", 1)))
+    return machine
+
+
+def asked(actions):
+    """Return what the policy is asked."""
+    (question,) = [action for action in actions if isinstance(action, Decide)]
+    return question
+
+
+def decide(machine, now, event, placements):
+    """Tell an event, let the policy answer, and return what is to be done then."""
+    return machine.handle(now, Decided(asked(machine.handle(now, event)).number, placements))
+
+
+def said(actions):
+    """Return what followers are told."""
+    return [action.text for action in actions if isinstance(action, Say)]
+
+
+def test_two_jobs_that_change_places_are_not_stuck():
+    """Each waits for the other's device: one gives up its own, its state is kept, and both go on."""
+    machine = machine_with("a", "b")
+    decide(machine, 0, Submitted(JobRequest("x", 1)), {"x": (("a", 1),)})
+    actions = decide(machine, 0, Submitted(JobRequest("y", 1)), {"x": (("a", 1),), "y": (("b", 1),)})
+    assert actions == [Begin("y", 1), Add("y", 1, "w0", "b")]
+    for name in "xy":
+        machine.handle(1, WorkerJoined(name, 1, "w0"))
+    assert decide(machine, 100, Tick(), {"x": (("b", 1),), "y": (("a", 1),)}) == [Suspend("x", 1)]
+    machine = ClusterMachine.restored(json.loads(json.dumps(machine.saved())))
+    assert Add("y", 1, "w1", "a") in decide(machine, 101, Suspended("x", 1), machine.target)
+    assert machine.handle(102, WorkerJoined("y", 1, "w1")) == [Drain("y", 1, "w0")]
+    assert machine.handle(103, WorkerGone("y", 1, "w0")) == [Begin("x", 2), Add("x", 2, "w1", "b")]
+
+
+def test_a_node_on_which_no_worker_starts_is_tried_later_each_time():
+    """At once, after 1 s, after 2 s more; a worker that starts is the first again."""
+    machine = machine_with("a")
+    actions = decide(machine, 0, Submitted(JobRequest("x", 1)), {"x": (("a", 1),)})
+    assert actions == [Begin("x", 1), Add("x", 1, "w0", "a")]
+    for now, worker, again in ((1, "w0", 2), (2, "w1", 4), (4, "w2", 8)):
+        assert machine.handle(now, WorkerGone("x", 1, worker)) == []
+        assert machine.next_tick == again
+        assert machine.handle(again - 0.1, Tick()) == []
+        assert machine.handle(again, Tick()) == [Add("x", 1, f"w{int(worker[1]) + 1}", "a")]
+    machine.handle(9, WorkerJoined("x", 1, "w3"))
+    machine.handle(10, WorkerGone("x", 1, "w3"))
+    assert machine.jobs["x"].attempt == 1
+    assert [lease.node for lease in machine.jobs["x"].leases.values()] == ["a"]
+
+
+def test_a_job_asks_for_no_more_than_the_cluster_has():
+    """It is said once for each number of devices."""
+    machine = machine_with("a", "b")
+    actions = machine.handle(0, Submitted(JobRequest("x", 5)))
+    assert (asked(actions).round.jobs[0].devices, asked(actions).round.jobs[0].most_devices) == (2, 2)
+    assert said(actions) == ["x asks for 5 devices: the cluster has 2 now"]
+    machine.handle(1, Decided(asked(actions).number, {}))
+    assert said(machine.handle(2, NodeLost("a"))) == ["x asks for 5 devices: the cluster has 1 now"]
+    assert said(machine.handle(100, Tick())) == []
+
+
+@pytest.mark.parametrize(
+    ("placements", "error", "text"),
+    [
+        (
+            None,
+            "division by zero",
+            "the policy has failed, and what it decided last stands: division by zero",
+        ),
+        (
+            {"x": (("a", 2),)},
+            "",
+            "the policy's answer is impossible, and what it decided last stands: 2 devices of node 'a' were "
+            "given away; it has 1",
+        ),
+    ],
+)
+def test_what_a_policy_decided_last_stands_where_it_fails(placements, error, text):
+    """Jobs go on with what they have."""
+    machine = machine_with("a")
+    decide(machine, 0, Submitted(JobRequest("x", 1)), {"x": (("a", 1),)})
+    machine.handle(1, WorkerJoined("x", 1, "w0"))
+    question = asked(machine.handle(100, Tick()))
+    assert machine.handle(101, Decided(question.number, placements, error)) == [Say(text)]
+    assert machine.target == {"x": (("a", 1),)}
+
+
+def test_a_held_job_gives_up_what_it_has_and_waits():
+    """Until it is decided about again."""
+    machine = machine_with("a")
+    decide(machine, 0, Submitted(JobRequest("x", 1)), {"x": (("a", 1),)})
+    machine.handle(1, WorkerJoined("x", 1, "w0"))
+    assert machine.handle(2, Held("x", True)) == [Suspend("x", 1)]
+    assert machine.handle(3, Suspended("x", 1)) == []
+    actions = decide(machine, 4, Held("x", False), {"x": (("a", 1),)})
+    assert actions == [Begin("x", 2), Add("x", 2, "w1", "a")]
+
+
+def test_one_name_is_one_job():
+    """Who submits again for want of an answer changes nothing; another job of the name is refused."""
+    machine = machine_with("a")
+    machine.handle(0, Submitted(JobRequest("x", 1)))
+    assert machine.handle(1, Submitted(JobRequest("x", 1))) == []
+    assert machine.handle(2, Submitted(JobRequest("x", 2))) == [Say("x: there is another job of this name")]
+    machine.handle(3, Cancelled("x"))
+    assert (machine.jobs["x"].state, machine.jobs["x"].how) == ("ended", "cancelled")
+
+
+def test_workers_that_nobody_knows_are_named():
+    """After a restart, those of a job that the machine has never had are left to who follows."""
+    machine = ClusterMachine.restored(machine_with("a").saved())
+    actions = machine.handle(0, Recovered((Node("a", "cpu", 1),), (("ghost", 3, "w0", "a"),)))
+    assert said(actions) == ["w0 of job ghost in attempt 3 is not known"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"name": ""}, "a job needs a name"),
+        ({"devices": 0}, "job 'x' asks for 0 devices: at least 1 is needed"),
+        ({"weight": 0.0}, "job 'x' has the weight 0.0: must be above 0"),
+        ({"weight": float("nan")}, "job 'x' has the weight nan: must be above 0"),
+    ],
+)
+def test_an_impossible_request_is_refused(fields, error):
+    """The error names the value and what is allowed."""
+    with pytest.raises(ValueError, match=f"^{error}$"):
+        JobRequest(**({"name": "x", "devices": 1} | fields))
