@@ -176,17 +176,6 @@ def test_the_others_redo_what_is_missing(go):
         driver.next("b")
 
 
-def test_death_counts_from_the_last_break():
-    """The grace period begins when the connection breaks, and ends exactly at its length."""
-    driver = Driver("a", "b", reconnect_grace=5.0)
-    driver.job.disconnect("b", "b", 10.0)
-    driver.tick_at(14.9)
-    assert list(driver.job.members) == ["a", "b"]
-    driver.tick_at(15.0)
-
-    assert list(driver.job.members) == ["a"]
-
-
 def test_nobody_is_removed_when_nobody_waits():
     """However long an iteration takes, a member is not late before another has reported."""
     driver = Driver("a", "b", report_timeout=10.0)
@@ -252,26 +241,6 @@ def test_infeasible_after_a_loss():
             "the workers can take 20 samples together at most, less than"
         )
         assert driver.iteration("a") != 1
-
-
-# -- members that come
-
-
-def test_joining_in_the_middle_enters_at_the_next_unplanned_iteration():
-    """A newcomer waits for the running iteration, which goes on as planned, and is in the next."""
-    driver = Driver("a", "b", total=30)
-    driver.next("a")
-    driver.join("c")
-    assert driver.next("c") is None
-    assert driver.count("a") == 15
-    driver.finish("a", "b")
-
-    assert [driver.iteration(name) for name in "abc"] == [1, 1, 1]
-    assert [driver.count(name) for name in "abc"] == [10, 10, 10]
-    driver.finish("a", "b")
-    assert driver.next("a") is None
-    driver.finish("c")
-    assert driver.iteration("a") == 2
 
 
 # -- lookahead
@@ -346,19 +315,6 @@ def test_backup_waits_for_all_when_too_few_are_left():
     assert driver.next("c") is None
     driver.finish("a")
     assert driver.iteration("c") == 5
-
-
-def test_backup_does_not_count_who_has_no_samples():
-    """Where a small last batch leaves workers without a sample, only the others' reports make it complete."""
-    driver = backup("a", "b", "c", replicas=2, total=3, size=5)
-    driver.finish("a", "b")
-    driver.report("c", 0)
-    assert [driver.count(name) for name in "abc"] == [1, 1, 0]
-    driver.report("c", 1, 0.0)
-    driver.finish("a")
-    assert driver.next("a") is None
-    driver.finish("b")
-    assert driver.iteration("a") == 2
 
 
 def test_backup_takes_out_who_stays_away():

@@ -20,8 +20,8 @@ def test_a_limit_is_no_lower_than_what_the_others_leave():
     assert "b can take 5 samples at once at most, but the others leave it 8" in job.outbox.events
 
 
-def _job_that_releases_b():
-    """A job with a lookahead of 2 whose policy names b, after its first iteration; and the policy."""
+def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
+    """Its reports are answered, so that it can go on to report the others that are planned."""
     policy = Choosy(set())
     job = Job(JobSpec(100, 20), JobConfig(2, lookahead=2, release=True), policy)
     for name in "ab":
@@ -29,12 +29,6 @@ def _job_that_releases_b():
     policy.slow.add("b")
     for name in "ab":
         job.report(name, name, Report(0, 1.0), 0.0)
-    return job, policy
-
-
-def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
-    """Its reports are answered, so that it can go on to report the others that are planned."""
-    job, _ = _job_that_releases_b()
     assert job.members.why_released("b", "b", known=1) is None
     assert job.members.why_released("b", "b", known=2) == "b is slow"
     assert list(job.members) == ["a", "b"]
@@ -42,21 +36,6 @@ def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
         job.report("b", "b", Report(iteration, 1.0), 0.0)
     assert list(job.members) == ["a"]
     assert job.members.why_released("b", "b") == "b is slow"
-
-
-def test_who_was_to_be_released_is_needed_again_after_going_back():
-    """In another attempt, a member is released only if the policy still finds it dispensable."""
-    job, policy = _job_that_releases_b()
-    assert job.members.why_released("b", "b", known=2) == "b is slow"
-    policy.slow.clear()
-    job.recover("a", "a", 0, 0.0)
-    for name in "ab":
-        job.rewind(name, name, job.must_recover(name, name), 1, 0.0)
-    for iteration in range(1, 5):
-        assert [job.next_assignment(name, name).count for name in "ab"] == [10, 10]
-        for name in "ab":
-            job.report(name, name, Report(iteration, 1.0), 0.0)
-    assert list(job.members) == ["a", "b"]
 
 
 def test_members_that_are_gone_may_be_released_before_they_are_taken_out():

@@ -336,18 +336,6 @@ def test_a_worker_is_drained_once_in_another_attempt():
     assert len([event for event in driver.job.outbox.events if "drained b" in event]) == 1
 
 
-def test_a_drained_worker_that_waits_for_nobody_ends_with_what_it_does():
-    """Others are iterations ahead: it is not to catch up first."""
-    driver = Beating("a", "b", "c", synchronisation=Synchronisation("asp"))
-    driver.next("b"), driver.next("c")
-    for _ in range(4):
-        driver.finish("a")
-    driver.job.operations.drain("b", driver.now)
-    driver.finish("b")
-    assert driver.job.members.why_released("b", "b") == "drained by an operator"
-    assert list(driver.job.members) == ["a", "c"]
-
-
 def test_a_drain_outlives_another_attempt_and_the_manager():
     """Who was to be released is so before the attempt's first iteration, and is told when it comes."""
     for again in (False, True):

@@ -383,20 +383,6 @@ def test_deadlines_follow_the_iterations():
     assert list(driver.job.members) == ["a"]
 
 
-def test_a_late_piece_has_its_own_deadline():
-    """Who does a piece is late only if others wait for that."""
-    driver = Beating("a", "b", "c", total=30, report_timeout=100.0)
-    driver.finish("a")
-    driver.now = 60.0
-    driver.finish("b")
-    driver.job.leave("c", "c", 60.0)
-    driver.finish("b")
-    driver.tick_at(159.0)
-    assert list(driver.job.members) == ["a", "b"]
-    driver.tick_at(160.0)
-    assert list(driver.job.members) == ["b"]
-
-
 @pytest.mark.parametrize("total", [30, 3])
 def test_a_piece_comes_with_time_to_do_it(total):
     """Who has waited for long is not late at once; of one missing sample, others long done wait for it."""

@@ -86,18 +86,6 @@ def test_half_a_step_is_a_step_and_is_recorded_once_all_have_reported_it(all_tel
     assert driver.iterations() == ({0: ("c", "a", "b")} if all_tell else {})
 
 
-def test_a_step_without_the_report_of_one_that_has_died_is_not_recorded():
-    """Its samples were summed with the others', so that theirs alone are no whole batch."""
-    driver = running("a", "b", "c", total=30)
-    driver.next("c")
-    driver.finish("a", "b")
-    driver.job.operations.remove("c", driver.now)
-    driver.meet("a", "b", attempt=2, steps=1, formed=1)
-    assert [driver.span(name) for name in "ab"] == [(1, 30, 15), (1, 45, 15)]
-    driver.finish("a", "b")
-    assert driver.iterations() == {1: ("a", "b")}
-
-
 @pytest.mark.parametrize("failed", [False, True])
 def test_who_has_no_state_when_the_others_finish_has_nothing_to_do(failed):
     """Nor would there be anything to start again; but where the last one has failed, the job fails."""
@@ -173,19 +161,6 @@ def test_who_was_cut_off_is_waited_for_if_nobody_else_has_the_state(newcomer, re
         driver.tick_at(31.0)
         said = "no worker has its state any more" if newcomer else "all members have gone"
         assert said in driver.job.take_effects().over.why
-
-
-def test_who_was_cut_off_is_not_waited_for_once_it_was_started_again():
-    """The state of the one before has gone with it."""
-    driver = running("a", total=30)
-    driver.finish("a")
-    driver.job.disconnect("a", "a", driver.now)
-    driver.tick_at(2.0)
-    driver.job.join("a", "new", Bounds(), driver.now, exchange=FORMED_GROUP, beats=True)
-    number = driver.job.must_recover("a", "new")
-    driver.job.rewind("a", "new", number, 0, driver.now, store="a:2")
-    driver.tick_at(2.5)
-    assert "no worker has its state any more" in driver.job.take_effects().over.why
 
 
 def test_who_lives_but_does_not_arrive_is_taken_out():
