@@ -238,8 +238,7 @@ TestAnyMode = pytest.mark.machine(AnyMode.TestCase)
 class Cluster:
     """Services in this process for one job, and its sessions: SGD with lr 1 on three parameters of 0."""
 
-    def __init__(self, synchronisation, workers, manager, service, shards):
-        self.synchronisation, self.workers, self.service = synchronisation, workers, service
+    def __init__(self, manager, shards):
         self.manager, self.shards = manager, shards
         self.observer = Observer(manager, shards)
         self.sessions = {}
@@ -268,20 +267,16 @@ class Cluster:
         version = self.observer.pull(now)
         return version, now.tolist()
 
-    def waits(self, name):
-        """Return whether the manager keeps a worker waiting."""
-        return name in self.service._jobs["default"].waiting
-
 
 @contextlib.contextmanager
-def cluster(synchronisation, workers, shards=1, **job):
+def cluster(synchronisation, workers, shards):
     """Services whose job runs with the mode."""
-    config = JobConfig(workers, synchronisation=synchronisation, **job)
+    config = JobConfig(workers, synchronisation=synchronisation)
     service = ManagerService(ManagerConfig(policy="even", job=config))
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(serving(service))
         addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
-        made = Cluster(synchronisation, workers, manager, service, addresses)
+        made = Cluster(manager, addresses)
         yield made
         for session in made.sessions.values():
             session.close()
@@ -312,40 +307,6 @@ class Runner:
         """Wait for the end."""
         self.thread.join(60)
         assert not self.thread.is_alive()
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("staleness", [0, 5])
-def test_ssp_fast_worker_stops_exactly_at_the_bound(wait_until, staleness):
-    """The fast worker does c + staleness, then waits, if another stands still in iteration c."""
-    with cluster(Synchronisation("ssp", staleness), 2) as services:
-        slow, fast = services.join("slow", "fast")
-        runner = Runner(fast, 12)
-        for c in range(6):
-            assert slow.assignment.iteration == c
-            wait_until(
-                lambda c=c: runner.begun[-1:] == [c + staleness] and services.waits("fast"),
-                f"the fast worker's waiting in iteration {c + staleness}",
-            )
-            assert services.parameters()[0] == c + (c + staleness + 1)  # each push was a step
-            finish(slow, 1.0)
-        while runner.thread.is_alive() and slow.assignment.iteration < 12:
-            finish(slow, 1.0)
-        runner.join()
-        assert runner.begun == list(range(12))
-
-
-@pytest.mark.simulated
-def test_asp_fast_worker_never_waits():
-    """A worker goes through epochs while another stands still, each push a step of its own."""
-    with cluster(ASP, 2, shards=2) as services:
-        slow, fast = services.join("slow", "fast")
-        runner = Runner(fast, 250)
-        runner.join()
-        assert slow.assignment.iteration == 0
-        assert services.parameters() == (250, [-250.0] * 3)
-        assert finish(slow, 10.0).iteration == 1
-        assert slow.exchange.parameters.tolist() == [-260.0] * 3
 
 
 @pytest.mark.simulated

@@ -238,6 +238,26 @@ def test_who_is_back_in_time_helps():
     assert driver.span("b") == (0, 15, 5)
 
 
+def test_a_part_that_nobody_has_got_yet_is_the_silent_ones_again():
+    """While all others are busy with pieces, who comes back goes on where it was."""
+    driver = Beating("a", "b", "c", total=30)
+    driver.finish("a", "b", "c")
+    own = driver.next("b")
+    driver.beat("a", "b")
+    driver.job.leave("c", "c", 0.0)
+    driver.join("d")
+    driver.finish("a")
+    assert driver.span("a") == (1, 50, 5)
+    driver.now = 8.0
+    driver.beat("a")
+    driver.tick_at(10.0)
+    assert driver.last_events(1) == ["b is silent; the others do its part meanwhile"]
+    driver.report_part("b", own)
+    assert driver.span("b") == (1, 55, 5)
+    driver.finish("a", "b")
+    assert [driver.count(name) for name in "abd"] == [10, 10, 10]
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_who_has_promised_heartbeats_is_suspended_before_its_first(restarted):
     """It freezes right after it has joined, or after the manager was started again."""
@@ -282,6 +302,26 @@ def test_nobody_is_suspended_without_whom_the_batch_is_too_large():
     driver.tick_at(100.0)
     assert driver.next("a") is None
     assert driver.iteration("b") == 0
+
+
+def test_who_is_silent_with_a_part_of_one_that_is_back_is_suspended():
+    """Who came back when another had got its part waits for it, as those do who have reported theirs."""
+    driver = Beating("a", "b", total=16)
+    driver.beat("a", "b")
+    driver.report("a", 0)
+    driver.beat("a")
+    driver.now += 10.0
+    driver.beat("a")
+    driver.job.tick(driver.now)
+    assert driver.span("a") == (0, 8, 8)
+    driver.report("b", 0)
+    assert driver.last_events(1) == ["b is back"]
+    assert driver.span("b") is None
+    driver.now += 10.0
+    driver.beat("b")
+    driver.job.tick(driver.now)
+    assert driver.last_events(1) == ["a is silent; the others do its part meanwhile"]
+    assert driver.span("b") == (0, 8, 8)
 
 
 def test_who_is_silent_before_anybody_has_reported_is_suspended():
