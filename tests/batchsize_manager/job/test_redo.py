@@ -258,6 +258,19 @@ def test_a_part_that_nobody_has_got_yet_is_the_silent_ones_again():
     assert [driver.count(name) for name in "abd"] == [10, 10, 10]
 
 
+def test_who_sends_heartbeats_is_not_suspended():
+    """However slow it is; nor who has neither sent nor promised one."""
+    driver = Beating("a", "b", "c", total=30, report_timeout=1000.0)
+    driver.beat("a", "b")
+    driver.finish("a")
+    for now in range(0, 900, 2):
+        driver.now = float(now)
+        driver.beat("a", "b")
+        driver.tick_at(driver.now)
+    assert [driver.iteration("b"), driver.iteration("c")] == [0, 0]
+    assert driver.next("a") is None
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_who_has_promised_heartbeats_is_suspended_before_its_first(restarted):
     """It freezes right after it has joined, or after the manager was started again."""
