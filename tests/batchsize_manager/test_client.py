@@ -96,39 +96,6 @@ def test_long_answers_come_in_parts():
         worker.close()
 
 
-@pytest.mark.ci
-def test_earlier_records_come_from_the_state(tmp_path):
-    """Records that a restarted manager has only in its file are answered like those in memory."""
-    for iterations in (700, 3):
-        with (
-            serving(ManagerService(ManagerConfig(state=tmp_path))) as address,
-            ManagerClient(address) as client,
-        ):
-            worker = MemberWorker(address, f"job-{iterations}")
-            for _ in range(iterations):
-                worker.iterate()
-            worker.close()
-            seen = []
-            while found := client.history("job-700", len(seen))[1]:
-                seen += [one.iteration for one in found]
-            assert seen == list(range(700))
-            with pytest.raises(InvalidRequestError, match="no job 'nothing'"):
-                client.history("nothing", 0)
-
-
-def test_records_are_those_that_the_job_keeps():
-    """Records over the wire are those in memory, to the last bit."""
-    service = manager_service()
-    with serving(service) as address, ManagerClient(address) as client:
-        worker = MemberWorker(address, "both")
-        for _ in range(5):
-            worker.iterate()
-        run, found = client.history("both", 0)
-        assert (run, len(found)) == (worker.run, 5)
-        assert found == service._jobs["both"].job.history(0, 10)
-        worker.close()
-
-
 def test_a_token_of_all_jobs_opens_all_of_them(tmp_path):
     """A token of a single job shows that job alone; one of all jobs shows the list, too."""
     key = tmp_path / "tokens.key"

@@ -2,9 +2,6 @@
 
 import contextlib
 import re
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -319,50 +316,6 @@ def test_changes_outlive_the_manager(tmp_path, wait_until):
     assert all(part.count <= 10 for part in workers[1].done if part.iteration > 20)
 
 
-@pytest.mark.simulated
-def test_a_batch_size_that_waits_for_what_was_planned_ahead_outlives_the_manager(tmp_path, wait_until):
-    """A change takes place though the manager is killed before, with each sample used once."""
-    with (
-        restartable_manager(
-            tmp_path / "state",
-            "--workers",
-            "2",
-            "--policy",
-            "even",
-            "--lookahead",
-            "3",
-        ) as manager,
-        serving(shard_service()) as shard,
-    ):
-        client = Operator(manager.address)
-        said = []
-
-        def change(session):
-            reached = session.assignment.iteration
-            # All earlier reports have been answered: they may come long after the gradients.
-            wait_until(lambda: session.planned(reached + 3), "the plans ahead")
-            said.append(client.set_total_batch_size(JOB, 24))
-            assert int(re.search(r"from iteration (\d+) on", said[0])[1]) > reached + 1
-            manager.kill()
-            manager.start()
-
-        gate, left = threading.Barrier(2), {"w0", "w1"}
-
-        def together(session):
-            name = session.config.worker
-            if session.assignment.iteration == 11 and name in left:  # neither goes on before it is back
-                left.remove(name)
-                _ = change(session) if name == "w0" else None
-                gate.wait(240)
-
-        workers = [Worker(manager.address, [shard], f"w{i}", ITERATIONS, together) for i in range(2)]
-        batches = assert_trained(workers)
-        assert client.status(JOB).summary.batch_size == 24
-    # Where a worker hears of the restart before iteration 11 is pushed, that is done again with the new size.
-    assert {total for _, _, total in batches[:11]} <= {16, 8}
-    assert {total for _, _, total in batches[25:]} >= {24}
-
-
 def _state(client):
     """Return the job's state; None before a worker has joined."""
     return client.status(JOB).summary.state if client.jobs().jobs else ""
@@ -419,7 +372,6 @@ def test_a_batch_size_that_no_job_can_go_on_with_is_refused():
 @pytest.mark.parametrize(
     ("drop_last", "num_workers", "expected"),
     [
-        (False, 0, [(0, [7] * 4 + [9] * 5), (1, [13] * 2 + [4] * 2), (2, [2] * 2)]),
         (False, 1, [(0, [7] * 4 + [9] * 5), (1, [13] * 2 + [4] * 2), (2, [2] * 2)]),
         (True, 0, [(0, [6] * 4 + [8] * 4), (1, [12] * 3 + [4]), (2, [2] * 2)]),
     ],
@@ -455,8 +407,7 @@ def test_a_loader_says_how_many_batches_the_epoch_has(drop_last, num_workers, ex
         assert drop_last or sorted(drawn) == samples
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_loader_follows_its_schedule(num_workers):
+def test_a_loader_follows_its_schedule():
     """Each epoch has batches of its own size, and each sample once; its length is right within it."""
     samples = list(range(100))
     sizes, lengths, seen = [], [], []
@@ -465,7 +416,7 @@ def test_a_loader_follows_its_schedule(num_workers):
         contextlib.closing(Session(SessionConfig(manager, tuple(shards), worker="w"))) as session,
     ):
         schedule = {0: 10, 1: 30, 3: 100}
-        loader = DataLoader(samples, schedule, session=session, shuffle=True, num_workers=num_workers)
+        loader = DataLoader(samples, schedule, session=session, shuffle=True, num_workers=1)
         assert (len(loader), loader.batch_size) == (10, 10)
         session.exchange.prepare(Layout("float64", "sgd", (Group(1, {"lr": 0.1}),)), np.zeros(1))
         session.start_training()
@@ -586,60 +537,6 @@ def test_a_token_that_may_not_join_a_job_may_not_change_it(tmp_path):
                 client.pause("mine")
                 client.resume("mine")
         worker.close()
-
-
-def test_a_released_worker_that_asks_again_does_not_disturb_its_successor(wait_until):
-    """A released worker and a newcomer under its name are both answered."""
-    with serving(manager_service(workers=2)) as address, ManagerClient(address) as client:
-        names = {"a": "a", "b": "b", "b again": "b"}
-        identities = {key: idl.common.Identity("mine", name, key) for key, name in names.items()}
-        clients = {key: Client(_wire.BatchSizeManager, address, "manager") for key in names}
-        deadline = time.monotonic() + 240
-
-        def send(key, method, request):
-            clients[key].send(method, request, deadline=deadline)
-
-        def receive(key):
-            return clients[key].receive(deadline=deadline)
-
-        def report(key, iteration):
-            send(key, "report", _wire.ReportRequest(identities[key], iteration, 0.5, 0.0, 0.5, 0.5))
-
-        for key in "ab":
-            send(key, "join", join_request(identities[key]))
-        assert {receive(key).assignment.iteration for key in "ab"} == {0}
-        client.drain("mine", "b")
-        for key in "ab":
-            report(key, 0)
-        assert receive("a").assignment.iteration == 1
-        assert receive("b").released == "drained by an operator"
-        send("b again", "join", join_request(identities["b again"]))
-        wait_until(lambda: client.status("mine").summary.members == 2, "the newcomer")
-        report("b", 0)
-        assert receive("b").released == "drained by an operator"
-        report("a", 1)
-        assert receive("b again").assignment.iteration == 2
-        for one in clients.values():
-            one.close()
-
-
-def test_late_joiners_say_the_specification_that_the_job_began_with(wait_until):
-    """Late joiners have the job's first specification, however large its batches are by now."""
-    with serving(manager_service()) as address, ManagerClient(address) as client:
-        worker = MemberWorker(address, "mine")
-        client.set_total_batch_size("mine", 500)
-        report = _wire.ReportRequest(worker.identity, 0, 0.5, 0.0, 0.5, 0.5)
-        assert worker.client.call("report", report).assignment.total == 500
-        other = Client(_wire.BatchSizeManager, address, "manager")
-        request = join_request(idl.common.Identity("mine", "late", "i"))
-        with ThreadPoolExecutor(1) as thread:
-            joined = thread.submit(other.call, "join", request)
-            wait_until(lambda: client.status("mine").summary.members == 2, "the newcomer")
-            report.iteration = 1
-            worker.client.call("report", report)
-            assert joined.result().assignment.batch_start == 510
-        other.close()
-        worker.client.close()
 
 
 # -- on the command line

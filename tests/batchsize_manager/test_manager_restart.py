@@ -15,7 +15,7 @@ import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.learning.saved_models import unpack_models
 from batchsize_manager.service import ManagerConfig, ManagerService
-from batchsize_manager.storage.state_format import STATE_FILE, StateError
+from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError
 from idl.synchronisation import Synchronisation
@@ -25,10 +25,8 @@ from rpc.client import Client
 from tests.services import (
     in_threads,
     join_request,
-    manager_process,
     restartable_manager,
     serving,
-    signalled_process,
 )
 
 pytestmark = pytest.mark.usefixtures("time_to_close")
@@ -294,37 +292,6 @@ def test_a_manager_that_is_stopped_forgets_nothing(tmp_path, client):
         assert iterations(asking) == [*range(50), 51]
 
 
-@pytest.mark.slow
-def test_a_second_manager_with_the_same_state_is_refused(tmp_path):
-    """The state is the first manager's while it runs, even if it is killed; the error names its process."""
-    with signalled_process("manager", "--state", str(tmp_path)) as (first, _):
-        with (
-            pytest.raises(Exception, match=rf"in use by another manager, process {first.pid}: stop that one"),
-            manager_process("--state", str(tmp_path)),
-        ):
-            pass
-        first.kill()
-        first.wait(30)
-        with manager_process("--state", str(tmp_path)):
-            pass
-
-
-def test_a_damaged_state_is_refused(tmp_path):
-    """The error names the file, and says what to do; nothing is overwritten."""
-    with serving(service(tmp_path)) as address:
-        worker = Worker(address, "w", Tape())
-        worker.report(worker.join().assignment)
-        worker.client.close()
-    path = tmp_path / STATE_FILE
-    content = bytearray(path.read_bytes())
-    content[4096 * 2 : 4096 * 4] = b"\xff" * 8192
-    path.write_bytes(content)
-    for _ in range(2):
-        with pytest.raises(StateError, match=rf"{path} is damaged .* move it away"):
-            service(tmp_path)
-    assert path.read_bytes() == content
-
-
 # -- started again, in this process
 
 
@@ -393,23 +360,6 @@ def test_strangers_are_not_taken_for_members(tmp_path, stopped):
         worker.client.close()
 
 
-def test_a_job_may_be_rewound_beyond_what_is_known(tmp_path, stopped, client):
-    """The history is made again from the checkpoint that the shards went back to."""
-    worker, _ = stopped
-    with serving(service(tmp_path)) as address:
-        connected(worker, address)
-        worker.tape.version = 1
-        reply = worker.rewind(worker.heartbeat())
-        assert reply.assignment.iteration == 1
-        assert iterations(client(address)) == [0]
-        worker.tape.push(reply.assignment)
-        reply = worker.report(reply.assignment)
-        assert iterations(client(address)) == [0, 1]
-        worker.client.close()
-    with open_state(tmp_path) as reader:
-        assert [(r.iteration, r.attempt) for r in reader.records(reply.run, 0, 9)] == [(0, 0), (1, 1)]
-
-
 def test_an_attempt_after_each_start(tmp_path, stopped):
     """No attempt is begun twice over restarts of the manager, even without a worker in between."""
     worker, _ = stopped
@@ -419,28 +369,6 @@ def test_an_attempt_after_each_start(tmp_path, stopped):
     with serving(service(tmp_path)) as address:
         assert connected(worker, address).heartbeat() == 3
         worker.client.close()
-
-
-@pytest.mark.simulated
-def test_members_that_do_not_come_back_are_taken_out(tmp_path):
-    """Missing members are taken out after a grace period; the others go on without them."""
-    tape = Tape()
-    with serving(service(tmp_path, workers=2)) as address:
-        workers = [Worker(address, name, tape) for name in "ab"]
-        in_threads(*(worker.join for worker in workers))
-        for worker in workers:
-            worker.client.close()
-    with serving(service(tmp_path, workers=2, silence=4.0, heartbeat=1.0)) as address, clients() as client:
-        here = connected(workers[0], address)
-        reply = here.rewind(here.heartbeat())
-        while reply.assignment is None or reply.assignment.count < 64:
-            if reply.recover is not None:
-                reply = here.rewind(reply.recover)
-                continue
-            tape.push(reply.assignment)
-            reply = here.report(reply.assignment)
-        assert members(client(address)) == ["a"]
-        here.client.close()
 
 
 def _orphaned(tmp_path, client, wait_until):
@@ -471,22 +399,6 @@ def test_a_job_whose_workers_have_all_died_waits_for_others(tmp_path, client, wa
         assert members(client(address)) == ["new", "w"]
         for one in (worker, dead):
             one.client.close()
-
-
-def test_it_does_not_wait_for_ever(tmp_path, client, wait_until):
-    """A worker that joins after the time that jobs are kept for begins a new run."""
-    dead = _orphaned(tmp_path, client, wait_until)
-    with serving(service(tmp_path, keep=0.0)) as address:
-        wait_until(lambda: _ended(tmp_path), "the job's end")
-        worker = Worker(address, "new", Tape())
-        assert worker.join().assignment.iteration == 0
-        assert worker.runs != dead.runs
-        worker.client.close()
-
-
-def _ended(folder):
-    with open_state(folder) as reader:
-        return reader.runs()[0].ended
 
 
 def test_what_a_policy_has_learned_is_remembered(tmp_path, client, wait_until):
@@ -563,18 +475,6 @@ def test_a_later_attempt_may_be_known_before_the_job_has_begun(tmp_path, client,
         assert (run.job, run.state.attempt) == ("early", 4)
 
 
-def test_a_job_that_waits_for_its_workers_is_not_remembered(tmp_path, client, wait_until):
-    """Workers of a job that has not started join it again after a restart, as a new one."""
-    with serving(service(tmp_path, workers=2)) as address:
-        waiting, asking = Worker(address, "a", Tape()), client(address)
-        thread = in_background(waiting.join)
-        wait_until(lambda: _members(asking) == ["a"], "the first worker's call")
-        waiting.client.abandon(NotMemberError("over"))
-        thread.join(30)
-    with open_state(tmp_path) as reader:
-        assert reader.runs() == []
-
-
 def _members(client, job="job"):
     with contextlib.suppress(InvalidRequestError):
         return members(client, job)
@@ -627,11 +527,10 @@ def test_the_history_has_no_gap_while_the_state_is_behind(tmp_path, client, monk
         worker.client.close()
 
 
-@pytest.mark.parametrize("mode", ["asp", "ssp", "backup"])
+@pytest.mark.parametrize("mode", ["asp", "backup"])
 def test_other_modes_than_bsp_are_not_brought_back(tmp_path, mode):
     """Calls about such a job get an error with advice; the job's name is free."""
-    numbers = {"ssp": {"staleness": 2}, "backup": {"replicas_to_aggregate": 1}}.get(mode, {})
-    config = {"synchronisation": Synchronisation(mode, **numbers)}
+    config = {"synchronisation": Synchronisation(mode, None, 1 if mode == "backup" else None)}
     with serving(service(tmp_path, **config)) as address:
         worker = Worker(address, "w", Tape())
         reply = worker.report(worker.join().assignment)
@@ -645,21 +544,6 @@ def test_other_modes_than_bsp_are_not_brought_back(tmp_path, mode):
                 ask()
         worker.identity.incarnation = "new"
         assert worker.join().assignment.iteration == 0
-        worker.client.close()
-
-
-def test_workers_that_reduce_gradients_themselves_are_not_brought_back(tmp_path):
-    """Calls about such a job get an error with advice."""
-    with serving(service(tmp_path)) as address:
-        worker = Worker(address, "w", Tape())
-        request = join_request(worker.identity)
-        request.exchange = "fixed_group"
-        part = worker.client.call("join", request).assignment
-        worker.client.close()
-    with serving(service(tmp_path)) as address:
-        connected(worker, address)
-        with pytest.raises(NotMemberError, match=r"reduce gradients among themselves .* from its checkpoint"):
-            worker.report(part)
         worker.client.close()
 
 
@@ -698,22 +582,3 @@ def test_a_state_that_cannot_be_written_is_an_event(tmp_path, client, wait_until
         thread.join(30)
     with open_state(tmp_path) as reader:
         assert [record.iteration for record in reader.records(reply.run, 0, 99)] == list(range(21))
-
-
-def test_attempts_are_checked():
-    """An invalid attempt is refused, and named."""
-    with serving(ManagerService(ManagerConfig())) as address:
-        worker = Worker(address, "w", Tape())
-        part = worker.join().assignment
-        for method, request in (
-            ("heartbeat", _wire.HeartbeatRequest),
-            ("recover", _wire.RecoverRequest),
-            ("rewind", _wire.RewindRequest),
-        ):
-            with pytest.raises(InvalidRequestError, match="attempt -1"):
-                worker.client.call(method, request(worker.identity, -1))
-        for wrong in ({"attempt": -1}, {"start": -1}):
-            with pytest.raises(InvalidRequestError, match=f"{next(iter(wrong))} -1"):
-                worker.report(part, **wrong)
-        assert worker.report(part).assignment.iteration == 1
-        worker.client.close()

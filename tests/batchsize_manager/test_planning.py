@@ -173,19 +173,6 @@ def test_the_plan_is_printed_and_written(folder, tmp_path):
     assert figures["alone"]["V100 16GB"]["seconds"] == pytest.approx(0.5)
 
 
-def test_waves_are_shown_where_a_device_gets_nothing(tmp_path):
-    """What the table has does not depend on the order of devices."""
-    for profile in (
-        linear("slow", 0.0, 9.0, sizes=(64, 128)),
-        linear("fast", 0.0, 1.0, 128, sizes=(64, 128)),
-    ):
-        files.write_json(profile.content(), tmp_path / f"{profile.device}.json")
-    for devices in (("slow", "fast=2"), ("fast=2", "slow")):
-        result = plan("--total", 128, "--micro-batch", 64, "--at-once", 2, "--profiles", tmp_path, *devices)
-        assert result.exit_code == 0, result.output
-        assert "waves" in result.output
-
-
 def test_the_plan_says_where_fewer_devices_are_faster(folder):
     """Where one kind alone is the fastest, the table is its own, with waves if there are micro-batches."""
     arguments = ("--total", 1024, "--profiles", folder, "--communication", 0.5, "V100=2", "P100")

@@ -25,7 +25,6 @@ from idl.synchronisation import STALENESS, Synchronisation
 from idl.translation import read_synchronisation
 from lab.observer import Observer
 from rpc.client import Client
-from tests.evenpace.commands import invoke
 from tests.float64 import SCRIPT, train_alone, wait_for_end
 from tests.scripts import freeze_and_run
 from tests.services import (
@@ -66,13 +65,6 @@ def test_combinations_without_sense_are_refused(arguments, said):
     """A number that is missing, out of range, or of another mode is named with its value."""
     with pytest.raises(ValueError, match=said):
         Synchronisation(*arguments)
-
-
-def test_the_command_line_refuses_them_too():
-    """`evenpace manager` ends with one line that names the error."""
-    result = invoke("manager", "--sync", "asp", "--staleness", "3")
-    assert result.exit_code == 1
-    assert "staleness 3: belongs to ssp, but the mode is asp" in result.output
 
 
 @pytest.mark.simulated
@@ -246,8 +238,7 @@ TestAnyMode = pytest.mark.machine(AnyMode.TestCase)
 class Cluster:
     """Services in this process for one job, and its sessions: SGD with lr 1 on three parameters of 0."""
 
-    def __init__(self, synchronisation, workers, manager, service, shards):
-        self.synchronisation, self.workers, self.service = synchronisation, workers, service
+    def __init__(self, manager, shards):
         self.manager, self.shards = manager, shards
         self.observer = Observer(manager, shards)
         self.sessions = {}
@@ -276,20 +267,16 @@ class Cluster:
         version = self.observer.pull(now)
         return version, now.tolist()
 
-    def waits(self, name):
-        """Return whether the manager keeps a worker waiting."""
-        return name in self.service._jobs["default"].waiting
-
 
 @contextlib.contextmanager
-def cluster(synchronisation, workers, shards=1, **job):
+def cluster(synchronisation, workers, shards):
     """Services whose job runs with the mode."""
-    config = JobConfig(workers, synchronisation=synchronisation, **job)
+    config = JobConfig(workers, synchronisation=synchronisation)
     service = ManagerService(ManagerConfig(policy="even", job=config))
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(serving(service))
         addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
-        made = Cluster(synchronisation, workers, manager, service, addresses)
+        made = Cluster(manager, addresses)
         yield made
         for session in made.sessions.values():
             session.close()
@@ -323,62 +310,6 @@ class Runner:
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("staleness", [0, 1, 5])
-def test_ssp_fast_worker_stops_exactly_at_the_bound(wait_until, staleness):
-    """The fast worker does c + staleness, then waits, if another stands still in iteration c."""
-    with cluster(Synchronisation("ssp", staleness), 2) as services:
-        slow, fast = services.join("slow", "fast")
-        runner = Runner(fast, 12)
-        for c in range(6):
-            assert slow.assignment.iteration == c
-            wait_until(
-                lambda c=c: runner.begun[-1:] == [c + staleness] and services.waits("fast"),
-                f"the fast worker's waiting in iteration {c + staleness}",
-            )
-            assert services.parameters()[0] == c + (c + staleness + 1)  # each push was a step
-            finish(slow, 1.0)
-        while runner.thread.is_alive() and slow.assignment.iteration < 12:
-            finish(slow, 1.0)
-        runner.join()
-        assert runner.begun == list(range(12))
-
-
-@pytest.mark.simulated
-def test_asp_fast_worker_never_waits():
-    """A worker goes through epochs while another stands still, each push a step of its own."""
-    with cluster(ASP, 2, shards=2) as services:
-        slow, fast = services.join("slow", "fast")
-        runner = Runner(fast, 250)
-        runner.join()
-        assert slow.assignment.iteration == 0
-        assert services.parameters() == (250, [-250.0] * 3)
-        assert finish(slow, 10.0).iteration == 1
-        assert slow.exchange.parameters.tolist() == [-260.0] * 3
-
-
-@pytest.mark.simulated
-def test_asp_newcomer_starts_beside_the_fastest():
-    """A worker that joins late starts at the fastest one's iteration, with the present parameters."""
-    with cluster(ASP, 2) as services:
-        _, fast = services.join("slow", "fast")
-        Runner(fast, 20).join()
-        (late,) = services.join("late")
-        assert late.assignment.iteration >= 20
-        assert late.exchange.parameters.tolist() == [-20.0] * 3
-
-
-@pytest.mark.simulated
-def test_asp_goes_on_when_others_leave():
-    """The slowest worker goes on alone, from the parameters of all steps, once the others have left."""
-    with cluster(ASP, 2) as services:
-        slow, fast = services.join("slow", "fast")
-        Runner(fast, 20).join()
-        fast.close()
-        assert finish(slow, 1.0).iteration == 1
-        assert slow.exchange.parameters.tolist() == [-21.0] * 3
-
-
-@pytest.mark.simulated
 @pytest.mark.parametrize("shards", [1, 2])
 def test_backup_drops_exactly_the_late(shards):
     """Each step is the mean of the gradients that arrived; the late one is dropped, and it skips ahead."""
@@ -402,20 +333,6 @@ def test_backup_drops_exactly_the_late(shards):
         assert services.observer.poll()
         took_part = [set(r.workers) for r in services.observer.iterations]
         assert took_part == [{"a", "b"}] * 5 + [{"a", "c"}]
-
-
-@pytest.mark.simulated
-def test_backup_waits_for_all_remaining_workers():
-    """All remaining workers make a step if they are fewer than it needs; a lost slice stays lost."""
-    sync = Synchronisation("backup", replicas_to_aggregate=2)
-    with cluster(sync, 2) as services:
-        a, b = services.join("a", "b")
-        runner = Runner(b, 1, 3.0)
-        assert finish(a, 1.0).iteration == 1
-        runner.join()
-        b.close()
-        assert finish(a, 1.0).iteration == 2
-        assert a.exchange.parameters.tolist() == [-3.0] * 3
 
 
 @pytest.mark.parametrize("sync", [ASP, SSP], ids=["asp", "ssp"])
@@ -478,16 +395,13 @@ def test_a_deterministic_shard_takes_bsp_only():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    ("sync", "optimizer"), [pytest.param("asp", "sgd", marks=pytest.mark.ci), ("ssp", "adam")]
-)
-def test_one_asynchronous_worker_equals_training_alone(tmp_path, wait_until, sync, optimizer):
-    """One worker in these modes is plain training, schedule included, to rounding."""
-    with LocalCluster(tmp_path, sync=sync, shards=2) as services:
-        arguments = ["--optimizer", optimizer, "--out", str(tmp_path / "w.npy"), "--num-workers", "1"]
+def test_one_asynchronous_worker_equals_training_alone(tmp_path, wait_until):
+    """One worker is plain training, schedule included, to rounding."""
+    with LocalCluster(tmp_path, sync="ssp", shards=2) as services:
+        arguments = ["--optimizer", "adam", "--out", str(tmp_path / "w.npy"), "--num-workers", "1"]
         services.start_worker("w", SCRIPT, arguments)
         wait_for_end(services, wait_until)
-    assert np.abs(np.load(tmp_path / "w.npy") - train_alone(optimizer)).max() < 1e-9
+    assert np.abs(np.load(tmp_path / "w.npy") - train_alone("adam")).max() < 1e-9
 
 
 MODES = {

@@ -44,16 +44,6 @@ def test_norms_of_shards_add_up_to_the_wholes(split, seed, cuts):
     assert close(total, norms_of(split, gradients))
 
 
-@given(SPLITS, SEEDS, st.randoms(use_true_random=False))
-def test_the_order_of_contributions_does_not_matter(split, seed, random):
-    """Any permutation of the workers gives the same norms."""
-    gradients = np.random.default_rng(seed).normal(size=(len(split), 50))
-    order = list(range(len(split)))
-    random.shuffle(order)
-
-    assert close(norms_of([split[i] for i in order], gradients[order]), norms_of(split, gradients))
-
-
 def test_contributions_without_samples_do_not_count():
     """A worker without samples changes nothing, even if what it sent is not a number."""
     with_it = GradientNorms.of([(8, 2.0), (0, math.nan), (4, 5.0)], 1.5)
@@ -67,16 +57,6 @@ def test_one_contribution_says_nothing():
 
     assert math.isnan(norms.var)
     assert math.isnan(norms.sqr)
-
-
-@given(st.lists(st.integers(1, 64), min_size=2, max_size=8), SEEDS)
-def test_equal_gradients_have_no_variance(split, seed):
-    """Where all contributions are the same, var is 0 and sqr their squared norm, but for rounding."""
-    gradient = np.random.default_rng(seed).normal(size=50)
-    norms = norms_of(split, np.tile(gradient, (len(split), 1)))
-
-    assert norms.var == pytest.approx(0, abs=1e-12 * norms.weighted)
-    assert norms.sqr == pytest.approx(gradient @ gradient, rel=1e-12)
 
 
 # -- Consecutive gradients

@@ -93,14 +93,13 @@ CHANGING = [[8, 16, 32, 200], [4, 8, 16, 100], [64, 64, 128], [16] * 24, [1, 3, 
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("ratio", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("splits", [[[8, 16, 32, 200]] * 100, [[40, 2]] * 30, CHANGING])
-def test_two_standard_errors_hold_the_truth(splits, ratio):
+def test_two_standard_errors_hold_the_truth(splits):
     """With few and many iterations, equal and changing batches, in 90 to 98% of 300 runs.
 
     Of 95.4%, 300 runs have a standard deviation of 1.2%; t-distributed means of 30 hold 94.5%.
     """
-    shares = coverage(splits, ratio, batch=max(map(sum, splits)))
+    shares = coverage(splits, 0.5, batch=max(map(sum, splits)))
 
     assert shares == pytest.approx(np.full(3, 0.94), abs=0.04)
 
@@ -218,15 +217,6 @@ def test_intervals_hold_a_noise_scale_that_drifts(problem, before, after):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("problem", ["sqr steps to a quarter", "var steps to four times"])
-def test_a_step_is_followed_sooner_than_by_one_mean(problem):
-    """The median error of the logarithm of the noise scale is less than two thirds of the mean's."""
-    long, ours = (np.median(np.abs(np.log(shares[..., 1]))) for shares in looked_at(problem))
-
-    assert ours < 2 / 3 * long
-
-
-@pytest.mark.ci
 def test_intervals_are_hardly_wider_where_nothing_drifts():
     """They are 9 to 15% wider than those of one mean, and hold a constant noise scale as often."""
     long, ours = map(held, looked_at("constant"))
@@ -234,29 +224,6 @@ def test_intervals_are_hardly_wider_where_nothing_drifts():
     assert 1.05 < ours[1] / long[1] < 1.2
     assert ours[0] == pytest.approx(0.95, abs=0.03)
     assert long[0] == pytest.approx(0.95, abs=0.03)
-
-
-@pytest.mark.slow
-def test_estimates_of_a_constant_truth_have_no_bias():
-    """Over 400 runs the means of var and sqr are within four of their own standard errors of the truth."""
-    rng, found = np.random.default_rng(12), []
-    for _ in range(400):
-        norms = (isotropic_norms(rng, (8, 16, 32, 200), 50, 50 / 256, 50.0) for _ in range(100))
-        noise = functools.reduce(NoiseEstimate.observe, norms, NoiseEstimate()).noise
-        found.append((noise.sqr * 256 / 50, noise.var / 50))
-
-    mean, error = np.mean(found, axis=0), np.std(found, axis=0) / 400**0.5
-    assert np.all(error < 0.005)
-    assert np.all(np.abs(mean - 1) < 4 * error)
-
-
-def test_the_first_iterations_estimate_is_its_own():
-    """Whatever the horizon, a start from zeros does not draw the estimate down."""
-    norms = norms_of([8, 24], Quadratic(np.random.default_rng(5), 50, 32, 0.3).draw([8, 24]))
-
-    for horizon in (10.0, 1e6):
-        noise = NoiseEstimate(horizon).observe(norms).noise
-        assert (noise.sqr, noise.var) == pytest.approx((norms.sqr, norms.var))
 
 
 def test_errors_are_those_of_means_where_iterations_weigh_the_same():
@@ -268,17 +235,6 @@ def test_errors_are_those_of_means_where_iterations_weigh_the_same():
     both = np.cov([[one.sqr for one in norms], [one.var for one in norms]]) / 12
     errors = (noise.sqr_error**2, noise.covariance, noise.var_error**2)
     assert errors == pytest.approx((both[0, 0], both[0, 1], both[1, 1]), rel=1e-5)
-
-
-def test_an_estimate_that_is_young_forgets_its_first_iterations_sooner():
-    """A gradient whose square falls tenfold at the 20th iteration is followed by the 60th."""
-    problem = Quadratic(np.random.default_rng(4), 50, 64, 0.1)
-    split = [16, 16, 32]
-    before = observed(problem, [split] * 20), observed(problem, [split] * 20, NoiseEstimate(share=1e9))
-    problem.gradient, problem.sqr = problem.gradient / 10**0.5, problem.sqr / 10
-    young, fixed = (observed(problem, [split] * 40, one).noise for one in before)
-    assert young.sqr == pytest.approx(problem.sqr, rel=0.5)
-    assert fixed.sqr > 3 * problem.sqr
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 1e200])

@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 
 from idl.errors import InvalidRequestError
-from idl.settings import Checked, Setting, settings_of
+from idl.settings import Checked, Setting
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,6 @@ class Config(Checked):
     mode: Annotated[str, Setting("", choices=("a", "b"))] = "a"
     perhaps: Annotated[int | None, Setting(least=1)] = None
     free: int = -1
-
-
-def test_settings_are_found_by_name():
-    """A field without one has none."""
-    assert settings_of(Config)["low"] == Setting("Help.", least=2)
-    assert [*settings_of(Config)] == [name for name in Config.__dataclass_fields__ if name != "free"]
 
 
 @pytest.mark.parametrize(

@@ -236,21 +236,3 @@ def test_tests_that_do_not_run_have_found_nothing(checkout, after, tests, why):
     apply(change("NUMBER = 1", after), checkout)
     with pytest.raises(AssertionError, match=why):
         failing(checkout, f"tests/test_it.py -k {tests}")
-
-
-@pytest.mark.ci
-def test_tests_that_take_too_long_are_ended(checkout):
-    """They have found nothing, and nothing of them runs on."""
-    apply(change("PAUSE = 0", "PAUSE = 600"), checkout)
-    with pytest.raises(pytest.fail.Exception, match="took longer than 3 s"):
-        failing(checkout, "tests/test_it.py -k waits", seconds=3)
-    assert not [
-        one for one in psutil.Process().children(recursive=True) if "test_it.py" in str(one.cmdline())
-    ]
-
-
-@pytest.mark.parametrize("before", ["NUMBER = 3", "= "])
-def test_a_change_that_fits_no_more_is_refused(checkout, before):
-    """What is to go must be in its file exactly once."""
-    with pytest.raises(AssertionError, match=before):
-        apply(change(before, ""), checkout)

@@ -216,18 +216,6 @@ def test_answers_that_nobody_takes(wait_until):
         worker.close()
 
 
-def test_answers_that_are_never_taken(caplog, wait_until):
-    """A peer that takes none of its answers for the deadline is cut off."""
-    limits = ServerLimits(unsent_bytes=10_000, request_timeout=0.5)
-    with serving(shard_service(), limits) as address:
-        worker = ShardWorker(address, 2**20)
-        with Raw(address, receive_buffer=2**16) as raw:
-            raw.send(b"".join(pull_frame(worker, -1, i) for i in range(50)))
-            wait_until(lambda: "did not take its answer within 0.5 s" in caplog.text, "the cut")
-            worker.iterate()
-        worker.close()
-
-
 def test_the_log_is_not_flooded(caplog, wait_until):
     """Hundreds of refusals take a few lines of log, one of which has their number."""
     began, crowd = time.monotonic(), 300

@@ -22,7 +22,7 @@ from lab.chaos.config import ChaosConfig
 from rpc.limited_log import LimitedLog
 from rpc.logs import LogSetup, options_in_force
 from tests.disks import fill
-from tests.services import MemberWorker, Raw, ShardWorker, join_request, manager_service, serving
+from tests.services import MemberWorker, Raw, join_request, manager_service, serving
 from tests.wire import answer, framed
 
 log = logging.getLogger("tests.logs")
@@ -257,28 +257,6 @@ def test_a_crowd_does_not_fill_the_log(caplog, wait_until):
 
 
 # -- whole processes
-
-
-def test_lines_of_services_name_job_and_worker(caplog):
-    """Lines of services about a job have its name, its run and, if they concern one, the worker."""
-    caplog.set_level(logging.INFO)
-    with serving(manager_service()) as address:
-        worker = MemberWorker(address, name="digits")
-        worker.iterate()
-        worker.close()
-    lines = {record.getMessage(): record for record in caplog.records}
-    joined, left = lines["job digits: good joined, for iteration 0 on"], lines["job digits: good left"]
-    assert (joined.job, joined.worker, joined.iteration, joined.attempt) == ("digits", "good", 0, 0)
-    assert (left.job, left.worker, left.iteration, left.run) == ("digits", "good", 1, joined.run)
-
-
-def test_lines_of_shards_name_job_and_run(caplog, shard):
-    """Lines of a shard about a job have its name and its run."""
-    caplog.set_level(logging.INFO)
-    worker = ShardWorker(shard, name="digits/some-run")
-    worker.close()
-    (opened,) = (r for r in caplog.records if "digits/some-run: 1000 float32" in r.getMessage())
-    assert (opened.job, opened.run) == ("digits", "some-run")
 
 
 SCRIPT = """

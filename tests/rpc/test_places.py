@@ -56,13 +56,6 @@ def test_a_list_is_read_as_it_is_written(addresses):
     assert Places.of(parse_where(str(places))) == places
 
 
-def test_a_file_is_read_as_it_is_written():
-    """A file of places, too, and one address alone is an address."""
-    places = parse_where("@/run/manager,a:1")
-    assert Places.parse(str(places)) == places
-    assert parse_where("a:1") == Address("a", 1)
-
-
 @pytest.mark.parametrize("text", ["", "@", "a", "a:1,", "a:1;2", "a:1,a:1", "@a\0b", "a:1,@file"])
 def test_a_text_without_places_is_refused(text):
     """A mistake is an error that has the text's wrong part, and what is allowed."""
@@ -147,19 +140,6 @@ def test_a_frozen_service_is_left_in_the_middle_of_what_is_sent_to_it(tmp_path, 
         with pytest.raises(ConnectionLostError, match=r"silent in push, and is at 127\.0\.0\.1:1,"):
             client._write(bytes(2**26), time.monotonic() + 240)
         assert not client.connected
-
-
-def test_a_file_is_not_read_while_answers_come(tmp_path, monkeypatch):
-    """One read for each connection, however many calls it serves."""
-    file, reads, now = tmp_path / "places", [], Places.now
-    monkeypatch.setattr(Places, "now", lambda places: reads.append(places) or now(places))
-    with serving(manager_service()) as address:
-        write(file, str(address))
-        client = client_of(Places(file=file))
-        for _ in range(100):
-            client.call("jobs", JOBS)
-        client.close()
-    assert len(reads) == 1
 
 
 def test_a_name_is_resolved_at_each_attempt(monkeypatch):

@@ -18,7 +18,7 @@ from idl.errors import (
     ProtocolError,
     UnauthorisedError,
 )
-from rpc import certificates, codec
+from rpc import certificates
 from rpc import client as client_module
 from rpc.address import Address
 from rpc.client import Client
@@ -27,10 +27,9 @@ from rpc.limits import ServerLimits
 from rpc.server import Security
 from tests.rpc.scripted import answering
 from tests.services import MemberWorker, Raw, ShardWorker, manager_service, serving, shard_service
-from tests.wire import answer, framed, pull_frame
+from tests.wire import framed
 
 _manager = idl.batchsize_manager
-_ps = idl.parameter_server
 HISTORY = _manager.HistoryRequest("j", 0, 1)
 
 
@@ -107,14 +106,6 @@ def tls_socket(address: Address, credentials: Credentials, **changes) -> ssl.SSL
     for name, value in changes.items():
         setattr(context, name, value)
     return context.wrap_socket(socket.create_connection(address, timeout=120), server_hostname=address.host)
-
-
-def raw_tls(address: Address, credentials: Credentials, receive_buffer: int | None = None) -> Raw:
-    """Open a bare TLS connection to which a test can write any bytes."""
-    raw = Raw(address, receive_buffer)
-    context = credentials.contexts(server=False).current()
-    raw.socket = context.wrap_socket(raw.socket, server_hostname=address.host)
-    return raw
 
 
 # -- who is let in
@@ -240,71 +231,6 @@ def test_silent_tls_peers_hold_up_nobody(service, worker, wait_until):
                     pass
             member.iterate()
             member.close()
-
-
-def test_slow_reader_over_tls_gets_one_version(secure_shard, worker):
-    """A pull over TLS that is being sent when steps are taken delivers the version that it began with."""
-    pusher = ShardWorker(secure_shard, elements=2**21, credentials=worker)
-    pusher.iterate()
-    version, expected = pusher.version, pusher.expected.tobytes()
-    with raw_tls(secure_shard, worker, receive_buffer=2**16) as raw:
-        raw.send(pull_frame(pusher, -1))
-        head = raw.read(4)
-        pusher.iterate()
-        pusher.iterate()
-        data = raw.read(int.from_bytes(head))
-    reply = codec.decode(data, _ps.ParameterServer.pull_result).success
-    assert reply.version == version
-    assert reply.parameters == expected
-    pusher.close()
-
-
-@pytest.mark.parametrize("size", [1, 7, 100, 5000])
-def test_pieces_of_any_size(secure_shard, worker, size):
-    """TLS works however its bytes are divided into segments."""
-    pusher = ShardWorker(secure_shard, elements=3000, credentials=worker)
-    call = framed("push", pusher.push_request(), pusher.gradient())
-    with raw_tls(secure_shard, worker) as raw:
-        for start in range(0, len(call), size):
-            raw.socket.sendall(call[start : start + size])
-        assert answer(raw)[1].iteration == 0
-    pusher.stepped()
-    pusher.check()
-    pusher.iterate()
-    pusher.close()
-
-
-def test_garbage_after_the_handshake(secure_manager, worker):
-    """A TLS peer that speaks another protocol gets an error, and the connection is closed properly."""
-    with raw_tls(secure_manager, worker) as raw:
-        raw.send(b"GET / HTTP/1.1\r\n\r\n")
-        with pytest.raises(ProtocolError, match="not a strict binary-protocol"):
-            answer(raw)
-        assert raw.is_closed()
-
-
-def test_bytes_flipped_on_the_way_change_nothing(secure_shard, worker, caplog, wait_until):
-    """Bytes changed in transit break the connection, and the gradient is not taken."""
-    pusher = ShardWorker(secure_shard, elements=100_000, credentials=worker)
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = worker.contexts(server=False).current().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
-    with Raw(secure_shard) as raw:
-        while True:
-            try:
-                tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                raw.send(outgoing.read())
-                incoming.write(raw.socket.recv(65536))
-        tls.write(framed("push", pusher.push_request(), pusher.gradient()))
-        data = bytearray(outgoing.read())
-        data[len(data) // 2] ^= 1
-        raw.send(bytes(data))
-        wait_until(lambda: "decryption failed" in caplog.text, "the refusal")
-    pusher.push()  # the same slice, whole
-    pusher.stepped()
-    pusher.check()
-    pusher.close()
 
 
 # -- the client
@@ -454,10 +380,3 @@ def test_files_that_are_of_no_use(secrets, service, tmp_path, name):
         broken.write_text("no certificate")
     with pytest.raises(InvalidRequestError, match="three files"):
         Credentials(**{name: broken})
-
-
-def test_secrets_stay_out_of_what_is_printed(service):
-    """The text of credentials has the files' names, never their contents."""
-    shown = repr(service) + str(service) + repr(Security(service))
-    assert str(service.key) in shown
-    assert not any(line in shown for line in service.key.read_text().splitlines())

@@ -1,28 +1,18 @@
 """Bytes that are no valid message, and messages that arrive in unusual pieces."""
 
-import contextlib
-import socket
 import struct
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from thriftpy2.thrift import TMessageType
 
 import idl
 from idl.errors import ProtocolError
 from rpc import codec
-from rpc.limits import ServerLimits
 from tests.services import (
-    MemberWorker,
     Raw,
     ShardWorker,
-    join_request,
-    manager_service,
     open_request,
-    serving,
-    shard_service,
 )
 from tests.wire import (
     I64,
@@ -37,7 +27,6 @@ from tests.wire import (
     framed,
     message,
     pull_frame,
-    service_of,
     text,
 )
 
@@ -107,18 +96,6 @@ def test_what_is_no_message_is_refused(manager, member, name):
             answer(raw)
         assert raw.is_closed()
     member.iterate()
-
-
-@pytest.mark.parametrize("name", NOT_MESSAGES)
-def test_what_is_no_push_is_refused(shard, pusher, name):
-    """Bytes that are no valid push, a method with a bulk field, are refused likewise."""
-    data, pattern = NOT_MESSAGES[name]
-    with Raw(shard) as raw:
-        raw.send(data.replace(text("report"), text("push")) if "frame of" in pattern else data)
-        with pytest.raises(ProtocolError):
-            answer(raw)
-        assert raw.is_closed()
-    pusher.iterate()
 
 
 def test_answers_before_a_bad_frame_still_come(manager, member):
@@ -193,7 +170,7 @@ def test_frames_split_anywhere(shard, elements):
     worker.close()
 
 
-@pytest.mark.parametrize("envelope", [4096 - d for d in range(-8, 9)])
+@pytest.mark.parametrize("envelope", [4096 - d for d in range(-6, 7)])
 @pytest.mark.parametrize("elements", [1, LARGE])
 def test_bulk_field_near_the_end_of_the_first_read(shard, elements, envelope):
     """A gradient is found wherever its field begins, even after long fields."""
@@ -213,7 +190,7 @@ def test_bulk_field_near_the_end_of_the_first_read(shard, elements, envelope):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("groups", [1, 30, 50, 1000])
+@pytest.mark.parametrize("groups", [30, 1000])
 @pytest.mark.parametrize("per_group", [1, 40])
 def test_push_with_options_of_many_groups(shard, groups, per_group):
     """A push may change the options of as many parameter groups as the job has."""
@@ -233,90 +210,3 @@ def test_push_with_options_of_many_groups(shard, groups, per_group):
     worker.stepped()
     worker.check()
     worker.close()
-
-
-# -- anything at all
-
-
-def valid_frames() -> list[bytes]:
-    """Return some valid frames to be corrupted."""
-    nobody = Identity("fuzz", "w", "i")
-    group = _ps.ParameterGroup(10, {"lr": 1.0, "momentum": 0.9})
-    push = _ps.PushRequest(nobody, Assignment(0, 0, 0, 8, 8), [group, group])
-    return [
-        framed("join", join_request(nobody, total_batch_size=0)),
-        framed("report", _manager.ReportRequest(nobody, 0, 0.5, 0.0, 0.5, 0.5)),
-        framed("history", _manager.HistoryRequest("fuzz", 0, 1)),
-        framed("open", open_request(nobody, 0)),
-        framed("push", push, bytes(40)),
-        framed("push", push, bytes(8000)),
-        framed("pull", _ps.PullRequest(nobody, -1)),
-    ]
-
-
-@st.composite
-def spoilt(draw: st.DrawFn) -> bytes:
-    """Draw a valid frame with bytes changed, inserted or removed, or with extreme lengths."""
-    data = bytearray(draw(st.sampled_from(valid_frames())))
-    for _ in range(draw(st.integers(1, 4))):
-        place = draw(st.integers(0, max(0, min(len(data), 400) - 1)))
-        match draw(st.sampled_from(["change", "word", "insert", "cut", "repeat"])):
-            case "change":
-                data[place : place + 1] = draw(st.binary(min_size=1, max_size=1))
-            case "word":
-                word = draw(st.sampled_from([-(2**31), -1, 0, 1, 255, 4096, 2**20, 2**31 - 1]))
-                data[place : place + 4] = struct.pack(">i", word)
-            case "insert":
-                data[place:place] = draw(st.binary(max_size=8))
-            case "cut":
-                del data[place : place + draw(st.integers(1, 50))]
-            case "repeat":
-                data[place:place] = data[place : place + 20]
-    if draw(st.booleans()):
-        data[:4] = struct.pack(">i", len(data) - 4)
-    return bytes(data)
-
-
-ANYTHING = st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(codec.frame), spoilt())
-
-
-@settings(max_examples=600, deadline=None)
-@given(ANYTHING, st.integers(0, 2**31 - 1))
-def test_any_bytes_scan_and_decode_or_are_refused(data, extra):
-    """Any bytes are decoded as a message or raise a ProtocolError."""
-    for length in (len(data) - 4, len(data) - 4 + extra):
-        try:
-            header, bulk = codec.scan(data[4:], length)
-            body = data[4:] if bulk is None else codec.without_bulk(data[4:], bulk)
-            with contextlib.suppress(StopIteration):
-                service_of(header.method)
-                codec.decode(body, getattr(service_of(header.method), f"{header.method}_args"))
-        except ProtocolError:
-            continue
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["manager", "shard"])
-def test_any_bytes_leave_a_server_serving(request, kind):
-    """For any bytes, the server answers or ends that connection, and serves the others."""
-    limits = ServerLimits(handshake_timeout=60.0, request_timeout=60.0)
-    service, worker_type = {
-        "manager": (manager_service(), MemberWorker),
-        "shard": (shard_service(), ShardWorker),
-    }[kind]
-    with serving(service, limits) as address:
-        worker = worker_type(address)
-
-        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(st.lists(ANYTHING, min_size=1, max_size=3))
-        def throw(pieces: list[bytes]) -> None:
-            with Raw(address) as raw:
-                raw.send(b"".join(pieces))
-                with contextlib.suppress(OSError):
-                    raw.socket.shutdown(socket.SHUT_WR)
-                while raw.read_frame() is not None:
-                    pass
-            worker.iterate()
-
-        throw()
-        worker.close()

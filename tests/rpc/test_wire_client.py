@@ -98,15 +98,6 @@ def test_answer_that_is_none_is_refused(script, pattern):
         client.close()
 
 
-def test_client_goes_on_after_the_connection_broke():
-    """A call whose connection breaks before its answer is sent again over a new one."""
-    broken = [lambda raw: raw.socket.close(), lambda raw: (raw.read_frame(), raw.socket.close())]
-    with scripted(*broken, answering("right")) as address:
-        client = history_client(address)
-        assert client.call("history", HISTORY, timeout=120).run == "right"
-        client.close()
-
-
 def test_a_peer_that_vanished_is_given_up(monkeypatch, wait_until):
     """A connection that stays silent without being closed is broken, however far the deadline is."""
     monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)

@@ -17,10 +17,10 @@ import pytest
 from thriftpy2.thrift import TApplicationException
 
 import idl
-from idl.errors import InvalidRequestError, ProtocolError, UnavailableError
+from idl.errors import InvalidRequestError, NotYetError, ProtocolError, UnavailableError
+from ps import service as ps_service
 from rpc import codec
 from rpc.address import Address
-from rpc.dial import reset_when_closed
 from rpc.limits import ServerLimits
 from rpc.service import Call
 from tests.services import (
@@ -56,17 +56,8 @@ def test_push_again_after_the_step_is_acknowledged(shard, pusher):
     pusher.iterate()
 
 
-def test_push_again_before_the_step_is_added_once(shard, pusher):
-    """A slice that is pushed twice counts once."""
-    pusher.push(start=0, count=4)
-    pusher.push(start=0, count=4)
-    pusher.push(start=4, count=4)
-    pusher.stepped()
-    pusher.check()
-
-
 @pytest.mark.parametrize("is_last", [False, True])
-@pytest.mark.parametrize("cut", [3, 50, 4096, 100_000, 2**18, 2**18 + 1000, -2, -1])
+@pytest.mark.parametrize("cut", [3, 4096, 2**18 + 1000, -1])
 def test_push_that_broke_off_is_completed_by_another_connection(shard, pusher, cut, is_last):
     """After a connection closed in the middle of a gradient, the same slice completes it exactly."""
     worker = ShardWorker(shard, LARGE)
@@ -139,16 +130,6 @@ def test_slow_reader_gets_one_version(shard, heavy):
     assert reply.parameters == expected
 
 
-def test_peer_that_dies_while_its_pull_is_on_the_way(shard, heavy, pusher):
-    """A peer that vanishes in the middle of its answer leaves the others' parameters alone."""
-    with Raw(shard, receive_buffer=2**16) as raw:
-        raw.send(pull_frame(heavy, -1))
-        raw.read(2**17)
-        reset_when_closed(raw.socket)
-    heavy.iterate()
-    pusher.iterate()
-
-
 def test_peer_that_does_not_read_its_answer(caplog, wait_until):
     """A peer that takes nothing of its answer for the request deadline is cut off."""
     with serving(shard_service(), ServerLimits(request_timeout=0.3)) as address:
@@ -158,30 +139,6 @@ def test_peer_that_does_not_read_its_answer(caplog, wait_until):
             wait_until(lambda: "did not take its answer within 0.3 s" in caplog.text, "the cut")
             assert len(raw.read(4 * MANY)) < 4 * MANY
         worker.iterate()
-        worker.close()
-
-
-def test_peer_that_reads_slowly_is_not_cut_off(wait_until):
-    """A reader may take longer than the request deadline for an answer, while it keeps taking some."""
-    with serving(shard_service(), ServerLimits(request_timeout=3.0)) as address:
-        worker = ShardWorker(address, MANY)
-
-        def comes_slowly() -> bool:
-            """Return whether the whole answer arrives; it need not to a reader that was stopped itself."""
-            with Raw(address, receive_buffer=2**16) as raw:
-                raw.send(pull_frame(worker, -1))
-                (length,) = codec.LENGTH.unpack(raw.read(4))
-                taken, pieces = [time.monotonic()], 40
-                for size in (*[length // pieces] * pieces, length % pieces):  # 4 s in all
-                    whole = len(raw.read(size)) == size
-                    taken.append(time.monotonic())
-                    if not whole:
-                        break
-                    time.sleep(0.1)
-            assert whole or max(end - begin for begin, end in itertools.pairwise(taken)) > 1.0
-            return whole
-
-        wait_until(comes_slowly, "the answer to one that keeps reading")
         worker.close()
 
 
@@ -349,15 +306,21 @@ def test_waiting_for_a_barrier_is_not_idle():
         assert joined.assignment.count + answer(one)[1].assignment.count == MemberWorker.BATCH
 
 
-def test_gradient_that_stops_coming():
-    """A gradient without progress for the request deadline is given up; a retry completes it."""
-    with serving(shard_service(), ServerLimits(request_timeout=0.3)) as address:
-        worker = ShardWorker(address, LARGE)
-        with Raw(address) as raw:
-            raw.send(framed("push", worker.push_request(), worker.gradient())[:100_000])
-            with pytest.raises(ProtocolError, match="not complete within"):
-                answer(raw)
-        worker.iterate()
+def test_a_pull_that_does_not_say_how_long_to_wait_ends(monkeypatch):
+    """After ten minutes, here a moment, with what is missing."""
+    monkeypatch.setattr(ps_service, "_PULL_SECONDS", 0.1)
+    with serving(shard_service()) as address:
+        worker = ShardWorker(address)
+        missing = [
+            "no worker has pushed",
+            "of 4 of the 8 samples of iteration 0 has not been pushed; good has",
+        ]
+        for said in missing:
+            deadline = time.monotonic() + 240
+            worker.client.send("pull", _ps.PullRequest(worker.identity, 1), deadline=deadline)
+            with pytest.raises(NotYetError, match=f"version 1 is not there yet: .*{said}"):
+                worker.client.receive(deadline=deadline)
+            worker.push(start=0, count=4)
         worker.close()
 
 

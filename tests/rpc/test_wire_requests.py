@@ -96,6 +96,11 @@ def bad_manager_requests(me: Any) -> dict[str, tuple[str, Any, type, str]]:
     }.items():
         for value in values:
             cases[f"{name} {value}"] = ("report", report(**{name: value}), InvalidRequestError, name)
+    for method, kind in (("heartbeat", "Heartbeat"), ("recover", "Recover"), ("rewind", "Rewind")):
+        request = getattr(_manager, f"{kind}Request")(me, -1)
+        cases[f"{method}, attempt"] = (method, request, InvalidRequestError, "attempt -1")
+    for name in ("attempt", "start"):
+        cases[f"report, {name}"] = ("report", report(**{name: -1}), InvalidRequestError, f"{name} -1")
     for limit in (-1, 0, 1001, 2**63 - 1):
         cases[f"limit {limit}"] = (
             "history",
@@ -247,22 +252,6 @@ def test_field_of_another_type_is_refused(manager, member, name):
         with pytest.raises(InvalidRequestError, match=pattern):
             answer(raw)
     member.iterate()
-
-
-def test_extreme_times_leave_the_sum_exact():
-    """Whatever times two workers report, their counts sum to the batch."""
-    with serving(manager_service(workers=2)) as address, Raw(address) as one, Raw(address) as two:
-        names = [Identity("extreme", name, name) for name in "ab"]
-        for raw, identity in zip((one, two), names, strict=True):
-            raw.send(framed("join", join_request(identity)))
-        for iteration, times in enumerate([(1e-9, 3.1e7), (1e-9, 1e-9), (3.1e7, 3.1e7), (1, 1)]):
-            assignments = [answer(raw)[1].assignment for raw in (one, two)]
-            assert [a.iteration for a in assignments] == [iteration, iteration]
-            assert sum(a.count for a in assignments) == MemberWorker.BATCH
-            assert all(a.count > 0 for a in assignments)
-            for raw, identity, seconds in zip((one, two), names, times, strict=True):
-                report = _manager.ReportRequest(identity, iteration, float(seconds), 3.1e7, 0.0, 1.0)
-                raw.send(framed("report", report))
 
 
 def test_huge_bounds_leave_the_sum_exact():

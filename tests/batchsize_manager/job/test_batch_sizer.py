@@ -77,13 +77,6 @@ def test_batches_follow_the_script_s_schedule_from_the_first_batch_of_an_epoch_o
     assert len(events) == 3
 
 
-def test_plans_made_ahead_stand_when_the_size_changes():
-    """With lookahead the change is in the plans from the beginning: nothing is planned twice."""
-    run = Run(JobSpec.of(40, {0: 10, 1: 20, 2: 40}), lookahead=3)
-    assert run.go(7) == [10, 10, 10, 10, 20, 20, 40]
-    assert run.job.attempts.number == 0
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_size_comes_near_the_best_goodput(policy):
@@ -148,14 +141,6 @@ def test_a_size_outside_of_new_bounds_is_brought_within_them():
     run.job.operations.change_sizing(Sizing("goodput", Sizes(100, 200)), run.now)
     assert run.go(2)[-1] == 100
     assert "the batch size goes from 64 to 100: its bounds" in "\n".join(run.job.outbox.events)
-
-
-def test_micro_batches_stay_whole():
-    """A chosen size has no micro-batch that is not full."""
-    run = Run(JobSpec(10**6, 64, micro_batch=24), sizing=Sizing("goodput", Sizes(64, 4096)))
-    sizes = run.go(100)
-    assert len(set(sizes)) > 2
-    assert all(size % 24 == 0 for size in sizes[20:])
 
 
 @pytest.mark.ci

@@ -13,16 +13,6 @@ from idl.synchronisation import Synchronisation
 from tests.batchsize_manager.job.driver import Beating, Driver
 
 
-def test_effects_are_taken_once():
-    """What the manager has done after an event is not to be done again after the next."""
-    driver = Driver("a", "b", total=16)
-    effects = driver.job.take_effects()
-    assert [worker for _, worker in effects.log] == ["a", "b"]
-    assert effects.state == driver.job.saved
-    assert (effects.answer, effects.fit, effects.completed, effects.over) == (True, False, [], None)
-    assert not driver.job.take_effects()
-
-
 def test_a_report_that_others_wait_for_has_no_effects_until_the_last():
     """Nobody can be answered, and nothing has to be kept, before the iteration is complete."""
     driver = Driver("a", "b", total=16)
@@ -76,22 +66,6 @@ def test_another_size_of_the_batch_has_to_be_kept():
     effects = driver.job.take_effects()
     assert (effects.log, effects.state) == ([], driver.job.saved)
     assert driver.job.planner.batches.last_change.size == 24
-
-
-def test_members_that_wait_are_answered_when_an_attempt_begins_and_when_it_can_go_on():
-    """Those that have reported wait, and would not learn of it otherwise."""
-    driver = Driver("a", "b", total=16)
-    driver.finish("a")
-    driver.next("b")
-    driver.job.take_effects()
-    driver.job.recover("b", "b", 0, driver.now)
-    effects = driver.job.take_effects()
-    assert (effects.answer, effects.rewound, driver.job.must_recover("a", "a")) == (True, None, 1)
-    assert effects.state == driver.job.saved
-    driver.job.rewind("b", "b", 1, 0, driver.now)
-    effects = driver.job.take_effects()
-    assert (effects.answer, effects.rewound) == (True, 0)
-    assert driver.next("b") is not None
 
 
 def test_a_job_is_kept_from_its_start_on():

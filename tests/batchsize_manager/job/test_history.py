@@ -6,7 +6,7 @@ import math
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchsize_manager.job import history
@@ -77,6 +77,7 @@ def test_a_workers_part_takes_its_packed_bytes():
     st.integers(0, 20),
     st.integers(1, 9),
 )
+@example([{"w": WorkerRecord(1, 1.0)}] * 3, 2, 0, 0, 9)  # as many as may be kept, and one more
 def test_history_keeps_the_latest(all_workers, limit, begin, asked, count):
     """What is kept is the end of what came, with no more workers' records than allowed."""
     kept_before, history._RECORDS = history._RECORDS, limit

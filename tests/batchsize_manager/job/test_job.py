@@ -16,25 +16,11 @@ from batchsize_manager.sizers import Sizes, Sizing
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError
 from idl.exchange import FIXED_GROUP, PARAMETER_SERVER
-from idl.plan import Assignment, JobSpec
+from idl.plan import JobSpec
 from idl.synchronisation import Synchronisation
 from tests.batchsize_manager.job.driver import Beating, Driver, asp, backup, ssp
 
 # -- from the first join to the end
-
-
-def test_starts_when_all_workers_have_joined():
-    """Nobody has an assignment until the last worker is there; then all have their slices."""
-    job = Job(JobSpec(100, 32), JobConfig(workers=2), make_policy("even"))
-    job.join("a", "a", Bounds(), 0.0)
-    assert not job.members.started
-    assert job.next_assignment("a", "a") is None
-    job.join("b", "b", Bounds(), 0.0)
-
-    assert job.members.started
-    assignments = [job.next_assignment(name, name) for name in "ab"]
-    assert [(a.iteration, a.start, a.count) for a in assignments] == [(0, 0, 16), (0, 16, 16)]
-    assert list(job.members) == ["a", "b"]
 
 
 class Noting(Even):
@@ -58,92 +44,6 @@ def test_members_are_set_once_for_all_who_start():
         assert policy.given == [8] * (number == 8)
         job.join(f"w{number}", f"w{number}", Bounds(), 0.0)
     assert policy.given == [8, 9]
-
-
-def test_blocking_mode_waits_for_all_reports():
-    """Iteration k + 1 is handed out when everybody has reported k, and not before."""
-    driver = Driver("a", "b", "c")
-    for k in range(5):
-        assert [driver.iteration(name) for name in "abc"] == [k, k, k]
-        driver.report("b", k)
-        driver.report("a", k)
-        assert driver.next("a") is driver.next("b") is None
-        assert driver.iteration("c") == k
-        driver.report("c", k)
-
-
-def test_batches_follow_the_epochs():
-    """The last batch of an epoch is smaller; the next epoch starts at position 0."""
-    driver = Driver("a", "b", total=4, size=10)
-    seen = []
-    for _ in range(4):
-        seen.append([(x.epoch, x.start, x.count, x.total) for x in map(driver.next, "ab")])
-        driver.finish("a", "b")
-
-    assert seen == [
-        [(0, 0, 2, 4), (0, 2, 2, 4)],
-        [(0, 4, 2, 4), (0, 6, 2, 4)],
-        [(0, 8, 1, 2), (0, 9, 1, 2)],
-        [(1, 0, 2, 4), (1, 2, 2, 4)],
-    ]
-
-
-def test_the_policy_learns_from_the_reports():
-    """A worker that took a third of the time gets three times the samples."""
-    driver = Driver("a", "b", policy="proportional")
-    driver.report("a", 0, 3.0)
-    driver.report("b", 0, 1.0)
-
-    assert [driver.count("a"), driver.count("b")] == [8, 24]
-
-
-def test_a_batch_without_a_sample_for_somebody():
-    """A worker with no sample in a small last batch still reports, at a time of 0."""
-    driver = Driver("a", "b", total=4, size=5)
-    driver.finish("a", "b")
-    assert [driver.count("a"), driver.count("b")] == [1, 0]
-    driver.report("a", 1)
-    driver.report("b", 1, 0.0)
-
-    assert driver.iteration("b") == 2
-
-
-def test_a_repeated_report_changes_nothing():
-    """The first report of an iteration counts, whether others are still awaited or not."""
-    driver = Driver("a", "b")
-    driver.report("a", 0, 1.0)
-    driver.report("a", 0, 5.0)
-    assert driver.next("a") is None
-    driver.report("b", 0, 1.0)
-    driver.report("a", 0, 9.0)
-
-    assert [driver.iteration("a"), driver.iteration("b")] == [1, 1]
-    assert driver.job.history(0, 9)[0].parts["a"].batch_processing_time == 1.0
-
-
-def test_a_repeated_join_changes_nothing():
-    """A member that joins again goes on where it was, whether others are still awaited or not."""
-    driver = Driver("a", "b")
-    driver.report("a", 0)
-    driver.join("a")
-    assert driver.next("a") is None
-    driver.report("b", 0)
-    driver.join("b")
-
-    assert [driver.iteration("a"), driver.iteration("b")] == [1, 1]
-    assert list(driver.job.members) == ["a", "b"]
-
-
-def test_a_delivered_assignment_does_not_change():
-    """Once a worker has its slice, members coming and going do not move it."""
-    driver = Driver("a", "b")
-    driver.finish("a", "b")
-    mine = driver.next("a")
-    driver.join("c")
-    assert driver.next("a") == mine
-    driver.job.leave("b", "b", driver.now)
-
-    assert driver.next("a") == mine
 
 
 # -- what is refused
@@ -276,72 +176,6 @@ def test_the_others_redo_what_is_missing(go):
         driver.next("b")
 
 
-@pytest.mark.parametrize("go", [gone_by_leaving, gone_by_dying])
-def test_gone_after_its_report_loses_nothing(go):
-    """A slice that was reported is not lost when its worker goes."""
-    driver = Driver("a", "b", total=30)
-    driver.report("b", 0)
-    go(driver)
-    driver.report("a", 0)
-
-    assert list(driver.job.lost_since(0)) == []
-    assert driver.count("a") == 30
-    assert set(driver.job.history(0, 9)[0].workers) == {"a", "b"}
-
-
-def test_a_plan_that_nobody_has_seen_is_made_again():
-    """When a member goes before anybody has asked for the new plan, the plan does without it."""
-    driver = Driver("a", "b", "c", total=30)
-    driver.finish("a", "b", "c")
-    driver.job.leave("b", "b", driver.now)
-
-    assert [driver.count("a"), driver.count("c")] == [15, 15]
-    assert driver.iteration("a") == 1
-    assert list(driver.job.lost_since(0)) == []
-
-
-def test_a_member_that_reconnects_within_grace_stays():
-    """A connection that breaks and comes back in time loses nothing, by join or by report."""
-    driver = Driver("a", "b", reconnect_grace=5.0)
-    driver.job.disconnect("a", "a", 0.0)
-    driver.job.disconnect("b", "b", 0.0)
-    driver.tick_at(4.9)
-    driver.join("a")
-    driver.report("b", 0)
-    driver.tick_at(60.0)
-
-    assert list(driver.job.members) == ["a", "b"]
-    assert driver.iteration("a") == 0
-
-
-def test_death_counts_from_the_last_break():
-    """The grace period begins when the connection breaks, and ends exactly at its length."""
-    driver = Driver("a", "b", reconnect_grace=5.0)
-    driver.job.disconnect("b", "b", 10.0)
-    driver.tick_at(14.9)
-    assert list(driver.job.members) == ["a", "b"]
-    driver.tick_at(15.0)
-
-    assert list(driver.job.members) == ["a"]
-
-
-def test_new_incarnation_takes_over_a_broken_connection():
-    """A worker that restarts gets its name back at once, as a newcomer; its old slice is redone by others."""
-    driver = Driver("a", "b")
-    driver.finish("a", "b")
-    old = driver.next("b")
-    driver.job.disconnect("b", "b", 0.0)
-    driver.join("b", "second")
-    assert driver.next("b", "second") is None
-    with pytest.raises(NotMemberError):
-        driver.report("b", 1)
-    driver.report("a", 1)
-    assert driver.next("a") == old
-    driver.finish("a")
-
-    assert driver.next("b", "second").iteration == 2
-
-
 def test_nobody_is_removed_when_nobody_waits():
     """However long an iteration takes, a member is not late before another has reported."""
     driver = Driver("a", "b", report_timeout=10.0)
@@ -392,18 +226,6 @@ def test_who_has_gone_does_not_wait():
     assert driver.iteration("a") == 1
 
 
-def test_a_job_ends_when_its_last_member_leaves():
-    """Nobody is awaited then, even if an iteration is under way."""
-    driver = Driver("a", "b")
-    driver.finish("a", "b")
-    driver.next("a")
-    driver.job.leave("a", "a", 0.0)
-    assert not driver.job.ended
-    driver.job.leave("b", "b", 0.0)
-
-    assert driver.job.ended
-
-
 def test_infeasible_after_a_loss():
     """When those who stay cannot take the batch, and nobody else comes, the job fails and says why."""
     for policy in POLICIES:
@@ -421,81 +243,7 @@ def test_infeasible_after_a_loss():
         assert driver.iteration("a") != 1
 
 
-# -- members that come
-
-
-def test_joining_in_the_middle_enters_at_the_next_unplanned_iteration():
-    """A newcomer waits for the running iteration, which goes on as planned, and is in the next."""
-    driver = Driver("a", "b", total=30)
-    driver.next("a")
-    driver.join("c")
-    assert driver.next("c") is None
-    assert driver.count("a") == 15
-    driver.finish("a", "b")
-
-    assert [driver.iteration(name) for name in "abc"] == [1, 1, 1]
-    assert [driver.count(name) for name in "abc"] == [10, 10, 10]
-    driver.finish("a", "b")
-    assert driver.next("a") is None
-    driver.finish("c")
-    assert driver.iteration("a") == 2
-
-
-def test_report_of_what_was_before_a_newcomer_has_no_effect():
-    """Who was taken out and joined again reports what others have done meanwhile, and goes on."""
-    driver = Driver("a")
-    driver.finish("a")
-    driver.next("a")
-    driver.join("b")
-    driver.report("b", 0)
-    assert [tuple(record.workers) for record in driver.job.history(0, 9)] == [("a",)]
-    driver.finish("a")
-    assert driver.iteration("b") == 2
-
-
 # -- lookahead
-
-
-def test_lookahead_plans_ahead_of_the_reports():
-    """With a lookahead of 2, a fast worker gets two more iterations, and waits for the slowest then."""
-    driver = Driver("a", "b", lookahead=2)
-    for k in range(3):
-        assert driver.iteration("a") == k
-        driver.report("a", k)
-    assert driver.next("a") is None
-    assert driver.job.iterations.planned == 3
-    driver.report("b", 0)
-    assert driver.iteration("a") == 3
-    assert driver.job.iterations.planned == 4
-
-
-def test_lookahead_begins_another_attempt_once_a_loss_is_in_the_way():
-    """The others finish what does not need the slice that is missing; then all go back to what does."""
-    driver = Driver("a", "b", "c", lookahead=2, total=30)
-    driver.finish("a", "b", "c", "b", "b", "a")
-    driver.next("c")
-    driver.job.leave("c", "c", 0.0)
-    assert (driver.job.attempts.recovering, driver.iteration("a")) == (True, None)
-    assert driver.job.must_recover("b", "b") == 1
-    driver.rewind("b", 1, 1)
-
-    assert driver.next("b") == Assignment(1, 0, 45, 15, 30, 1, 30)
-    assert driver.job.must_recover("a", "a") == 1
-    driver.rewind("a", 1, 1)
-    assert (driver.job.must_recover("a", "a"), driver.count("a")) == (None, 15)
-
-
-def test_lookahead_goes_on_while_a_loss_is_not_in_the_way():
-    """Who leaves after its last iteration does not throw those back that are about to finish theirs."""
-    driver = Driver("a", "b", lookahead=1)
-    driver.finish("a")
-    driver.next("b")
-    driver.job.leave("a", "a", 0.0)
-    assert not driver.job.attempts.recovering
-    driver.finish("b")
-    assert driver.job.iterations.first_open == 1
-    driver.job.leave("b", "b", 0.0)
-    assert driver.job.ended
 
 
 def test_a_member_that_reports_is_not_late_for_being_behind():
@@ -512,75 +260,6 @@ def test_a_member_that_reports_is_not_late_for_being_behind():
 
 
 # -- the other ways to wait for each other
-
-
-def test_ssp_stops_the_fastest_at_the_bound():
-    """A worker may begin the iteration `staleness` after the slowest one's, and no later one."""
-    driver = ssp("a", "b", staleness=5)
-    for k in range(6):
-        assert driver.iteration("a") == k
-        driver.finish("a")
-    assert driver.next("a") is None
-    driver.finish("b")
-    assert driver.iteration("a") == 6
-    driver.finish("a")
-    assert driver.next("a") is None
-
-
-def test_ssp_goes_on_when_the_slowest_has_gone():
-    """The bound is to the slowest that is left; nobody has a loss to tell the parameter server."""
-    driver = ssp("a", "b", "c", staleness=1)
-    driver.finish("a", "a", "b")
-    assert driver.next("a") is None
-    driver.job.leave("c", "c", 0.0)
-    assert driver.iteration("a") == 2
-    driver.finish("a")
-    assert driver.next("a") is None
-    assert list(driver.job.lost_since(0)) == []
-
-
-def test_asp_never_waits():
-    """However far ahead of the others a worker is, it has its next iteration."""
-    driver = asp("a", "b", total=4, size=10)
-    for k in range(100):
-        assert driver.iteration("a") == k
-        driver.finish("a")
-    assert driver.iteration("b") == 0
-
-
-def test_an_asp_newcomer_starts_beside_the_fastest():
-    """A worker that joins late has the fastest one's iteration first, and its own pace then."""
-    driver = asp("a", "b", total=4, size=10)
-    for _ in range(100):
-        driver.finish("a")
-    driver.join("c")
-    assert driver.iteration("c") == driver.iteration("a") == 100
-    driver.finish("c")
-    assert driver.iteration("c") == 101
-
-
-def test_an_asp_iteration_is_recorded_once_all_have_reported_it():
-    """The history has an iteration when the slowest worker has finished it, however far others are."""
-    driver = asp("a", "b", total=4, size=10)
-    for _ in range(100):
-        driver.finish("a")
-    assert driver.job.history(0, 9) == []
-    driver.finish("b")
-    assert [r.iteration for r in driver.job.history(0, 9)] == [0]
-
-
-def test_asp_takes_out_only_who_is_silent():
-    """A worker that others have left far behind stays while it reports, and goes once it is silent."""
-    driver = asp("a", "b", report_timeout=10.0)
-    for now in range(0, 100, 2):
-        driver.finish("a", "a", "a")
-        if now % 8 == 0:
-            driver.finish("b")
-        driver.tick_at(float(now))
-    assert list(driver.job.members) == ["a", "b"]
-    driver.tick_at(106.0)
-    assert list(driver.job.members) == ["a"]
-    assert "b did not report iteration 13 in time" in driver.job.outbox.events
 
 
 def test_asp_keeps_no_more_plans_than_fit(monkeypatch):
@@ -619,28 +298,6 @@ def test_waiting_is_until_one_may_go_on():
     assert (first.duration, second.duration) == (5.0, 2.0)
 
 
-def test_backup_goes_on_without_the_late():
-    """When enough have reported, the iteration is over; the late one, once it reports, gets the newest."""
-    driver = backup("a", "b", "c", replicas=2, total=30)
-    assert driver.iteration("c") == 0
-    for k in range(4):
-        driver.finish("a")
-        assert driver.next("a") is None
-        driver.finish("b")
-        assert driver.iteration("a") == k + 1
-    driver.report("c", 0)
-    driver.report("c", 0)
-    assert (driver.iteration("c"), driver.count("c")) == (4, 10)
-    assert driver.iteration("b") == 4
-    driver.finish("c", "a")
-    driver.report("b", 4)
-
-    assert [driver.iteration(name) for name in "abc"] == [5, 5, 5]
-    history = driver.job.history(0, 9)
-    assert [set(r.workers) for r in history] == [{"a", "b"}] * 4 + [{"a", "c"}]
-    assert [r.total for r in history] == [30] * 5
-
-
 def test_backup_waits_for_all_when_too_few_are_left():
     """With fewer members than gradients to a step, everybody is waited for, and losses are told."""
     driver = backup("a", "b", "c", replicas=2, total=30)
@@ -658,19 +315,6 @@ def test_backup_waits_for_all_when_too_few_are_left():
     assert driver.next("c") is None
     driver.finish("a")
     assert driver.iteration("c") == 5
-
-
-def test_backup_does_not_count_who_has_no_samples():
-    """Where a small last batch leaves workers without a sample, only the others' reports make it complete."""
-    driver = backup("a", "b", "c", replicas=2, total=3, size=5)
-    driver.finish("a", "b")
-    driver.report("c", 0)
-    assert [driver.count(name) for name in "abc"] == [1, 1, 0]
-    driver.report("c", 1, 0.0)
-    driver.finish("a")
-    assert driver.next("a") is None
-    driver.finish("b")
-    assert driver.iteration("a") == 2
 
 
 def test_backup_takes_out_who_stays_away():
@@ -723,29 +367,6 @@ def test_waiting_is_for_the_last_worker_and_in_the_parameter_server(two_records)
     assert (b.batch_size, b.batch_processing_time, b.waiting_time) == (15, 4.0, 0.0)
 
 
-def test_history_pages():
-    """History starts at the iteration asked for and is no longer than the limit."""
-    driver = Driver("a")
-    assert driver.job.history(0, 9) == []
-    for _ in range(10):
-        driver.finish("a")
-
-    assert [r.iteration for r in driver.job.history(0, 4)] == [0, 1, 2, 3]
-    assert [r.iteration for r in driver.job.history(8, 4)] == [8, 9]
-    assert driver.job.history(10, 4) == []
-
-
-def test_history_forgets_the_oldest(monkeypatch):
-    """Of more records than are kept, the oldest go, and pages still start where asked."""
-    monkeypatch.setattr("batchsize_manager.job.history._RECORDS", 6)
-    driver = Driver("a", "b")
-    for _ in range(10):
-        driver.finish("a", "b")
-
-    assert [r.iteration for r in driver.job.history(0, 9)] == [7, 8, 9]
-    assert [r.iteration for r in driver.job.history(8, 9)] == [8, 9]
-
-
 def test_events_say_what_happened():
     """Joins, losses with their reason, and a policy's warning are said once each."""
     driver = Driver("a", "b", "c", total=9, policy="leader_straggler", report_timeout=50.0)
@@ -761,19 +382,6 @@ def test_events_say_what_happened():
     assert sum("remove this straggler" in event for event in events) == 1
     assert events[-2:] == ["a died: its connection broke", "b left"]
     assert len(driver.job.outbox.take().log) == len(events) == 6
-
-
-def test_events_name_who_was_late():
-    """A member that was taken out for its silence is named with the iteration."""
-    driver = Driver("a", "b", report_timeout=50.0)
-    driver.report("a", 0)
-    driver.tick_at(50.0)
-
-    assert driver.job.outbox.events[-1] == "b did not report iteration 0 in time"
-    driver.next("a")
-    assert driver.job.outbox.events[-1].startswith(
-        "a is given 16 samples of iteration 0, from position 16 on"
-    )
 
 
 @pytest.mark.parametrize(("given", "size"), [(8, 8), (64, 60), (None, 32)])

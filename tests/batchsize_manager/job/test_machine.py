@@ -17,6 +17,7 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.job.state import JobState
 from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.policies.base import PolicyWrapper
 from batchsize_manager.sizers import Choice, Sizer, Sizes, Sizing
 from batchsize_manager.storage.json_values import from_json, to_json
 from idl.bounds import Bounds
@@ -148,6 +149,24 @@ class Worker:
         self.said = []  # reports
 
 
+class Releasing(PolicyWrapper):
+    """Another policy, by which some workers only slow the job: those whose names are among `slow`."""
+
+    def __init__(self, policy, slow):
+        super().__init__(policy)
+        self.slow, self.names = slow, set()
+
+    def set_members(self, members):
+        """Note and set the members."""
+        self.names = {member.name for member in members}
+        super().set_members(members)
+
+    def split(self, total):
+        """Split as the other does, and name the slow ones."""
+        slow = {name: f"{name} is slow" for name in sorted(self.names & self.slow)}
+        return replace(super().split(total), dispensable=slow)
+
+
 class Wanderer(Sizer):
     """A sizer that chooses any size, which depends on the iteration alone, or none."""
 
@@ -186,10 +205,24 @@ class AnyFault(RuleBasedStateMachine):
         maximum=st.sampled_from([1, 2**40]),
         micro_batch=st.sampled_from([None, 1, 2, 3]),
         wander=st.none() | st.integers(0, 2**20),
+        release=st.booleans(),
     )
-    def begin(self, policy, lookahead, workers, total, rest, drop_last, scale, maximum, micro_batch, wander):
+    def begin(
+        self,
+        policy,
+        lookahead,
+        workers,
+        total,
+        rest,
+        drop_last,
+        scale,
+        maximum,
+        micro_batch,
+        wander,
+        release,
+    ):
         """Begin a job with the workers that it waits for."""
-        self.policy, self.now, self.count = policy, 0.0, 0
+        self.policy, self.now, self.count, self.slow = policy, 0.0, 0, set()
         whole = micro_batch or 1
         self.everything = -(-(total + rest) // whole) * whole  # samples, in whole micro-batches
         self.sizing = Sizing()
@@ -207,8 +240,9 @@ class AnyFault(RuleBasedStateMachine):
             scale_batch=scale,
             keep=1e6,
             sizing=self.sizing,
+            release=release,
         )
-        self.job = Job(self.spec, self.config, make_policy(policy))
+        self.job = Job(self.spec, self.config, self.made_policy())
         self.shard = Shard()
         self.workers = {}
         self.kept = []  # records
@@ -358,6 +392,12 @@ class AnyFault(RuleBasedStateMachine):
         self.paused = self.was_paused = self.job.operations.paused
         self.highest = 0
 
+    @precondition(lambda self: self.workers)
+    @rule(pick=st.integers(0))
+    def slow_down(self, pick):
+        """The policy finds the job faster without a worker, or no longer."""
+        self.slow ^= {self.picked(pick).name}
+
     @precondition(lambda self: self.shard.version)
     @rule()
     def shard_crashes(self):
@@ -370,10 +410,10 @@ class AnyFault(RuleBasedStateMachine):
     def change_policy(self, policy):
         """Another policy takes over; what was given stands."""
         given = self.given()
-        self.job.operations.change_policy(
-            Balancing(policy, "ema", 0.1), make_policy(policy), "the policy", self.now
-        )
         self.policy = policy
+        self.job.operations.change_policy(
+            Balancing(policy, "ema", 0.1), self.made_policy(), "the policy", self.now
+        )
         assert given <= self.given()
         self.settle_change()
 
@@ -665,6 +705,10 @@ class AnyFault(RuleBasedStateMachine):
             assert not fits
             self.workers.pop(worker.name, None)
 
+    def made_policy(self):
+        """Make the job's policy, which names those workers that are slow now."""
+        return Releasing(make_policy(self.policy), self.slow)
+
     def settle(self):
         """Keep what the store would."""
         effects = self.job.take_effects()
@@ -697,7 +741,7 @@ class AnyFault(RuleBasedStateMachine):
     def restore(self, state, **records):
         """Make the job again from what the store has, as text."""
         state = from_json(JobState, to_json(state))
-        self.job = restore_job(state, self.config, make_policy(self.policy), now=self.now, **records)
+        self.job = restore_job(state, self.config, self.made_policy(), now=self.now, **records)
         self.kept = list(records["records"])
         self.before = [state.members]
 
@@ -752,6 +796,22 @@ class AnyFault(RuleBasedStateMachine):
         """Nobody is given more than it could take when it joined, and only members have parts to come."""
         for progress in self.job.iterations.progress.values():
             assert all(part.count <= self.maximum for part in progress.plan.assignments.values())
+
+    @invariant()
+    def nothing_is_planned_beyond_the_lookahead(self):
+        """Nobody begins an iteration before all have reported those that it has to wait for."""
+        iterations = self.job.iterations
+        assert iterations.planned <= iterations.first_open + 1 + self.config.lookahead
+
+    @invariant()
+    def records_are_of_whole_batches(self):
+        """They follow each other, end before what is under way, and no sample of theirs is missing."""
+        records = self.job.history(0, 10**6)
+        numbers = [record.iteration for record in records]
+        assert numbers == sorted(set(numbers))
+        assert not numbers or numbers[-1] < self.job.iterations.first_open or self.job.attempts.recovering
+        assert all(sum(record.batch_sizes) == record.total for record in records)
+        assert list(self.job.lost_since(0)) == []
 
     @invariant()
     def a_paused_job_plans_nothing(self):
@@ -817,6 +877,7 @@ BEGIN = {
     "maximum": 1,
     "micro_batch": None,
     "wander": None,
+    "release": False,
 }
 
 

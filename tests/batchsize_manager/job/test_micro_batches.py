@@ -49,38 +49,6 @@ def test_every_policy_gives_whole_micro_batches(policy, total):
     assert policy == "even" or counts[-1][0] > counts[-1][1] >= counts[-1][2]
 
 
-def test_the_last_micro_batches_are_alike():
-    """Of a batch of 23 in fours, the last two micro-batches have 4 and 3, so that none has one sample."""
-    job = driver("a", "b", "c", total=23, size=46)
-    parts = [job.next(name) for name in "abc"]
-    assert [(part.start, part.count) for part in parts] == [(0, 8), (8, 8), (16, 7)]
-
-
-def test_more_workers_than_micro_batches():
-    """Who has none takes part with no samples, where an epoch's last batch is small."""
-    job = driver("a", "b", "c", total=12, size=17)
-    job.finish("a", "b", "c")
-    assert [job.count(name) for name in "abc"] == [3, 2, 0]
-
-
-def test_what_is_redone_begins_and_ends_on_cuts():
-    """The part of a worker that has gone is dealt to the others in whole micro-batches."""
-    job = driver("a", "b", "c", total=46, size=460)
-    before = {name: job.next(name) for name in "abc"}
-    job.finish("a", "b")
-    job.job.leave("c", "c", job.now)
-    redone = [job.next(name) for name in "ab"]
-    assert sorted((part.start, part.end) for part in redone) == [(32, 40), (40, 46)]
-    assert sum(part.count for part in redone) == before["c"].count
-
-
-@pytest.mark.parametrize("policy", ["proportional", "learned", "leader_straggler"])
-def test_a_small_last_micro_batch_changes_nothing(policy):
-    """Workers that are alike keep their shares, although one of them has fewer samples to do."""
-    job = driver("a", "b", total=13, size=1300, policy=policy, micro_batch=4)
-    assert follow(job, {"a": 50.0, "b": 50.0}, 30) == [[8, 5]] * 30
-
-
 class Observing(PolicyWrapper):
     """A policy that keeps what it observes."""
 
@@ -158,13 +126,6 @@ def test_a_batch_that_does_not_fit_is_told_in_samples_and_micro_batches(total, s
     assert job.job.attempts.failure == (
         f"a batch of {said} over 2 workers that can take at most 4 micro-batches together"
     )
-
-
-@pytest.mark.parametrize(("total", "micro_batch"), [(60, 16), (13, 4), (64, 16)])
-def test_who_may_take_the_whole_batch_takes_it(total, micro_batch):
-    """A maximum equal to the batch is enough, also where its last micro-batches are smaller than others."""
-    job = driver("a", total=total, size=10 * total, micro_batch=micro_batch, bounds={"a": Bounds(1, total)})
-    assert (job.count("a"), job.job.attempts.failure) == (total, None)
 
 
 def test_a_maximum_below_the_batch_is_rounded_down():

@@ -176,24 +176,6 @@ def test_a_batch_that_does_not_fit_is_refused():
     )
 
 
-@pytest.mark.parametrize("size", [1, 100])
-def test_the_smallest_batch_and_the_largest(size):
-    """One sample, and the whole data set."""
-    driver = Beating("a", total=16, size=100)
-    driver.job.operations.change_batch_size(size, driver.now)
-    assert drive(driver, 1, "a")[0][2] == size
-
-
-def test_another_size_during_an_attempt_needs_no_further_one():
-    """The attempt that is under way begins with it."""
-    driver = Beating("a", "b", total=16, size=1000)
-    drive(driver, 1, "a", "b")
-    driver.job.recover("a", "a", 0, driver.now)
-    driver.job.operations.change_batch_size(24, driver.now)
-    assert [batch[1:3] for batch in drive(driver, 2, "a", "b")] == [(16, 24), (40, 24)]
-    assert driver.job.attempts.number == 1
-
-
 def test_where_the_batch_follows_the_members_it_is_of_the_first():
     """With 24 samples for 2 workers, 3 have 36."""
     driver = Beating("a", "b", total=16, size=1000, scale_batch=True)
@@ -253,15 +235,6 @@ def test_bounds_hold_from_the_next_plan_on():
     assert driver.count("a") == 16
     driver.finish("a", "b")
     assert [driver.count(name) for name in "ab"] == [6, 26]
-
-
-def test_bounds_may_be_widened():
-    """An operator may allow more than the worker itself has said that it can take."""
-    driver = Beating("a", "b", bounds={"a": Bounds(1, 4)})
-    driver.next("a")
-    driver.job.operations.change_bounds("a", Bounds(1, 2**20), driver.now)
-    driver.finish("a", "b")
-    assert [driver.count(name) for name in "ab"] == [16, 16]
 
 
 @pytest.mark.parametrize(
@@ -354,16 +327,6 @@ def test_a_worker_that_the_others_cannot_do_without_is_not_drained():
         job.operations.drain("a", 0.0)
 
 
-def test_a_worker_is_drained_that_the_others_can_just_do_without():
-    """They take the whole batch at their largest sizes, and not one sample more."""
-    driver = Beating("a", "b", "c", bounds={"a": Bounds(1, 20), "b": Bounds(1, 12)})
-    for name in "abc":
-        driver.next(name)
-    assert driver.job.operations.drain("c", driver.now) == "an operator has drained c, from iteration 1 on"
-    driver.finish("a", "b", "c")
-    assert [driver.count(name) for name in "ab"] == [20, 12]
-
-
 def test_a_worker_is_drained_once_in_another_attempt():
     """As long as nobody has said where it begins, nothing else tells that it is leaving."""
     driver = Beating("a", "b")
@@ -371,34 +334,6 @@ def test_a_worker_is_drained_once_in_another_attempt():
     assert driver.job.operations.drain("b", driver.now) == "an operator has drained b, from attempt 1 on"
     assert driver.job.operations.drain("b", driver.now) == "b is leaving already"
     assert len([event for event in driver.job.outbox.events if "drained b" in event]) == 1
-
-
-def test_a_drained_worker_that_waits_for_nobody_ends_with_what_it_does():
-    """Others are iterations ahead: it is not to catch up first."""
-    driver = Beating("a", "b", "c", synchronisation=Synchronisation("asp"))
-    driver.next("b"), driver.next("c")
-    for _ in range(4):
-        driver.finish("a")
-    driver.job.operations.drain("b", driver.now)
-    driver.finish("b")
-    assert driver.job.members.why_released("b", "b") == "drained by an operator"
-    assert list(driver.job.members) == ["a", "c"]
-
-
-def test_a_drained_worker_does_the_pieces_that_it_has():
-    """It has reported its own part, and is given one of a worker that died: only then it goes."""
-    driver = Beating("a", "b", "c", total=30)
-    driver.next("a"), driver.next("b"), driver.next("c")
-    driver.finish("a", "b")
-    driver.job.leave("c", "c", driver.now)
-    piece = driver.next("b")
-    driver.job.operations.drain("b", driver.now)
-    assert list(driver.job.members) == ["a", "b"]
-    driver.report_part("b", piece)
-    assert list(driver.job.members) == ["a"]
-    driver.report_part("a", driver.next("a"))
-    assert driver.job.iterations.first_open == 1
-    assert driver.count("a") == 30
 
 
 def test_a_drain_outlives_another_attempt_and_the_manager():
@@ -442,33 +377,6 @@ def test_a_paused_job_runs_dry_and_nobody_is_late():
     driver.tick_at(driver.now + 1)
     assert list(driver.job.members) == ["a", "b", "c"]
     assert (driver.job.state, [driver.iteration(name) for name in "abc"]) == ("running", [1, 1, 1])
-
-
-def test_who_is_drained_while_the_job_is_paused_is_told_at_once():
-    """There is nothing that it has still to do."""
-    driver = Beating("a", "b")
-    driver.next("a")
-    driver.job.operations.pause(driver.now)
-    driver.finish("a", "b")
-    driver.job.take_effects()
-    driver.job.operations.drain("b", driver.now)
-    assert driver.job.take_effects().answer
-    assert driver.job.members.why_released("b", "b") == "drained by an operator"
-    driver.job.operations.resume(driver.now)
-    assert driver.count("a") == 32
-
-
-def test_a_restored_job_is_still_paused():
-    """Its members go through the new attempt, and wait in it."""
-    driver = Beating("a", "b")
-    driver.finish("a", "b")
-    driver.job.operations.pause(driver.now)
-    driver.job = restored(driver.job, JobConfig(workers=2))
-    for name in "ab":
-        driver.rewind(name, 1, 1, 100.0)
-    assert (driver.job.state, driver.next("a")) == ("paused", None)
-    driver.job.operations.resume(100.0)
-    assert driver.iteration("a") == 1
 
 
 def test_a_job_may_be_changed_before_it_starts():

@@ -21,43 +21,6 @@ from tests.batchsize_manager.job.driver import Beating, asp, restored
 # -- recover and rewind
 
 
-def test_an_attempt_begins_where_the_shards_can_go_on():
-    """All are told to recover; the first says where, and all get their parts of that iteration."""
-    driver = Beating("a", "b")
-    for _ in range(4):
-        driver.finish("a", "b")
-    old = driver.next("a")
-    assert driver.job.recover("a", "a", 0, 0.0) == 1
-    assert driver.job.recover("b", "b", 0, 0.0) == 1
-    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
-    driver.report_part("a", old)
-    assert driver.next("a") is driver.next("b") is None
-    driver.rewind("a", 1, 2)
-    driver.rewind("b", 1, 3)
-
-    assert not driver.job.attempts.recovering
-    parts = [driver.next(name) for name in "ab"]
-    assert [(p.attempt, p.iteration, p.start, p.count, p.batch_start) for p in parts] == [
-        (1, 2, 64, 16, 64),
-        (1, 2, 80, 16, 64),
-    ]
-    assert [r.iteration for r in driver.job.history(0, 9)] == [0, 1]
-    driver.finish("a", "b")
-    assert [(r.iteration, r.attempt, r.start) for r in driver.job.history(1, 9)] == [(1, 0, 32), (2, 1, 64)]
-    effects = driver.job.take_effects()
-    assert (effects.rewound, [r.iteration for r in effects.completed]) == (2, [0, 1, 2])
-    assert [r.iteration for r in driver.job.iterations.history.latest(1)] == [2]
-
-
-def test_who_cannot_go_on_in_the_new_attempt_begins_another():
-    """As when a shard dies once more, while the others are recovering."""
-    driver = Beating("a", "b")
-    assert driver.job.recover("a", "a", 0, 0.0) == 1
-    assert driver.job.recover("a", "a", 1, 0.0) == 2
-    driver.rewind("b", 1, 0)
-    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 2)
-
-
 @pytest.mark.parametrize("reported", [False, True])
 def test_who_is_gone_before_any_report_may_have_left_some_shards_without_parameters(reported):
     """All begin another attempt, which sets them again; once a report has come, all shards have them."""
@@ -69,24 +32,6 @@ def test_who_is_gone_before_any_report_may_have_left_some_shards_without_paramet
     assert driver.job.attempts.recovering is not reported
     assert driver.job.must_recover("c", "c") == (None if reported else 1)
     assert (driver.next("b") is not None) is reported
-
-
-def test_who_has_not_rewound_is_told_to():
-    """Reports of the earlier attempt count for nothing, until the worker has said `rewind`."""
-    driver = Beating("a", "b")
-    old = driver.next("b")
-    driver.job.recover("a", "a", 0, 0.0)
-    driver.rewind("a", 1, 0)
-    assert [driver.job.must_recover(name, name) for name in "ab"] == [None, 1]
-    driver.report_part("b", old)
-    assert driver.job.heartbeat("b", "b", 0, 0.0) == 1
-    driver.finish("a")
-    assert driver.job.iterations.first_open == 0
-    driver.rewind("b", 1, 0)
-    driver.report_part("b", old)
-    assert driver.job.iterations.first_open == 0
-    driver.finish("b")
-    assert driver.job.iterations.first_open == 1
 
 
 def test_after_going_back_deadlines_count_from_the_new_work():
@@ -126,47 +71,7 @@ def test_only_bsp_goes_back():
         driver.job.recover("a", "a", 0, 0.0)
 
 
-def test_a_newcomer_during_recovery_is_planned_for():
-    """It is told to recover like everybody, and has a part of the first iteration."""
-    driver = Beating("a")
-    driver.finish("a")
-    driver.job.recover("a", "a", 0, 0.0)
-    driver.join("b")
-    assert driver.job.must_recover("b", "b") == 1
-    driver.rewind("b", 1, 1)
-    driver.rewind("a", 1, 1)
-    assert [driver.span(name) for name in "ab"] == [(1, 32, 16), (1, 48, 16)]
-
-
 # -- restore
-
-
-def test_a_restored_job_plans_what_it_would_have_planned():
-    """With the policy `even`, and bounds, the plans are the same to the last slice."""
-    config = JobConfig(workers=3)
-    limits = {"b": Bounds(2, 9, 2)}
-    driver, twin = (Beating("a", "b", "c", total=32, size=100, bounds=limits) for _ in range(2))
-    for _ in range(5):
-        driver.finish("a", "b", "c")
-        twin.finish("a", "b", "c")
-    driver.job = restored(driver.job, config, records=driver.job.history(0, 4))
-    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
-    assert [driver.job.must_recover(name, name) for name in "cab"] == [1, 1, 1]
-    for name in "cab":
-        driver.rewind(name, 1, 5, 100.0)
-    for _ in range(6):
-        for name in "abc":
-            mine, other = driver.next(name), twin.next(name)
-            assert (mine.iteration, mine.epoch, mine.start, mine.count) == (
-                other.iteration,
-                other.epoch,
-                other.start,
-                other.count,
-            )
-        driver.finish("a", "b", "c")
-        twin.finish("a", "b", "c")
-    assert [r.iteration for r in driver.job.history(0, 99)] == [0, 1, 2, 3, *range(5, 11)]
-    assert [r.iteration for r in driver.job.history(4, 2)] == [5, 6]
 
 
 def test_members_have_time_to_come_back():
@@ -213,21 +118,6 @@ def test_a_job_that_had_not_started_gathers_on():
     driver.join("a")
     driver.join("b")
     assert driver.span("a") == (0, 0, 5)
-
-
-def test_a_job_without_members_is_kept_on():
-    """All had died before the manager did; the job waits for others as it would have."""
-    driver = Beating("a")
-    driver.finish("a")
-    driver.job.disconnect("a", "a", 0.0)
-    driver.tick_at(1.0)
-    driver.job = restored(driver.job, JobConfig(keep=60.0))
-    driver.tick_at(159.0)
-    assert not driver.job.ended
-    driver.join("b")
-    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
-    driver.rewind("b", 1, 1)
-    assert driver.span("b") == (1, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -289,28 +179,6 @@ def test_the_final_course_leaves_out_what_was_gone_back_over():
 # -- batches that follow the members
 
 
-def test_the_batch_follows_the_members():
-    """With 16 samples for 2 workers, 3 have 24; the next batch begins where the last has ended."""
-    driver = Beating("a", "b", total=16, size=70, scale_batch=True)
-    driver.finish("a", "b")
-    driver.next("a")
-    driver.join("c")
-    driver.finish("a", "b")
-    parts = [driver.next(name) for name in "abc"]
-    assert [(p.start, p.count, p.total) for p in parts] == [(32, 8, 24), (40, 8, 24), (48, 8, 24)]
-    driver.finish("a", "b", "c")
-    assert [driver.next(name).total for name in "abc"] == [14, 14, 14]
-    driver.finish("a", "b", "c")
-    assert driver.next("a").epoch == 1
-    driver.job.leave("b", "b", 0.0)
-    driver.finish("a", "c", "a", "c")
-    assert (driver.next("a").start, driver.next("a").total) == (24, 16)
-
-    assert driver.job.recover("a", "a", 0, 0.0) == 1
-    driver.rewind("a", 1, 2)
-    assert (driver.next("a").start, driver.next("a").total) == (32, 16)
-
-
 def test_a_scaled_job_is_restored_where_its_batches_were():
     """Also beyond the last record, whose iteration the shards may have ended without the manager."""
     config = JobConfig(workers=2, scale_batch=True)
@@ -325,15 +193,6 @@ def test_a_scaled_job_is_restored_where_its_batches_were():
     driver.rewind("d", 1, 3, 100.0)
     part = driver.next("d")
     assert (part.iteration, part.batch_start, part.total) == (3, 16 + 16 + 24, 32)
-
-
-def test_a_job_goes_on_at_a_position():
-    """A checkpoint of a job whose batches followed its members says where the batch begins."""
-    config = JobConfig(scale_batch=True)
-    job = Job(JobSpec(100, 10), config, make_policy("even"), 7, position=(3, 55))
-    job.join("a", "a", Bounds(), 0.0)
-    part = job.next_assignment("a", "a")
-    assert (part.iteration, part.epoch, part.start, part.count) == (7, 3, 55, 10)
 
 
 @settings(deadline=None)

@@ -53,20 +53,6 @@ def test_pieces_keep_within_the_maxima():
     assert counts == {"a": 15, "b": 15}
 
 
-def test_reports_are_known_by_their_start():
-    """A report that comes again does not finish a piece that was given since; only the piece's own does."""
-    driver = Beating("a", "b", total=30)
-    own = driver.next("a")
-    driver.report_part("a", own)
-    driver.job.leave("b", "b", 0.0)
-    piece = driver.next("a")
-    driver.report_part("a", own)
-    assert driver.next("a") == piece
-    driver.report_part("a", piece)
-    driver.report_part("a", piece)
-    assert driver.span("a") == (1, 30, 30)
-
-
 def test_a_report_without_a_start_is_of_what_was_given_last():
     """A stock client need not say which part it has done; what it was not told of, it has not done."""
     driver = Beating("a", "b", total=30)
@@ -157,19 +143,6 @@ def test_communication_is_no_more_than_the_processing_of_the_batch():
     assert driver.job.history(0, 9)[0].parts["a"].communication_time == 2.0
 
 
-def test_a_newcomer_alone_brings_all_back():
-    """It lacks the iteration's parameters: all, which is the newcomer, begin another attempt there."""
-    driver = Beating("a", total=30)
-    driver.finish("a")
-    driver.next("a")
-    driver.join("b")
-    assert not driver.job.attempts.recovering
-    driver.job.leave("a", "a", 0.0)
-    assert (driver.job.attempts.recovering, driver.job.attempts.number, driver.next("b")) == (True, 1, None)
-    driver.rewind("b", 1, 1)
-    assert driver.span("b") == (1, 30, 30)
-
-
 def test_who_had_no_sample_gets_no_piece():
     """A report of its own part could be taken for that of a piece at the same place: all go back."""
     driver = Beating("a", "b", total=4, size=5)
@@ -178,17 +151,6 @@ def test_who_had_no_sample_gets_no_piece():
     driver.report("b", 1, 0.0)
     driver.job.leave("a", "a", 0.0)
     assert (driver.job.attempts.recovering, driver.job.attempts.number, driver.next("b")) == (True, 1, None)
-
-
-def test_a_new_incarnation_gets_no_piece_of_the_old_ones_iteration():
-    """It is a newcomer, although its name is in the plan."""
-    driver = Beating("a", "b", total=30)
-    driver.finish("a", "b")
-    assert driver.count("a") == driver.count("b") == 15
-    driver.job.disconnect("b", "b", 0.0)
-    driver.join("b", "second")
-    driver.job.leave("a", "a", 0.0)
-    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
 
 
 def test_jobs_that_reduce_gradients_redo_nothing():
@@ -247,32 +209,6 @@ def test_who_is_silent_while_others_wait_is_suspended():
     assert (driver.span("a"), driver.span("c")) == ((1, 30, 15), (1, 45, 15))
     assert list(driver.job.members) == ["a", "b", "c"]
     assert driver.next("b") is None
-
-
-def test_a_worker_that_comes_back_is_in_the_next_plan():
-    """Its late report of a part that others have done is no error, nor is the same report once more."""
-    driver = silent_b()
-    late = driver.next("b")
-    driver.tick_at(10.0)
-    driver.finish("a", "c")
-    driver.next("a")
-    driver.report_part("b", late)
-    assert driver.next("b") is None
-    driver.report_part("b", late)
-    driver.finish("a", "c")
-    assert [driver.span(name) for name in "abc"] == [(2, 60, 10), (2, 70, 10), (2, 80, 10)]
-    assert [set(r.workers) for r in driver.job.history(0, 9)] == [{"a", "c"}, {"a", "c"}]
-
-
-def test_who_is_back_before_the_next_plan_is_taken_has_a_part_of_it():
-    """What was planned without it, and given to nobody yet, is planned again."""
-    driver = silent_b()
-    late = driver.next("b")
-    driver.tick_at(10.0)
-    driver.finish("a", "c")
-    driver.report_part("b", late)
-    assert [driver.span(name) for name in "abc"] == [(1, 30, 10), (1, 40, 10), (1, 50, 10)]
-    assert (driver.job.outbox.tally.suspended, driver.job.outbox.tally.gone) == (1, 0)
 
 
 def test_who_is_silent_in_one_of_several_iterations_is_suspended():
@@ -472,32 +408,6 @@ def test_who_comes_back_when_the_others_have_finished_does_not_fail_for_lack_of_
     assert driver.job.answer("c", "c").released == FINISHED
 
 
-def test_workers_that_come_back_one_after_the_other_are_waited_for():
-    """All have died, and the first of the others could not take a batch alone; nor could a restored job."""
-    driver = tight("a", "b", "c", "d", reconnect_grace=1.0)
-    for name in "abcd":
-        driver.job.disconnect(name, name, 0.0)
-    driver.tick_at(1.0)
-    for name in "efg":
-        driver.join(name, bounds=Bounds(1, 110))
-    assert (driver.job.attempts.failure, driver.job.ended) == (None, False)
-    driver.job = restored(driver.job, JobConfig(4), now=1.0)
-    assert driver.job.attempts.failure is None
-    driver.join("h", bounds=Bounds(1, 110))
-    for name in "efgh":
-        driver.rewind(name, driver.job.attempts.number, 0)
-    assert [driver.count(name) for name in "efgh"] == [100] * 4
-
-
-def test_a_worker_that_leaves_last_ends_the_job():
-    """Others are awaited for those who stay, and not for nobody."""
-    driver = tight("a", "b", total=200)
-    driver.job.leave("b", "b", 0.0)
-    assert not driver.job.ended
-    driver.job.leave("a", "a", 0.0)
-    assert driver.job.ended
-
-
 # -- silence that lasts
 
 
@@ -524,20 +434,6 @@ def test_deadlines_follow_the_iterations():
     assert list(driver.job.members) == ["a", "b"]
     driver.tick_at(450.0)
     assert list(driver.job.members) == ["a"]
-
-
-def test_a_late_piece_has_its_own_deadline():
-    """Who does a piece is late only if others wait for that."""
-    driver = Beating("a", "b", "c", total=30, report_timeout=100.0)
-    driver.finish("a")
-    driver.now = 60.0
-    driver.finish("b")
-    driver.job.leave("c", "c", 60.0)
-    driver.finish("b")
-    driver.tick_at(159.0)
-    assert list(driver.job.members) == ["a", "b"]
-    driver.tick_at(160.0)
-    assert list(driver.job.members) == ["b"]
 
 
 @pytest.mark.parametrize("total", [30, 3])
@@ -638,19 +534,3 @@ def test_a_piece_of_a_slow_worker_has_ten_times_as_long_as_it_should_take():
     assert list(driver.job.members) == ["a"]
     driver.tick_at(560.0)
     assert not driver.job.members
-
-
-def test_an_own_part_is_not_late_where_nobody_waits():
-    """A job's only worker may take as long as it likes for an iteration."""
-    driver = Beating("a", total=30, report_timeout=100.0)
-    driver.next("a")
-    driver.tick_at(100_000.0)
-    assert list(driver.job.members) == ["a"]
-
-
-def test_a_part_that_nobody_takes_is_not_logged():
-    """At the end of a training all leave with an iteration open, which nobody is to do any more."""
-    driver = Beating("a", "b", total=30)
-    driver.job.leave("b", "b", 0.0)
-    driver.job.leave("a", "a", 0.0)
-    assert driver.last_events(2) == ["b left", "a left"]

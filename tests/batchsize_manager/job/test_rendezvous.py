@@ -4,7 +4,6 @@ import pytest
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.config import JobConfig
-from batchsize_manager.job.rendezvous import Arrival, form_group
 from batchsize_manager.job.waiting import awaited
 from idl.bounds import Bounds
 from idl.endings import FINISHED
@@ -70,79 +69,6 @@ def running(*names, **config):
     return driver
 
 
-def test_the_first_attempt_waits_for_all_workers():
-    """Who has arrived waits, and is not told again; nobody has any state, so all take that of rank 0."""
-    driver = Meeting("a", "b")
-    assert [driver.must(name) for name in "ab"] == [1, 1]
-    driver.arrive("b", 1)
-    assert (driver.must("b"), driver.must("a"), driver.seat("b")) == (None, 1, None)
-    driver.arrive("a", 1)
-    assert driver.seat("a") == (0, 2, "a:1", 0, False)
-    assert driver.seat("b") == (1, 2, "a:1", 0, True)
-    assert driver.span("a") == (0, 0, 16)
-    assert driver.answered("a", rewinds=False).seat is None
-    assert driver.answered("a", joins=True).continues is None
-
-
-def test_a_job_of_one_begins_with_a_group_of_one():
-    """It has nobody to take a state from."""
-    driver = running("a")
-    assert driver.seat("a") == (0, 1, "a:1", None, False)
-    assert driver.answered("a", joins=True).continues is None
-
-
-def test_the_newest_state_is_that_of_the_latest_group():
-    """Steps that others have gone back behind count for nothing, however many."""
-    arrivals = {
-        name: Arrival(9, steps, formed, f"{name}:1", 0.0)
-        for name, steps, formed in (("a", 8, 3), ("b", 6, 7), ("c", 7, 7), ("d", 7, 7), ("e", 0, None))
-    }
-    group = form_group(arrivals, 0)
-    assert (group.iteration, group.source, group.lacking) == (7, 2, {"a", "b", "e"})
-    assert (group.names, group.store) == (tuple("abcde"), "a:1")
-
-
-def test_a_death_begins_an_attempt_at_once():
-    """Those who are left have the same, and none takes anything from another."""
-    driver = running("a", "b", "c", total=30)
-    driver.job.disconnect("b", "b", 0.0)
-    driver.tick_at(1.5)
-    assert [driver.must(name) for name in "ac"] == [2, 2]
-    driver.meet("c", "a", attempt=2, steps=0, formed=1)
-    assert driver.seat("a") == (0, 2, "a:1", None, False)
-    assert [driver.span(name) for name in "ac"] == [(0, 0, 15), (0, 15, 15)]
-
-
-def test_a_second_death_in_a_rendezvous_begins_no_other():
-    """The others are not sent for again: who has arrived goes on waiting, and meets who is left."""
-    driver = running("a", "b", "c", total=30)
-    driver.job.operations.remove("b", driver.now)
-    driver.arrive("a", 2, 0, 1)
-    driver.job.operations.remove("c", driver.now)
-    assert driver.seat("a") == (0, 1, "a:1", None, False)
-    assert driver.job.attempts.number == 2
-
-
-def test_a_newcomer_waits_until_the_iteration_is_complete():
-    """Nothing is planned meanwhile; then it takes the state of one that has it."""
-    driver = running("a", "b", total=30)
-    driver.job.join("c", "c", Bounds(), driver.now, exchange=FORMED_GROUP)
-    assert [driver.must(name) for name in "abc"] == [None, None, None]
-    driver.finish("a")
-    assert driver.must("a") is None
-    assert driver.next("a") is None
-    driver.finish("b")
-    assert [driver.must(name) for name in "abc"] == [2, 2, 2]
-    driver.arrive("c", 2)
-    driver.meet("a", "b", attempt=2, steps=1, formed=1)
-    assert [driver.seat(name) for name in "abc"] == [
-        (0, 3, "a:1", 0, False),
-        (1, 3, "a:1", 0, False),
-        (2, 3, "a:1", 0, True),
-    ]
-    assert driver.span("c") == (1, 50, 10)
-
-
 @pytest.mark.parametrize("all_tell", [False, True])
 def test_half_a_step_is_a_step_and_is_recorded_once_all_have_reported_it(all_tell):
     """The job goes on after it, with the state of one that has taken it; reports that came late count."""
@@ -158,50 +84,6 @@ def test_half_a_step_is_a_step_and_is_recorded_once_all_have_reported_it(all_tel
     assert driver.seat("c") == (2, 3, "a:1", 1, False)
     assert driver.span("a") == (1, 30, 10)
     assert driver.iterations() == ({0: ("c", "a", "b")} if all_tell else {})
-
-
-def test_a_step_without_the_report_of_one_that_has_died_is_not_recorded():
-    """Its samples were summed with the others', so that theirs alone are no whole batch."""
-    driver = running("a", "b", "c", total=30)
-    driver.next("c")
-    driver.finish("a", "b")
-    driver.job.operations.remove("c", driver.now)
-    driver.meet("a", "b", attempt=2, steps=1, formed=1)
-    assert [driver.span(name) for name in "ab"] == [(1, 30, 15), (1, 45, 15)]
-    driver.finish("a", "b")
-    assert driver.iterations() == {1: ("a", "b")}
-
-
-def test_a_step_that_nobody_has_any_more_is_taken_again():
-    """All have died that took it: its record is void."""
-    driver = running("a", "b", total=30)
-    part = driver.next("a")
-    driver.tell("a", part)
-    driver.job.operations.remove("a", driver.now)
-    driver.arrive("b", 2, 0, 1)
-    assert driver.span("b") == (0, 0, 30)
-    assert driver.iterations() == {}
-
-
-def test_an_iteration_whose_workers_have_all_died_is_not_complete():
-    """A newcomer is there, but nobody has reported it."""
-    driver = running("a", total=30)
-    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
-    driver.job.operations.remove("a", driver.now)
-    driver.arrive("b", 2)
-    assert driver.span("b") == (0, 0, 30)
-
-
-def test_without_any_state_the_job_fails():
-    """It is past its start, and who had its parameters has gone."""
-    driver = running("a", total=30)
-    driver.finish("a")
-    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
-    driver.job.operations.remove("a", driver.now)
-    driver.arrive("b", 2)
-    assert (
-        driver.job.attempts.failure == "no worker has its state any more; restart the job from its checkpoint"
-    )
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -281,60 +163,6 @@ def test_who_was_cut_off_is_waited_for_if_nobody_else_has_the_state(newcomer, re
         assert said in driver.job.take_effects().over.why
 
 
-def test_who_was_cut_off_is_not_waited_for_once_it_was_started_again():
-    """The state of the one before has gone with it."""
-    driver = running("a", total=30)
-    driver.finish("a")
-    driver.job.disconnect("a", "a", driver.now)
-    driver.tick_at(2.0)
-    driver.job.join("a", "new", Bounds(), driver.now, exchange=FORMED_GROUP, beats=True)
-    number = driver.job.must_recover("a", "new")
-    driver.job.rewind("a", "new", number, 0, driver.now, store="a:2")
-    driver.tick_at(2.5)
-    assert "no worker has its state any more" in driver.job.take_effects().over.why
-
-
-def test_who_is_frozen_before_it_arrives_is_not_waited_for():
-    """It gets the others' state once it is back, at the end of their iteration."""
-    driver = running("a", "b", "c", total=30, silence=10.0)
-    driver.job.recover("a", "a", 1, driver.now)
-    driver.meet("a", "c", attempt=2, formed=1)
-    driver.now = 11.0
-    driver.beat("a", "c")
-    driver.job.tick(11.0)
-    assert driver.seat("a") == (0, 2, "a:1", None, False)
-    assert driver.must("b") == 2
-    driver.arrive("b", 2, 0, 1)
-    assert (driver.must("b"), driver.seat("b")) == (None, None)
-    driver.finish("a", "c")
-    assert [driver.must(name) for name in "abc"] == [3, 3, 3]
-    driver.meet("a", "c", attempt=3, steps=1, formed=2)
-    driver.arrive("b", 3, 0, 1)
-    assert driver.seat("b") == (1, 3, "a:1", 0, True)
-
-
-def test_a_newcomer_that_is_frozen_in_its_first_rendezvous_is_told_of_it_later():
-    """It waits for the answer to its call, which nobody would give it."""
-    driver = running("a", total=30, silence=10.0)
-    driver.job.recover("a", "a", 1, driver.now)
-    driver.join("b", beats=True)
-    driver.arrive("a", 2, 0, 1)
-    driver.now = 11.0
-    driver.beat("a")
-    driver.job.tick(11.0)
-    assert driver.seat("a") == (0, 1, "a:1", None, False)
-    assert driver.job.heartbeat("b", "b", 0, 12.0) == 2
-
-
-def test_who_is_frozen_in_the_group_ends_it():
-    """The others cannot reduce without it."""
-    driver = running("a", "b", total=30, silence=10.0)
-    driver.now = 11.0
-    driver.beat("a")
-    driver.job.tick(11.0)
-    assert driver.must("a") == 2
-
-
 def test_who_lives_but_does_not_arrive_is_taken_out():
     """The others wait for it as long as for a report."""
     driver = running("a", "b", total=30, report_timeout=60.0)
@@ -362,26 +190,6 @@ def test_a_script_that_does_something_else_is_not_late_for_a_group():
         assert ("b" in driver.job.members) == (now < 260.0)
 
 
-def test_a_drained_worker_goes_before_another_plan_is_made():
-    """At the end of the iteration, the others are sent for."""
-    driver = running("a", "b", total=30)
-    assert driver.job.operations.drain("a", driver.now) == "an operator has drained a, from iteration 1 on"
-    driver.finish("a", "b")
-    assert driver.job.members.why_released("a", "a") == "drained by an operator"
-    assert driver.must("b") == 2
-    driver.arrive("b", 2, 1, 1)
-    assert driver.span("b") == (1, 30, 30)
-
-
-def test_a_worker_that_is_drained_between_two_iterations_goes_at_once():
-    """Nobody has been given a part of the plan that is there."""
-    driver = running("a", "b", total=30)
-    driver.finish("a", "b")
-    assert driver.job.operations.drain("a", driver.now) == "an operator has drained a, from iteration 1 on"
-    assert driver.job.members.why_released("a", "a") == "drained by an operator"
-    assert driver.must("b") == 2
-
-
 @pytest.mark.parametrize("others", ["", "c"])
 def test_a_drained_worker_stays_if_the_others_cannot_take_the_batch_any_more(others):
     """There are too few of them, or none; no further attempt begins for it."""
@@ -398,52 +206,6 @@ def test_a_drained_worker_stays_if_the_others_cannot_take_the_batch_any_more(oth
     assert (driver.must("a"), driver.iteration("a")) == (None, 2)
 
 
-def test_a_drained_worker_stays_if_another_takes_less_before_it_goes():
-    """The group is formed with it again."""
-    driver = running("a", "b", total=30)
-    driver.job.operations.drain("a", driver.now)
-    driver.job.operations.change_bounds("b", Bounds(maximum=20), driver.now)
-    driver.finish("a", "b")
-    driver.meet("a", "b", attempt=2, steps=1, formed=1)
-    assert (driver.span("a"), driver.span("b")) == ((1, 30, 15), (1, 45, 15))
-
-
-@pytest.mark.parametrize("when", ["before", "in the rendezvous", "after"])
-def test_a_drained_worker_first_hands_on_the_only_state(when):
-    """It stays for one more iteration, in which a newcomer takes its state."""
-    driver = running("a", total=30)
-
-    def drain(now):
-        if now == when:
-            driver.job.operations.drain("a", driver.now)
-
-    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
-    drain("before")
-    driver.finish("a")
-    drain("in the rendezvous")
-    driver.arrive("b", 2)
-    driver.arrive("a", 2, 1, 1)
-    assert driver.seat("b") == (1, 2, "a:1", 0, True)
-    drain("after")
-    assert (driver.span("a"), driver.span("b")) == ((1, 30, 15), (1, 45, 15))
-    driver.finish("a", "b")
-    assert driver.job.members.why_released("a", "a")
-    driver.arrive("b", 3, 2, 2)
-    assert driver.span("b") == (2, 60, 30)
-
-
-def test_a_newcomer_is_not_planned_for_in_the_group_of_others():
-    """It comes before the group has had any step, and is one of the next, as is the one with the state."""
-    driver = running("a", total=30)
-    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
-    driver.job.operations.drain("a", driver.now)
-    driver.finish("a")
-    driver.arrive("b", 2)
-    driver.arrive("a", 2, 1, 1)
-    driver.job.join("c", "c", Bounds(), driver.now, exchange=FORMED_GROUP)
-    assert [driver.must(name) for name in "abc"] == [3, 3, 3]
-
-
 def test_slow_workers_are_released_before_another_plan_is_made():
     """The others are sent for at once."""
     driver = running("a", "b", "c", total=30, release=True)
@@ -453,39 +215,6 @@ def test_slow_workers_are_released_before_another_plan_is_made():
     assert [driver.must(name) for name in "ab"] == [2, 2]
     driver.meet("a", "b", attempt=2, steps=1, formed=1)
     assert (driver.span("a"), driver.span("b")) == ((1, 30, 15), (1, 45, 15))
-
-
-def test_a_slow_worker_first_hands_on_the_only_state():
-    """It is released once the others have its state."""
-    driver = running("a", total=30, release=True)
-    driver.find_slow("a")
-    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP)
-    driver.finish("a")
-    driver.arrive("b", 2)
-    driver.arrive("a", 2, 1, 1)
-    assert driver.seat("b") == (1, 2, "a:1", 0, True)
-    assert (driver.span("a"), driver.span("b")) == ((1, 30, 15), (1, 45, 15))
-    driver.finish("a", "b")
-    assert driver.job.members.why_released("a", "a") == "a is slow"
-    assert driver.must("b") == 3
-
-
-def test_who_is_being_released_is_in_the_group_that_a_death_calls_for():
-    """It may have the only state; and it can be drained there, as if it had never been about to go."""
-    driver = running("a", "b", "c", total=30, release=True, lookahead=1)
-    driver.find_slow("c")
-    driver.finish("a", "b", "c")
-    assert driver.job.members.why_released("c", "c", known=1) == "c is slow"
-    driver.job.operations.remove("b", driver.now)
-    assert [driver.must(name) for name in "ac"] == [2, 2]
-    driver.arrive("a", 2, 1, 1)
-    assert driver.seat("a") is None
-    driver.job.operations.drain("c", driver.now)
-    driver.arrive("c", 2, 2, 1)
-    assert driver.seat("c") == (1, 2, "a:1", 1, False)
-    for _ in range(2):
-        driver.finish("a", "c")
-    assert driver.job.members.why_released("c", "c") == "drained by an operator"
 
 
 def test_members_that_cannot_take_a_batch_wait_for_others_before_they_meet():
@@ -531,69 +260,12 @@ def test_who_waits_after_a_clean_leave_is_sent_for_at_once():
     assert driver.must("b") == 2
 
 
-def test_with_lookahead_a_change_has_all_reported():
-    """Reports go one by one, and each is answered though nothing more is planned."""
-    driver = running("a", "b", total=30, lookahead=1)
-    assert driver.answered("a").ahead[0].iteration == 1
-    driver.answered("b")
-    driver.job.join("c", "c", Bounds(), driver.now, exchange=FORMED_GROUP)
-    parts = {name: [driver.next(name), *driver.job.assignments_after(name, 0)] for name in "ab"}
-    for name in "ab":
-        driver.tell(name, parts[name][0])
-        assert driver.job.answer(name, name, reported=0, known=1).report_on
-    driver.tell("a", parts["a"][1])
-    assert driver.job.answer("a", "a", reported=1, known=1) is None
-    driver.tell("b", parts["b"][1])
-    assert [driver.must(name) for name in "abc"] == [2, 2, 2]
-
-
-def test_a_restored_job_meets_again():
-    """From what the workers say alone, the job goes on where they are, beyond the records."""
-    driver = running("a", "b", total=30)
-    driver.finish("a", "b")
-    job = driver.job = restored(driver.job, JobConfig(2), records=[], now=100.0)
-    driver.now = 100.0
-    assert (job.state, job.attempts.number, job.members.exchange) == ("recovering", 2, FORMED_GROUP)
-    driver.meet("a", "b", attempt=2, steps=5, formed=1)
-    assert driver.seat("b") == (1, 2, "a:1", None, False)
-    assert driver.span("a")[:2] == (5, 150)
-
-
-def test_a_manager_that_has_lost_its_last_writes_goes_beyond_its_workers_attempts():
-    """Whatever attempt they are in, another begins; a worker that it does not know joins again."""
-    driver = running("a", "b", total=30)
-    driver.finish("a", "b")
-    known = tuple(member for member in driver.job.members.saved if member.worker == "a")
-    driver.job.recover("a", "a", 1, driver.now)
-    driver.meet("a", "b", attempt=2, steps=1, formed=1)
-    driver.job = restored(driver.job, JobConfig(2), attempt=0, members=known)
-    driver.now = 100.0
-    assert driver.job.heartbeat("a", "a", 2, driver.now) == 3
-    driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP, beats=True, again=True)
-    assert driver.job.heartbeat("b", "b", 2, driver.now) == 3
-    driver.meet("a", "b", attempt=3, steps=1, formed=2)
-    assert driver.seat("b") == (1, 2, "a:1", None, False)
-    assert driver.span("a") == (1, 30, 15)
-
-
 def test_a_worker_says_where_its_next_batch_begins():
     """The manager may have lost a change of the batch's size."""
     driver = running("a", total=30)
     driver.job.recover("a", "a", 1, 0.0)
     driver.arrive("a", 2, 7, 1, place=(0, 1000))
     assert driver.span("a") == (7, 1000, 30)
-
-
-def test_a_lost_answer_is_given_again():
-    """The call may be repeated, before and after the group is decided."""
-    driver = Meeting("a", "b")
-    for _ in range(2):
-        driver.arrive("a", 1)
-        assert driver.seat("a") is None
-    driver.arrive("b", 1)
-    for _ in range(2):
-        driver.arrive("a", 1)
-        assert driver.seat("a") == (0, 2, "a:1", 0, False)
 
 
 def test_a_group_of_an_attempt_that_was_not_kept_shares_its_number_with_no_other():

@@ -53,17 +53,6 @@ def test_the_slowest_are_drained_by_one_call_in_one_attempt():
     assert driver.job.members.wanted == 2
 
 
-def test_parameter_servers_workers_are_drained_together():
-    """They all do what they have been given, and nothing that comes after it."""
-    driver = Beating("a", "b", "c", "d", total=40)
-    took(driver, {"a": 4.0, "b": 1.0, "c": 3.0, "d": 2.0})
-    assert "drained a, c, from iteration 2 on" in resize(driver, 2)
-    driver.finish(*"abcd")
-    assert list(driver.job.members) == ["b", "d"]
-    assert [driver.span(name) for name in "bd"] == [(2, 80, 20), (2, 100, 20)]
-    assert driver.job.attempts.number == 0
-
-
 def test_workers_that_wait_for_nobody_end_with_what_each_does():
     """In asp, those that are drained are at different iterations."""
     driver = Driver("a", "b", "c", synchronisation=Synchronisation("asp"), total=30)
@@ -84,14 +73,6 @@ def test_speeds_are_medians_of_the_last_iterations():
     assert typical_speeds(driver.job.history(0, 10)) == {"a": 20.0, "b": 10.0}
     resize(driver, 1)
     assert leaving(driver) == {"b"}
-
-
-def test_who_is_named_leaves_before_the_slowest():
-    """The rest of those that are too many are the slowest; a repeated name counts once."""
-    driver = running("a", "b", "c", "d", total=40)
-    took(driver, {"a": 4.0, "b": 1.0, "c": 3.0, "d": 2.0})
-    assert "drained b, a," in resize(driver, 2, "b", "b")
-    assert leaving(driver) == {"a", "b"}
 
 
 def test_those_that_are_not_known_to_be_fast_leave_first():

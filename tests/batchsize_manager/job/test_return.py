@@ -77,26 +77,6 @@ def test_who_comes_back_to_an_earlier_iteration_may_repeat_its_report():
     assert driver.iteration("b") == part.iteration + 1
 
 
-def test_all_that_were_cut_off_come_back():
-    """Nobody was left for a while: the job goes on in another attempt."""
-    driver = Beating("a", "b", total=16)
-    for name in "ab":
-        driver.job.disconnect(name, name, driver.now)
-    driver.now += 2.0
-    driver.job.tick(driver.now)
-    assert list(driver.job.members) == []
-    driver.beat("b")
-    driver.beat("a")
-    assert list(driver.job.members) == ["b", "a"]
-    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
-    assert [event for event in driver.job.outbox.events if "attempt" in event] == [
-        "attempt 1 is needed: all members had gone"
-    ]
-    for name in "ab":
-        driver.rewind(name, 1, 0)
-    assert sum(driver.span(name)[2] for name in "ab") == 16
-
-
 def test_who_gave_its_name_to_another_does_not_come_back():
     """Nor who left, or was away for too long."""
     driver = Beating("a", "b", total=16)

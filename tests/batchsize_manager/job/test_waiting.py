@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchsize_manager.job.waiting import awaited, names
+from batchsize_manager.job.waiting import awaited
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.exchange import FIXED_GROUP, FORMED_GROUP
@@ -68,15 +68,6 @@ def test_a_job_that_runs_says_who_has_not_reported():
     assert awaited(driver.job) == "c has not reported iteration 0"
 
 
-def test_a_paused_job_says_so():
-    """With the command that ends it."""
-    driver = Driver("a")
-    driver.finish("a")
-    driver.job.operations.pause(0.0)
-    assert "paused" in awaited(driver.job)
-    assert "evenpace job resume" in awaited(driver.job)
-
-
 def test_a_job_whose_workers_are_too_few_says_what_they_can_take():
     """They wait for others."""
     driver = Beating("a", "b", total=30, bounds={"a": Bounds(1, 20), "b": Bounds(1, 20)})
@@ -116,8 +107,3 @@ def test_a_group_that_nobody_can_join_refuses_late_comers_at_once():
     driver.job.disconnect("rank-0", "rank-0", 0.0)
     with pytest.raises(UnavailableError, match="may be over soon"):
         driver.join("rank-1")
-
-
-def test_names_are_listed_in_words():
-    """None, one, two."""
-    assert [names([]), names(["a"]), names(["a", "b"])] == ["none", "a", "a and b"]

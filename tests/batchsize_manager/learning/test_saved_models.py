@@ -170,13 +170,6 @@ def test_a_file_of_an_earlier_version_is_read():
     assert plain(unpack_models(stream.getvalue())) == plain(models)
 
 
-def test_models_take_little_more_than_their_numbers():
-    """A file of thousands of workers takes little more than their weights."""
-    models = {"narx": {f"host-{i}": {"x": np.full(100, float(i))} for i in range(1000)}}
-    assert len(pack_models(models)) < 1.1 * 1000 * 100 * 8
-    assert plain(unpack_models(pack_models(models))) == plain(models)
-
-
 @pytest.mark.parametrize(
     ("names", "rows", "said"),
     [

@@ -152,18 +152,6 @@ def test_reports_at_different_times_are_no_gap(batches, reported):
                 assert not partitions.moves
 
 
-def test_counts_of_an_earlier_generation_do_not_count():
-    """Samples drawn before a reset and reported late are no part of the gap."""
-    partitions = started(a=100, b=100)
-    old = partitions.generation
-    partitions.join("c", "c", "c:1", 100, 1.0)
-    partitions.report("a", "a", Traversal(old, 100, 900, 9), 1.0)
-    for name in "bc":
-        partitions.report(name, name, Traversal(partitions.generation, 100, 0, 0), 1.0)
-    partitions.report("a", "a", Traversal(partitions.generation, 100, 0, 0), 1.0)
-    assert not partitions.moves
-
-
 def test_moves_that_take_too_long_are_given_up():
     """A receiver that cannot be reached does not stop the balancing for good."""
     partitions = started(a=100, b=100)
@@ -196,15 +184,6 @@ def test_a_name_is_free_once_its_worker_was_silent_for_too_long():
     assert not partitions.is_ready("a")  # the other may hold samples of the earlier one
     partitions.report("b", "b", Traversal(partitions.generation, 100, 0, 0), 5.0)
     assert partitions.is_ready("a")
-
-
-@pytest.mark.parametrize(
-    "changes", [{"workers": 0}, {"max_gap": 0}, {"silence": 0}, {"move_timeout": float("inf")}]
-)
-def test_bad_options_are_named(changes):
-    """A number that makes no sense is refused by its name."""
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        config(**changes)
 
 
 # -- a worker's side
@@ -242,18 +221,6 @@ def test_a_traversal_uses_each_sample_once():
     assert b.progress() == Traversal(2, 14, 28, 2)
 
 
-def test_what_is_on_its_way_is_not_used():
-    """A sample is not used from the moment that it is chosen until it is refused."""
-    a, _ = pair()
-    before = a.draw(3, 0)
-    chunk = a.next_chunk(6)
-    rest = a.draw(20, 1)
-    assert not set(rest) & set(chunk.own)
-    assert {*before, *rest} | set(chunk.own) == set(range(10))
-    a.settle(chunk, TransferOutcome.REFUSED)
-    assert set(a.draw(20, 2)) == set(range(10))
-
-
 def test_the_last_sample_stays():
     """The last sample is kept, however many are asked for."""
     a, _ = pair()
@@ -263,36 +230,6 @@ def test_the_last_sample_stays():
     assert len(a) == 1
     assert a.next_chunk(100) is None
     assert a.progress().moved
-
-
-def test_a_repeated_chunk_is_taken_once():
-    """A repeated number is answered as before."""
-    a, b = pair()
-    call = hand_over("a", b, a.next_chunk(6))
-    call()
-    call()
-    assert len(b) == 16
-
-
-def test_a_late_chunk_is_never_taken():
-    """An old call does not bring back a sample that went home."""
-    a, b = pair()
-    chunk = a.next_chunk(6)
-    call = hand_over("a", b, chunk)
-    call()
-    a.settle(chunk, TransferOutcome.TAKEN)
-
-    b.note(2, {"a": "a", "b": "b"})
-    b.plan({"a": 6})
-    back = b.next_chunk(6)
-    assert sorted(guest.index for guest in back.returned) == sorted(chunk.own)
-    home = hand_over("b", a, back)
-    home()
-    home()
-    b.settle(back, TransferOutcome.TAKEN)
-    assert (len(a), len(b)) == (10, 10)
-    call()
-    assert len(b) == 10
 
 
 def test_a_refusal_is_remembered():
@@ -308,36 +245,6 @@ def test_a_refusal_is_remembered():
     a.settle(chunk, TransferOutcome.REFUSED)
     assert (len(a), len(b)) == (10, 10)
     assert a.next_chunk(6) is None  # the rest of the move is given up
-
-
-def test_samples_of_a_receiver_that_is_gone_come_back():
-    """Samples with, or on their way to, a dead receiver come back; its own stay its own."""
-    a, b = pair()
-    chunk = a.next_chunk(4)
-    hand_over("a", b, chunk)()
-    a.settle(chunk, TransferOutcome.TAKEN)
-    on_its_way = a.next_chunk(2)
-    assert len(a) == 4
-    a.note(2, {"a": "a", "b": "b2"})
-    assert len(a) == 10
-    a.settle(on_its_way, TransferOutcome.TAKEN)  # an answer that comes too late
-    assert len(a) == 10
-
-    b.note(2, {"a": "a", "b": "b"})
-    b.plan({"a": 3})
-    b.next_chunk(3)
-    b.note(3, {"b": "b"})
-    assert len(b) == 11
-
-
-def test_samples_of_an_origin_stay_until_it_comes_back():
-    """Samples are used while their origin is away; once it is back they are its own."""
-    a, b = pair()
-    hand_over("a", b, a.next_chunk(4))()
-    b.note(2, {"b": "b"})
-    assert len(b) == 14
-    b.note(3, {"a": "a2", "b": "b"})
-    assert len(b) == 10
 
 
 def test_a_worker_that_was_taken_out_uses_samples_that_no_other_can_have():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import POLICIES, make_job_policy
-from batchsize_manager.policies.at_once import MODEL, Gains
+from batchsize_manager.policies.at_once import Gains
 from batchsize_manager.policies.curves_in_waves import Alone
 from batchsize_manager.policies.waves import Waves
 from idl.bounds import Bounds
@@ -84,14 +84,6 @@ def test_every_policy_finds_the_number_that_is_best(policy):
             assert device.time(number, at_once) < 1.03 * device.best(number)
 
 
-def test_the_waves_follow():
-    """Of 24 micro-batches 8 run at once, in n_GA + 1 = 3 waves, and nothing changes any more."""
-    seen, job = train("even", {"w": Device(alpha=30.0, beta=60.0, most=8)}, 24)
-    assert {parts[0] for parts in seen[-80:]} == {(24, 8)}
-    learned = job.planner.policy.models()[MODEL]["w"]
-    assert learned["numbers"].tolist() == [1, 2, 4, 8]
-
-
 @pytest.mark.parametrize(("alpha", "saturated", "wanted"), [(0.0, 64, 1), (30.0, 4, 4), (2.0, 64, 1)])
 def test_numbers_that_do_not_pay_are_left(alpha, saturated, wanted):
     """Twice as many are tried once, and given up where the throughput grows by less than 5%."""
@@ -152,21 +144,6 @@ def test_a_newcomer_begins_with_what_its_kind_has_learned():
     _, job = train("even", devices, 24)
     seen, _ = train("even", {"other": devices["w"]}, 24, 5, models=job.planner.policy.models())
     assert seen == [[(24, 8)]] * 5
-
-
-def test_a_share_without_room_is_not_measured():
-    """A worker with three micro-batches has no wave of four; with more of them, it is tried."""
-    seen, job = train("even", {"w": Device(30.0, 60.0)}, 3)
-    assert max(parts[0][1] for parts in seen) == 3
-    assert job.planner.policy.models()[MODEL]["w"]["numbers"].tolist() == [1, 2, 3]
-
-
-def test_workers_with_one_at_once_are_split_as_before():
-    """Without several at once, neither a split nor a model differs."""
-    devices = {"a": Device(0.0, 60.0, "A", 1), "b": Device(0.0, 30.0, "B", 1)}
-    seen, job = train("learned", devices, 48, iterations=30)
-    assert {at_once for parts in seen for _, at_once in parts} == {1}
-    assert MODEL not in job.planner.policy.models()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from batchsize_manager.policies.curves import Curves, EqualTime, fit
 from batchsize_manager.policies.measurements import Measurements
-from batchsize_manager.policies.solver import InfeasibleError, split_evenly_in_time
+from batchsize_manager.policies.solver import split_evenly_in_time
 from idl.bounds import Bounds
 from tests.batchsize_manager.policies.brute_force import check_optimal
 
@@ -56,14 +56,6 @@ def test_fit_tells_overhead_from_saturation():
     assert found.threshold.tolist() == pytest.approx([0, 96], abs=1)
     assert found.level.tolist() == pytest.approx([1.0, 1.0], rel=0.01)
     assert found.per_unit.tolist() == pytest.approx([0.01, 0.01], rel=0.02)
-
-
-def test_fit_is_right_where_it_is_asked():
-    """The fit to a bent curve follows the measurements near the centre."""
-    times = SIZES**1.3
-    for centre in (16.0, 64.0, 256.0):
-        found = fit(SIZES[None], times[None], np.full((1, len(SIZES)), 1e-4), np.array([centre]))
-        assert found.times(np.array([centre]))[0] == pytest.approx(centre**1.3, rel=0.03)
 
 
 def test_one_measurement_gives_the_usual_slope():
@@ -144,22 +136,6 @@ def test_the_slopes_error_is_that_of_the_noise():
     times = hinge(0.5, 0.0, 0.02, SIZES) * np.exp(0.05 * random.standard_normal((2000, len(SIZES))))
     found = fit(np.tile(SIZES, (2000, 1)), times, np.full(times.shape, 0.05**2), np.full(2000, 64.0), 0.0)
     assert np.mean(found.tilted(0.1).per_unit > 0.02) == pytest.approx(0.1, abs=0.05)
-
-
-def test_split_keeps_granularity():
-    """Counts are multiples of each worker's granularity where such counts sum to the total."""
-    found = EqualTime(curves((1.0, 0, 0.1), (0.1, 0, 0.02)))
-
-    counts = split_evenly_in_time(found, 88, [Bounds(1, 40, 8), Bounds(1, 80, 16)])
-    assert (counts[0] % 8, counts[1] % 16, sum(counts)) == (0, 0, 88)
-
-
-def test_split_refuses_a_batch_beyond_all_maxima():
-    """A batch that is larger than the workers' maxima together is infeasible."""
-    found = EqualTime(curves((1.0, 0, 0.1), (0.1, 0, 0.02)))
-
-    with pytest.raises(InfeasibleError, match="121 samples"):
-        split_evenly_in_time(found, 121, [Bounds(1, 40, 8), Bounds(1, 80, 16)])
 
 
 def test_flat_parts_share_a_large_batch_quickly():

@@ -226,22 +226,6 @@ def test_a_tolerance_changes_less():
     assert changes[0.1] < changes[0.0]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("change", [{"factor": 2.0}, {"factor": 0.4}, {"more": 0.1}])
-@pytest.mark.parametrize("name", ["a", "c"])
-def test_lasting_changes_are_followed(name, change):
-    """A slower or a faster GPU, or less bandwidth: the split is close again within 15 iterations."""
-    for seed in range(3):
-        cluster = Cluster(four(), 400, seed)
-        cluster.run(60)
-        for what, value in change.items():
-            setattr(cluster.workers[name], what, value)
-        best = cluster.best()
-        ratios = [cluster.longest(cluster.iterate().counts) / best for _ in range(40)]
-        assert min(ratios[:15]) <= 1.05
-        assert np.median(ratios[15:]) <= 1.05
-
-
 # -- members and bounds
 
 
@@ -267,55 +251,6 @@ def joined():
     cluster.workers["d"] = d
     cluster.announce()
     return cluster, before
-
-
-def test_a_newcomer_starts_as_the_average(joined):
-    """A newcomer of an unknown kind gets a share near the average; the others stay in the same order."""
-    cluster, before = joined
-    counts = cluster.iterate().counts
-
-    assert 20 <= counts[3] <= 200
-    assert sorted(range(3), key=lambda i: counts[i]) == sorted(range(3), key=lambda i: before[i])
-
-
-def test_a_newcomer_is_learned(joined):
-    """After 16 iterations with a newcomer, splits are within 6% of the best."""
-    cluster, _ = joined
-    cluster.run(16)
-
-    assert cluster.longest(cluster.iterate().counts) <= 1.06 * cluster.best()
-
-
-def test_a_worker_that_returns_has_its_curve(joined):
-    """The first split with a worker that had left for 3 iterations is within 10% of the best."""
-    cluster, _ = joined
-    cluster.run(17)
-    d = cluster.workers.pop("d")
-    cluster.announce()
-    cluster.run(3)
-    cluster.workers["d"] = d
-    cluster.announce()
-
-    assert cluster.longest(cluster.iterate().counts) <= 1.1 * cluster.best()
-
-
-def test_newcomer_of_a_known_kind_starts_with_its_curve():
-    """A newcomer starts near the best split if its kind is known, else as the average does."""
-    longest = {}
-    for kind in ("slow GPU", "another GPU"):
-        workers = four()
-        workers["d"].kind = "slow GPU"
-        d = workers.pop("d")
-        cluster = Cluster({**workers, "before": d}, 400)
-        cluster.run(40)
-        del cluster.workers["before"]
-        cluster.announce()
-        cluster.run(5)
-        cluster.workers["after"] = replace(d, kind=kind)
-        cluster.announce()
-        longest[kind] = cluster.longest(cluster.iterate().counts) / cluster.best()
-    assert longest["slow GPU"] <= 1.1
-    assert longest["another GPU"] >= 1.3
 
 
 def profile_of(worker, sizes):
@@ -377,14 +312,6 @@ def test_batches_of_an_unusual_size_follow_the_curves():
     assert cluster.longest(short) <= 1.1 * cluster_best
     cluster.total = 400
     assert cluster.iterate().counts == usual
-
-
-def test_reports_of_workers_that_have_left_are_ignored():
-    """A record of a worker that is no member does not change the split."""
-    cluster = Cluster(four(), 400, noise=0.0)
-    before = cluster.run(40).counts
-    cluster.policy.observe({"gone": WorkerRecord(10, 100.0), "a": WorkerRecord(before[0], 0.2)})
-    assert cluster.iterate().counts == before
 
 
 @pytest.mark.parametrize("records", [{}, {"b": WorkerRecord(0, 0.0)}])
@@ -475,12 +402,6 @@ def test_saved_models_begin_where_the_last_run_ended(tmp_path):
     resumed.workers["a"].factor = 3.0
     resumed.run(15)
     assert resumed.longest(resumed.iterate().counts) <= 1.06 * resumed.best()
-
-
-def test_nothing_learned_is_nothing_to_keep():
-    """There are no models before any observation; those that a run started from are not its own."""
-    cluster = Cluster(four(), 400)
-    assert cluster.policy.models() == {}
 
 
 @pytest.mark.parametrize(

@@ -193,16 +193,6 @@ def test_of_more_kinds_than_are_kept_those_used_last_are():
     assert kinds == {DeviceKind(f"GPU {number}") for number in (3, *range(51, KINDS + 50))}
 
 
-def test_workers_of_unknown_kinds_are_not_of_one_kind():
-    """Workers that do not name their device do not start as one another."""
-    registry = ModelRegistry({})
-    registry.set_members([member("w")])
-    registry.update({"learned": {"w": weights(1)}})
-    registry.set_members([member("w"), member("new")])
-    assert registry["learned"].keys() == {"w", DeviceKind("")}
-    assert "new" not in registry["learned"]
-
-
 @pytest.mark.parametrize("predictor", sorted({*PREDICTORS} - {"memoryless", "arx"}))
 def test_the_registry_outlives_any_policy(predictor):
     """A job that goes on with another policy, or from a checkpoint, has all models learned before."""

@@ -172,18 +172,6 @@ def test_faster_than_the_split_that_only_knows_of_computing():
     assert times["overlap"] < times["even"]
 
 
-@pytest.mark.slow
-def test_near_the_best_in_fewer_splits_where_links_are_slow():
-    """A batch that takes as long as communication tells `learned` little of its curve: it tries more."""
-    links = ServerLinks([0.6] * 4, 8, BACKWARD)
-    for seed in range(5):
-        splits = {}
-        for policy in ("learned", "overlap"):
-            played = play(make_policy(policy), mixed_cluster(), (), Noise(0.03, 0.0, seed), 40, links)
-            splits[policy] = played.figures()["parts"][0]["splits_to_near"]
-        assert splits["overlap"] < splits["learned"]
-
-
 @pytest.mark.ci
 @settings(deadline=None, max_examples=8, derandomize=True)  # the noise makes it a matter of luck
 @given(

@@ -1,7 +1,6 @@
 """Waves of micro-batches: staircases that never fall, and splits that no other beats."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -78,71 +77,6 @@ def test_optimal_against_brute_force(workers, more):
     )
     assert sum(numbers) == total
     assert longest <= best * JUST_MORE
-
-
-def jabas_throughput(alpha, beta, size, most):
-    """Return waves by JABAS's equations 1 and 2: throughput α ln n + β with n micro-batches at once."""
-    return [size * n / (alpha * math.log(n) + beta) for n in range(1, most + 1)]
-
-
-def jabas_configurations(seconds, total):
-    """Return the shortest time of each number of micro-batches in full waves (JABAS, Alg. 1, 10 to 20)."""
-    times: dict[int, float] = {}
-    for n_vsw in range(1, len(seconds) + 1):
-        for n_ga in range(total // n_vsw):
-            number = n_vsw * (n_ga + 1)
-            times[number] = min(times.get(number, math.inf), seconds[n_vsw - 1] * (n_ga + 1))
-    return times
-
-
-GPUS = [(60.0, 100.0, 4), (150.0, 300.0, 6), (30.0, 50.0, 2)]  # α and β in samples per second, most at once
-
-
-def test_jabas_solver_is_never_better():
-    """Any number of micro-batches takes at most as long as in JABAS's full waves, and so does the split."""
-    gpus = [jabas_throughput(alpha, beta, 16, most) for alpha, beta, most in GPUS]
-    curves = WaveCurves([Waves(tuple(seconds)) for seconds in gpus])
-    total = 24
-    configurations = [jabas_configurations(seconds, total) for seconds in gpus]
-    # Equation 7: the smallest longest time of all configurations with `total` workers in all.
-    theirs = min(
-        max(times[number] for times, number in zip(configurations, numbers, strict=True))
-        for numbers in itertools.product(*configurations)
-        if sum(numbers) == total
-    )
-    counts = split_evenly_in_time(curves, total, [Bounds()] * len(gpus))
-
-    for waves, times in zip(curves.waves, configurations, strict=True):
-        assert all(waves.time(number) <= seconds * JUST_MORE for number, seconds in times.items())
-    assert max(curves.time(worker, count) for worker, count in enumerate(counts)) <= theirs * JUST_MORE
-
-
-def test_full_waves_alone_fall_where_another_is_filled():
-    """In full waves 5 micro-batches take longer than 6; a last wave that is not full mends that."""
-    seconds = [1.0, 1.2, 1.4, 1.6]
-    full = jabas_configurations(seconds, 8)
-    its = Waves(tuple(seconds))
-
-    assert full[5] == pytest.approx(5.0)  # one after the other, as 5 is prime
-    assert full[6] == pytest.approx(2.8)  # two waves of three
-    assert its.time(5) == pytest.approx(2.6)  # 4 and 1, or 3 and 2
-    assert its.time(6) == pytest.approx(2.8)
-
-
-def test_equation_6_where_communication_is_hidden():
-    """With communication behind the last backward pass, full waves are JABAS's iteration, but its update."""
-    seconds = jabas_throughput(60.0, 100.0, 16, 4)
-    n_vsw, n_ga, forward = 3, 4, 0.4
-    iteration = seconds[2] * n_ga + forward * seconds[2] + (1 - forward) * seconds[2]
-
-    assert Waves(tuple(seconds), n_vsw).time(n_vsw * (n_ga + 1)) == pytest.approx(iteration)
-
-
-def test_workers_that_run_more_at_once_get_more():
-    """A device that computes four at once in the time of one gets four times as many micro-batches."""
-    curves = WaveCurves([Waves((1.0,)), Waves((1.0, 1.0, 1.0, 1.0))])
-
-    assert split_evenly_in_time(curves, 20, [Bounds()] * 2) == [4, 16]
 
 
 def test_many_devices_keep_the_sum():

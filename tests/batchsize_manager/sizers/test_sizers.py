@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from batchsize_manager.sizers import SIZERS, Situation, Sizes, Sizing
 from batchsize_manager.sizers.goodput import gain
-from idl.errors import InvalidRequestError
 from idl.noise import Noise
 from idl.plan import JobSpec
 
@@ -64,11 +63,6 @@ def test_a_choice_is_within_the_bounds_and_says_why(name, at):
 def test_no_size_is_changed_while_nothing_is_known_of_the_noise(name):
     """With a scale between 0 and infinity no other size is surely better."""
     assert chosen(name, situation(256)) == 256
-
-
-def test_no_size_is_chosen_while_no_times_are_known():
-    """Goodput has two factors."""
-    assert chosen("goodput", situation(noise=Noise(1.0, 1000.0), seconds=lambda sizes: None)) == 64
 
 
 def goodput(size, scale):
@@ -163,12 +157,6 @@ def test_a_schedule_has_a_size_for_each_epoch():
         5,
         5,
     ]
-
-
-def test_a_script_without_a_schedule_has_none_to_follow():
-    """The error says how it is given."""
-    with pytest.raises(InvalidRequestError, match=r"sizes by epoch, as in batch_size=\{0: 64, 30: 256\}"):
-        Sizing("schedule").make(SPEC)
 
 
 @pytest.mark.parametrize(

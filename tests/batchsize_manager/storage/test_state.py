@@ -345,18 +345,6 @@ def test_another_format_is_refused(tmp_path, other):
         pass
 
 
-def test_a_worker_that_comes_back_comes_last(tmp_path):
-    """So it is in a job, where another member may have come meanwhile."""
-    member, other = SavedMember("w0", "i0", Bounds()), SavedMember("w1", "i1", Bounds())
-    cut_off = dataclasses.replace(member, cut_off=True)
-    file = StateFile(tmp_path / STATE_FILE)
-    file.apply([begun()])
-    for there in ((member,), (other, cut_off), (other, member)):
-        file.apply([Saved("r", state(*there))])
-        assert members(file.reader, "r") == there
-    file.close()
-
-
 def test_a_state_that_lacks_a_later_field_has_its_default(tmp_path):
     """So a field with a default can be added; one that is unknown, or not of its type, is damage."""
     file = StateFile(tmp_path / STATE_FILE)
@@ -445,15 +433,6 @@ def test_what_is_put_is_in_the_file_soon_and_after_a_new_start(tmp_path, wait_un
         (run,) = kept.reader.unfinished()
         assert (run.run, run.state.attempt, run.ended) == ("r", 4, None)
         assert kept.reader.last_records("r", 3) == [record(i) for i in (47, 48, 49)]
-
-
-def test_closing_writes_what_was_put(tmp_path):
-    """All changes are written at the close, however many."""
-    with opened(tmp_path) as kept:
-        kept.put(begun())
-        for i in range(2000):
-            kept.put(completed(i))
-    assert iterations(tmp_path) == list(range(2000))
 
 
 def test_a_second_writer_is_refused_with_the_reason(tmp_path):
@@ -652,27 +631,6 @@ def _run_names(folder):
         return [run.run for run in reader.runs()]
 
 
-def test_changes_that_failed_on_a_full_disk_are_written_later(small_disk, monkeypatch, wait_until):
-    """Changes that failed on a full disk are written once there is room."""
-    monkeypatch.setattr(state_writer, "_RETRY_SECONDS", 0.02)
-    ballast = small_disk / "ballast"
-    with opened(small_disk) as kept:
-        kept.put(begun())
-        wait_until(lambda: _is_begun(small_disk), "the run in the file")
-        fill(ballast)
-        for i in range(40):
-            kept.put(completed(i, workers=100))
-        (notice,) = wait_until(kept.notices, "a notice")
-        assert "training goes on" in notice
-        ballast.unlink()
-        wait_until(lambda: iterations(small_disk) == list(range(40)), "the records in the file")
-        (notice,) = wait_until(kept.notices, "a notice")
-        assert "again" in notice
-    fill(ballast)
-    with pytest.raises(StateError, match=r"cannot be used .*: see that its disk has room"):
-        StateWriter(small_disk)
-
-
 def test_a_file_whose_writer_was_killed_is_opened_on_a_full_disk(small_disk):
     """Opening a file writes nothing, though a kill leaves a log and another writer is there."""
     path = small_disk / STATE_FILE
@@ -681,10 +639,3 @@ def test_a_file_whose_writer_was_killed_is_opened_on_a_full_disk(small_disk):
         fill(small_disk / "ballast")
         with contextlib.closing(StateFile(path)) as again:
             assert [run.run for run in again.reader.runs()] == ["r"]
-
-
-@pytest.mark.parametrize("wrong", [{"runs": -1}, {"days": -1.0}, {"days": float("nan")}])
-def test_what_is_kept_checks_itself(wrong):
-    """The error names a limit that is out of range."""
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} .*must be at least 0"):
-        Retention(**wrong)
