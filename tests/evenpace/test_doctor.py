@@ -20,14 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import evenpace
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from batchsize_manager.partitions.service import DataPartitionService
 from evenpace.cli import cli
 from evenpace.doctor import checkup as running
 from evenpace.doctor import (
-    clock,
     gpu,
     job_network,
     local_network,
@@ -39,7 +37,7 @@ from evenpace.doctor import (
     versions,
 )
 from evenpace.doctor.checkup import run
-from evenpace.doctor.findings import LEVELS, Finding, Subject, ok, size
+from evenpace.doctor.findings import LEVELS, Finding, Subject, ok
 from evenpace.doctor.show import as_json
 from lab.chaos import clocks
 from lab.chaos.errors import NotPossibleHereError
@@ -48,7 +46,6 @@ from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.processes import LISTENING, end_process
 from rpc.server import Security
-from tests import zygote
 from tests.disks import fill
 from tests.evenpace.commands import python
 from tests.made_up_machine import Machine
@@ -103,29 +100,12 @@ def evenpace_doctor(*options, prefix=()):
 # -- findings, and how checks are run
 
 
-def test_a_warning_says_what_to_do():
-    """Warnings and problems have advice; there are four levels."""
-    for level in ("warning", "problem"):
-        with pytest.raises(ValueError, match="must say what to do"):
-            Finding(level, "x", "y")
-    with pytest.raises(ValueError, match="must be one of ok, note, warning, problem"):
-        Finding("error", "x", "y", "z")
-
-
 @given(st.lists(st.builds(Finding, st.sampled_from(LEVELS), st.text(), st.text(), st.text(min_size=1))))
 def test_findings_as_json(findings):
     """Findings with any characters come back from JSON as they were, and are counted."""
     read = json.loads(as_json(findings))
     assert [Finding(**one) for one in read["findings"]] == findings
     assert sum(read["counts"].values()) == len(findings)
-
-
-@given(st.integers(0, 2**60))
-def test_sizes_in_words(count):
-    """A size in words is the number to three digits."""
-    number, unit = size(count).split()
-    factor = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
-    assert float(number) * factor == pytest.approx(count, rel=0.006)
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch):
@@ -162,13 +142,6 @@ def test_a_check_that_hangs_is_left_alone(monkeypatch):
     assert "did not end within 2 s" in findings[1].found
 
 
-def test_all_checks_work_here(monkeypatch):
-    """No check fails or hangs on a machine that runs the tests."""
-    monkeypatch.setattr(running, "_SECONDS", 120.0)
-    for finding in run(Subject()):
-        assert "the check" not in finding.found, finding
-
-
 def test_nothing_is_changed(tmp_path):
     """The state's folder is as it was, and one that is missing is not made."""
     folder = tmp_path / "state"
@@ -191,26 +164,7 @@ def partitions():
         yield address, service
 
 
-def test_services_that_are_well(manager, shard, partitions):
-    """Each kind of service is reached and answers; a manager reports its version."""
-    for kind, address in (("manager", manager), ("shard", shard), ("partitions", partitions[0])):
-        findings = called(kind, address)
-        assert not any(one.level == "problem" for one in findings), findings
-        assert "reached in" in findings[0].found
-        assert "a call takes" in findings[1].found
-    assert any(f"version {evenpace.__version__}" in one.found for one in called("manager", manager))
-
-
-def test_another_version(manager, monkeypatch):
-    """A manager of another version is a finding."""
-    monkeypatch.setattr(service_checks, "__version__", "9.9.9")
-    level, text = worst_of(called("manager", manager))
-    assert level == "warning"
-    assert "but this is 9.9.9" in text
-
-
 TRANSFERS = {
-    "pushed by the step": {"communication_time": 0.4},
     "pushed in buckets": {
         "communication_time": 0.3,
         "backward_time": 0.1,
@@ -225,10 +179,8 @@ TRANSFERS = {
         "last_bucket_time": 0.05,
     },
     "bound by computing": {"communication_time": 0.2},
-    "not measured": {},
 }
 TOLD = {
-    "pushed by the step": ("80% of an iteration", {"clipping", "rounded", "ps", "larger"}),
     "pushed in buckets": (
         "60% of an iteration, 14% of all transfers are hidden",
         {"rounded", "ps", "overlap", "larger"},
@@ -420,20 +372,6 @@ def test_a_look_at_partitions_leaves_no_trace(partitions):
     assert service.jobs == {}
 
 
-@pytest.mark.ci
-def test_a_cluster_of_which_a_service_is_away(partitions):
-    """The command calls the DataPartitionManager that it is given; an unreachable one is a problem."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        away = Address(*bound.getsockname())
-        for address, level in ((partitions[0], "ok"), (away, "problem")):
-            code, findings = evenpace_doctor("--partitions", str(address))
-            about = {one["level"] for one in findings if str(address) in one["subject"]}
-            assert level in about
-            assert ("problem" in about) == (level == "problem")
-            assert code == 1 or level == "ok"
-
-
 @pytest.mark.parametrize("second", ["127.0.0.2", "::1"])
 def test_an_address_of_two_at_which_nobody_answers(manager, monkeypatch, second):
     """A name with a second address, where the service does not listen, is a warning."""
@@ -477,7 +415,6 @@ def issued(folder, name, hosts, monkeypatch, days=100, ago=0):
     ("kind", "level", "text"),
     [
         ("fine", "ok", "its certificate (CN=fine), valid until"),
-        ("soon", "warning", "its certificate (CN=soon) expires on"),
         ("expired", "problem", "its certificate (CN=expired) expired on"),
         ("renamed", "problem", "is not for '127.0.0.1', but for manager.example.org, 10.0.0.1"),
     ],
@@ -542,7 +479,6 @@ def test_own_certificate(authority, tmp_path, monkeypatch):
     ("kind", "own", "of_service"),
     [
         ("valid", ("ok", "for job 'digits', valid until"), ("ok", "")),
-        ("for all", ("ok", "for all jobs, for ever"), ("ok", "")),
         ("soon", ("warning", "for job 'digits', expires on"), ("ok", "")),
         ("expired", ("problem", "for job 'digits', expired on"), ("problem", "has expired")),
         ("foreign", ("ok", "for job 'digits'"), ("problem", "not signed with a key of this service")),
@@ -631,14 +567,6 @@ def test_a_port_that_is_taken(web_server):
     assert worst(local_network.ports, ports=(port,)) == ("ok", f"{port} is free ")
 
 
-@pytest.mark.slow
-def test_a_port_that_evenpace_has():
-    """A port taken by an evenpace service is ok."""
-    with zygote.set_aside(), manager_process() as address:  # it goes by the command line
-        level, text = worst(local_network.ports, ports=(address.port,))
-    assert (level, "taken by evenpace" in text) == ("ok", True)
-
-
 @pytest.mark.ci
 def test_few_open_files():
     """A low limit of open files is a problem, also in the exit status; a middling one is a warning."""
@@ -696,13 +624,6 @@ def test_versions_that_are_too_old(monkeypatch):
     assert findings["packages"].found.startswith("click ")
 
 
-def test_the_build_of_torch():
-    """Torch's build is found without importing it."""
-    import torch
-
-    assert versions.torch_version() == (torch.__version__, torch.version.cuda)
-
-
 @pytest.fixture
 def groups(tmp_path, monkeypatch):
     """A made-up tree of control groups, on four of eight CPUs."""
@@ -728,17 +649,6 @@ def test_quotas_of_control_groups(groups, monkeypatch, version):
     for value, expected in (("2", "ok"), ("4", "warning"), ("many", "warning")):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
         assert worst(resource_limits.threads, root=groups.root)[0] == expected
-
-
-def test_a_short_period_is_well(groups):
-    """A quota with a short period is ok, and so is no quota."""
-    groups.mount_v2(membership="/box")
-    groups.v2_counts("/sys/fs/cgroup/box", cpu_max="15000 10000")
-    assert worst(resource_limits.cpu, root=groups.root)[0] == "ok"
-    groups.v2_counts("/sys/fs/cgroup/box")
-    of_all = worst(resource_limits.cpu, root=groups.root)
-    assert of_all == ("ok", f"4 of {os.cpu_count()} CPUs ") or os.cpu_count() == 4
-    assert worst(resource_limits.threads, root=groups.root)[0] == "ok"
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -794,12 +704,6 @@ def test_little_shared_memory(small_disk, tmp_path):
     assert (level, "of 1 MiB are free in /dev/shm" in text) == ("warning", True)
 
 
-def test_a_clock_that_is_watched():
-    """There is no jump while time passes evenly; whether the clock is synchronised is reported."""
-    assert not any("jumped" in text for _, text in found(clock.steady))
-    assert len(found(clock.synchronised)) >= 1
-
-
 JUMPING = """
 import pathlib, sys, threading, types
 from lab.chaos import clocks
@@ -835,17 +739,6 @@ def test_a_full_disk(small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     level, text = worst(state_folder.state, state=small_disk)
     assert (level, "may not be written to" in text) == ("problem", True)
-
-
-def test_memory_for_a_disk(small_disk):
-    """A folder in memory is a warning: it is lost with the machine."""
-    assert any("is in memory, tmpfs" in text for _, text in found(state_folder.state, state=small_disk))
-
-
-def test_a_file_for_a_folder(tmp_path):
-    """A file in place of the state's folder is a problem."""
-    (tmp_path / "file").write_text("")
-    assert worst(state_folder.state, state=tmp_path / "file")[0] == "problem"
 
 
 @pytest.mark.parametrize(
@@ -903,12 +796,6 @@ def test_gpus(tmp_path, monkeypatch, status, can, built, level, text):
 
 
 # -- the command
-
-
-def test_the_timeout_is_above_zero():
-    """A time-out of 0 is refused."""
-    with pytest.raises(ValueError, match=r"timeout 0\.0: must be above 0"):
-        Subject(timeout=0.0)
 
 
 @pytest.mark.ci

@@ -84,18 +84,6 @@ SLOW = "it did not answer within 20 s"
             TWO,
             f"it has evenpace 0.0.9; this machine has {__version__}",
         ),
-        (
-            change("nodes", 0, "answer", "frameworks", torch=None),
-            "problem",
-            ONE,
-            "it has none of torch, keras and jax",
-        ),
-        (
-            change("nodes", 0, "answer", clock_error=75.0),
-            "warning",
-            ONE,
-            "its clock and this machine's are 75.0 s apart",
-        ),
         (change("nodes", 0, answer=None, error=SLOW), "problem", ONE, SLOW),
         (change("nodes", 0, goes=True), "note", ONE, "it is about to go; jobs leave it"),
         (change("nodes", 1, "answer", tokens=False), "warning", ABOUT, NO_TOKEN),
@@ -108,7 +96,6 @@ SLOW = "it did not answer within 20 s"
         ),
         (change(jobs=["digits"]), "note", ABOUT, "jobs of evenpace run there: digits"),
         (change(missing=True), "problem", ABOUT, "Ray is not installed here"),
-        (change(error="no such luck"), "problem", ABOUT, "no such luck"),
     ],
 )
 def test_what_is_not_well_is_found(change, level, subject, found):

@@ -5,13 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rpc.processes import Process
 from tests import ROOT
 from tests.scripts import light_and_run, train_least_squares
 from tests.scripts.train_least_squares import trained_alone
@@ -36,14 +34,6 @@ def test_a_worker_trains_without_any_extra(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("framework", ["torch"])
-def test_a_framework_needs_its_extra_alone(framework):
-    """A framework's adapter can be imported with its extra alone."""
-    run = run_light(framework, f"evenpace.{framework}")
-    assert run.returncode == 0, run.stderr
-
-
-@pytest.mark.ci
 def test_a_job_is_watched_without_a_framework(tmp_path):
     """With the extra for watching alone, a job with records is shown, its slowest worker included."""
     with serving(manager_service()) as manager, serving(shard_service()) as shard:
@@ -56,18 +46,6 @@ def test_a_job_is_watched_without_a_framework(tmp_path):
             shown = run_light("watch", "evenpace", *command, "--manager", manager)
             assert shown.returncode == 0, shown.stderr
             assert "w1" in shown.stdout
-
-
-@pytest.mark.slow
-def test_the_page_is_served_without_a_framework(tmp_path):
-    """With the extra for watching alone, a page about a manager's jobs is there."""
-    with serving(manager_service()) as manager:
-        command = [sys.executable, light_and_run.__file__, "watch", "evenpace", "dashboard"]
-        options = ["--manager", str(manager), "--http", "127.0.0.1:0"]
-        with Process("dashboard", [*command, *options], tmp_path / "page.log", listens=True) as process:
-            address = process.popen.stdout.readline().decode().split()[-1]
-            with urllib.request.urlopen(address, timeout=60) as answer:
-                assert b"evenpace" in answer.read()
 
 
 @pytest.mark.ci
@@ -86,8 +64,6 @@ def test_a_framework_says_what_to_install(framework, extra):
     ("command", "extra"),
     [
         ("manager", "manager"),
-        ("ps", "manager"),
-        ("metrics", "manager"),
         ("top", "watch"),
         ("report", "pages"),
         ("plan --profiles . --total 8 --micro-batch 1 V100", "manager"),
@@ -113,30 +89,6 @@ def test_a_command_of_the_lab_says_that_it_needs_a_checkout(command):
     assert shown.returncode == 0
     assert re.search(r"^  run ", shown.stdout, re.MULTILINE)
     assert not re.search(rf"^  {command} ", shown.stdout, re.MULTILINE)
-
-
-@pytest.mark.ci
-def test_a_worker_says_what_its_metrics_need(tmp_path):
-    """The option for metrics needs an extra; without the option, nothing is missing."""
-    script = tmp_path / "script.py"
-    script.write_text("")
-    options = ("--manager", "127.0.0.1:1", "--metrics", "127.0.0.1:0")
-    run = run_light("", "evenpace", "worker", *options, script)
-    assert run.returncode == 1
-    assert "metrics need more than is installed (No module named 'prometheus_client')" in run.stderr
-    assert "pip install 'evenpace[manager]'" in run.stderr
-    assert "Traceback" not in run.stderr
-
-
-@pytest.mark.slow
-def test_a_script_that_misses_something_says_so_itself(tmp_path):
-    """A missing import of the user's script is reported by Python itself."""
-    script = tmp_path / "script.py"
-    script.write_text("import nothing_of_the_kind\n")
-    run = run_light("", "evenpace", "worker", "--manager", "127.0.0.1:1", script)
-    assert run.returncode == 1
-    assert "No module named 'nothing_of_the_kind'" in run.stderr
-    assert "pip install" not in run.stderr
 
 
 def test_the_long_description_can_be_read_elsewhere(tmp_path):

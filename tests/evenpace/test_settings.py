@@ -8,20 +8,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from batchsize_manager.config import ManagerConfig
-from batchsize_manager.partitions.partitioned_job import PartitionsConfig
 from evenpace.cli.settings import configured, option
-from evenpace.dashboard.config import PageConfig
-from evenpace.doctor.findings import Subject
-from evenpace.observing import Observing
 from idl.errors import EvenpaceError
 from idl.settings import Checked, Setting
-from ps.config import ParameterServerConfig
 from rpc.address import Address
-from rpc.limits import ServerLimits
-from rpc.server import Security
-from tests.evenpace.settled import as_parameters, check_option
-from worker.config import SessionConfig
 
 HERE = Address("127.0.0.1", 4300)
 
@@ -110,14 +100,12 @@ def test_every_kind_of_field_takes_its_option(tmp_path):
         (("--count", "0"), "0 is not in the range 1<=x<=9"),
         (("--share", "1"), "1.0 is not in the range 0<x<1"),
         (("--limit", "-1"), "-1.0 is not in the range x>=0"),
-        (("--mib", "0"), "0 is not in the range x>=1"),
         (("--depth", "0"), "0 is not in the range x>=1"),
         (("--policy", "odd"), "'odd' is not one of 'even', 'learned'"),
         (("--kind", "odd"), "'odd' is not one of 'auto', 'cgroup'"),
         (("--folder", __file__), f"Directory '{__file__}' is a file"),
         (("--file", str(Path(__file__).parent)), "is a directory"),
         (("--file", "/nowhere"), "File '/nowhere' does not exist"),
-        (("--phase", "0", "3"), "0 is not in the range x>=1"),
         (("--other", "1"), "No such option"),
         (("--hidden", "1"), "No such option"),
     ],
@@ -152,20 +140,14 @@ def test_what_only_the_value_can_check_is_told_in_its_words(arguments, said):
     [
         "--count INTEGER RANGE How many. [default: 4; 1<=x<=9]",
         "--share FLOAT RANGE How much. [default: 0.25; 0<x<1]",
-        "--limit FLOAT RANGE Up to it. [default: none] [x>=0]",
         "--mib INTEGER RANGE How large. [default: 2; x>=1]",
         "--swift Or slow.",
-        "--safe / --no-safe Or not. [default: safe]",
         "--policy [even|learned] [default: even]",
-        "--kind [auto|cgroup] Of limit. [default: auto]",
         "--listen HOST:PORT It listens. [default: 127.0.0.1:4300]",
         "--ps HOST:PORT May be repeated.",
         "--folder DIRECTORY State.",
         "--file FILE Key.",
-        "--address URL Of traces.",
         "--sizes COUNT,... Of each. [default: 3,4]",
-        "--phase FIRST LAST Its ends. [default: 1, 5]",
-        "--made TEXT A name.",
         "--depth INTEGER RANGE How deep. [default: 2; x>=1]",
     ],
 )
@@ -207,29 +189,3 @@ def test_a_field_without_a_default_is_a_required_option():
     decorate = configured(Needy, "config")
     assert "Missing option '--name'" in run(decorate=decorate)[0].output
     assert run("--name", "x", decorate=decorate)[1] == [{"config": Needy("x")}]
-
-
-# -- the commands that there are
-
-
-COMMANDS = {
-    "manager": (ManagerConfig(), Observing(), ServerLimits(), Security()),
-    "ps": (ParameterServerConfig(), Observing(), ServerLimits(), Security()),
-    "partitions": (PartitionsConfig(), Observing(), ServerLimits(), Security()),
-    "worker": (SessionConfig(HERE), Observing()),
-    "dashboard": (PageConfig(HERE),),
-    "doctor": (Subject(),),
-}
-NO_OPTION = {
-    ("ps", "metrics_workers"),
-    ("worker", "metrics_workers"),
-    *(("partitions", name) for name in ("metrics_workers", "traces", "trace_every")),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("command", "config", "one", "setting"), as_parameters(COMMANDS, NO_OPTION))
-def test_an_option_has_the_default_and_the_help_of_its_field(command, config, one, setting):
-    """For every field of a configuration that has an option."""
-    without = (command, one.name) == ("worker", "maximum")  # by default so large that it means none
-    check_option(command, config, one, setting, own_default=not without)

@@ -42,13 +42,6 @@ def here(tmp_path):
     return copy
 
 
-def test_there_is_a_unit_for_each_service_that_a_job_needs():
-    """A manager and a shard have units, which the page about clusters names."""
-    assert [unit.stem for unit in UNITS] == ["evenpace-manager", "evenpace-ps"]
-    document = (ROOT / "docs" / "cluster.md").read_text()
-    assert all(f"deploy/systemd/{unit.name}" in document for unit in UNITS)
-
-
 @needs_systemd
 @each_unit
 def test_systemd_finds_nothing_wrong_with_a_unit(unit, here):

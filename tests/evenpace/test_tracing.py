@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpace.observing import Observing
-from evenpace.tracing.ids import ROUND, TraceKey, span_id, trace_id, worker_path
+from evenpace.tracing.ids import TraceKey, span_id, trace_id
 from idl.errors import InvalidRequestError
-from tests.evenpace.commands import evenpace, python
+from tests.evenpace.commands import evenpace
 from tests.evenpace.observed import JOB, WORKERS, observed_cluster
 from tests.services import address_of_our_own
 
@@ -223,18 +223,6 @@ def test_spans_have_numbers_of_their_own(places):
     traces = {key: trace_id(key) for key, _ in places}
     assert len(set(traces.values())) == len(traces)
     assert all(0 < number < 2**128 for number in traces.values())
-
-
-def test_numbers_are_the_same_in_every_process():
-    """A process that knows run, iteration, attempt and slice computes the same ids as another."""
-    code = (
-        "from evenpace.tracing.ids import *; key = TraceKey('job/run', 100, 2); "
-        "print(trace_id(key), span_id(key, ROUND), span_id(key, worker_path('w', 7)))"
-    )
-    done = python("-c", code)
-    key = TraceKey("job/run", 100, 2)
-    ours = trace_id(key), span_id(key, ROUND), span_id(key, worker_path("w", 7))
-    assert tuple(map(int, done.stdout.split())) == ours
 
 
 def test_wrong_options_are_named():

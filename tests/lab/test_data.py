@@ -10,7 +10,6 @@ import pytest
 from sklearn.datasets import dump_svmlight_file
 
 from lab.data import DataError, ImageSet, load, load_svmlight, load_text
-from tests import SHARED_DATA
 from tests.lab.mnist import idx, mnist_files, write
 
 
@@ -52,25 +51,6 @@ def test_digits_are_split_into_1437_and_360() -> None:
     assert digits.classes == 10
     assert digits.train_images.shape == (1437, 1, 8, 8)
     assert digits.test_images.shape == (360, 1, 8, 8)
-
-
-def test_digits_are_the_same_each_time() -> None:
-    """Two workers that load digits get the same split in the same order."""
-    first, second = load("digits"), load("digits")
-    for field in ("train_images", "train_labels", "test_images", "test_labels"):
-        np.testing.assert_array_equal(getattr(first, field), getattr(second, field))
-
-
-def test_digits_split_is_shuffled_and_stratified() -> None:
-    """Both parts hold every class in proportion, and their order is not that of the file."""
-    from sklearn.datasets import load_digits
-
-    digits = load("digits")
-    of_file = load_digits().target
-    share = np.bincount(of_file) / len(of_file)
-    np.testing.assert_allclose(np.bincount(digits.train_labels), 1437 * share, atol=1)
-    np.testing.assert_allclose(np.bincount(digits.test_labels), 360 * share, atol=1)
-    assert (digits.train_labels != of_file[:1437]).any()
 
 
 def test_the_split_loses_no_digit() -> None:
@@ -121,36 +101,6 @@ def test_cifar10_files_are_read_back(tmp_path: Path, folder: str, zipped: bool) 
     np.testing.assert_allclose(cifar10.train_images, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_batch_both_plain_and_gzipped_counts_once(tmp_path: Path) -> None:
-    """Unpacking a batch beside its .gz does not double the training set."""
-    write(tmp_path, cifar10_files())
-    write(tmp_path, cifar10_files(), zipped=True)
-    assert len(load(f"cifar10:{tmp_path}").train_images) == 20
-
-
-def test_constant_images_become_zeros(tmp_path: Path) -> None:
-    """Images without variance give zeros, not NaN."""
-    files = mnist_files()
-    files["train-images-idx3-ubyte"] = idx(np.full((20, 5, 4), 7, np.uint8))
-    write(tmp_path, files)
-    assert not load(f"mnist:{tmp_path}").train_images.any()
-
-
-@pytest.mark.parametrize("spec", ["", "imagenet", "mnist", "mnist:", "cifar10", "digits:here"])
-def test_an_unknown_spec_names_the_known_ones(spec: str) -> None:
-    """The message shows what was asked for and what may be asked for."""
-    with pytest.raises(DataError, match="digits, mnist:DIR or cifar10:DIR") as caught:
-        load(spec)
-    assert repr(spec) in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_a_missing_folder_is_named(tmp_path: Path, name: str) -> None:
-    """A folder that is not there is told apart from one without the files."""
-    with pytest.raises(DataError, match="nowhere: no such folder"):
-        load(f"{name}:{tmp_path / 'nowhere'}")
-
-
 IMAGES = "train-images-idx3-ubyte"
 BATCH = r"data_batch_2\.bin: .*"
 WHOLE_GZIP = r"train-images-idx3-ubyte\.gz: expected a whole gzip"
@@ -161,14 +111,9 @@ WHOLE_GZIP = r"train-images-idx3-ubyte\.gz: expected a whole gzip"
     [
         *(("mnist", file, None, rf"{file}: no such file, nor {file}\.gz") for file in mnist_files()),
         ("mnist", IMAGES, lambda b: b"\x00\x00\x08\x01" + b[4:], "0x00000801; expected 0x00000803"),
-        ("mnist", IMAGES, lambda b: b"", "expected 0x00000803"),
-        ("mnist", IMAGES, lambda b: b[:10], "truncated in its header: 10 bytes; expected 16"),
         ("mnist", IMAGES, lambda b: b[:-1], "truncated: 399 bytes of data; expected 400"),
-        ("mnist", IMAGES, lambda b: b + b"\x00", "too long: 401 bytes of data; expected 400"),
         ("mnist", IMAGES, lambda b: b[:4] + struct.pack(">3I", 0, 5, 4), "expected at least one sample"),
         ("mnist", IMAGES, lambda b: idx(np.zeros((19, 5, 4), np.uint8)), "20 labels for the 19 images"),
-        ("mnist", IMAGES, lambda b: idx(np.zeros((20, 4, 4), np.uint8)), "differ from the training"),
-        ("mnist", f"{IMAGES}.gz", lambda b: b"plain" + b, WHOLE_GZIP),
         ("mnist", f"{IMAGES}.gz", lambda b: b[: len(b) // 2], WHOLE_GZIP),
         ("mnist", f"{IMAGES}.gz", lambda b: b[:20] + bytes(255 - x for x in b[20:60]) + b[60:], WHOLE_GZIP),
         ("cifar10", "data_batch_*.bin", None, r"expected data_batch_1\.bin"),
@@ -179,7 +124,6 @@ WHOLE_GZIP = r"train-images-idx3-ubyte\.gz: expected a whole gzip"
             lambda b: b[:-1],
             BATCH + "30729 bytes; expected whole records of 3073",
         ),
-        ("cifar10", "data_batch_2.bin", lambda b: b"", BATCH + "0 bytes; expected whole records"),
         ("cifar10", "data_batch_2.bin", lambda b: b"\xc8" + b[1:], BATCH + "label 200; expected 0 to 9"),
     ],
 )
@@ -193,38 +137,6 @@ def test_a_missing_or_bad_file_is_explained(
     with pytest.raises(DataError, match=message) as caught:
         load(f"{name}:{tmp_path}")
     assert str(tmp_path) in str(caught.value)
-
-
-def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch) -> None:
-    """A file that cannot be read is a DataError too, with the reason."""
-    write(tmp_path, mnist_files())
-
-    def refuse(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(DataError, match="idx3-ubyte: cannot be read: Permission denied"):
-        load(f"mnist:{tmp_path}")
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(
-    ("name", "train_shape", "test_shape"),
-    [
-        ("mnist", (60_000, 1, 28, 28), (10_000, 1, 28, 28)),
-        ("cifar10", (10_000, 3, 32, 32), (2_000, 3, 32, 32)),
-    ],
-)
-def test_real_files_are_read(name: str, train_shape: tuple, test_shape: tuple) -> None:
-    """The published files themselves load, with all their samples and ten classes."""
-    folder = SHARED_DATA / name
-    if not folder.is_dir():
-        pytest.skip(f"needs the {name} files in ../shared/data/{name}")
-    images = load(f"{name}:{folder}")
-    assert_well_formed(images)
-    assert images.classes == 10
-    assert images.train_images.shape == train_shape
-    assert images.test_images.shape == test_shape
 
 
 def dense_samples(samples: int, features: int) -> tuple[np.ndarray, np.ndarray]:
@@ -271,16 +183,6 @@ def test_svmlight_files_are_parts_of_one_set(tmp_path: Path) -> None:
     assert (first.labels.tolist(), second.labels.tolist()) == ([-1, 1], [1])
 
 
-def test_rows_of_a_sparse_set(tmp_path: Path) -> None:
-    """Any rows in any order are those of the dense array."""
-    dense, labels = dense_samples(30, 8)
-    dump_svmlight_file(dense, labels, str(tmp_path / "data"))
-    (data,) = load_svmlight(tmp_path / "data")
-    order = np.random.default_rng(1).permutation(30)[:20]
-    np.testing.assert_array_equal(densified(data.rows(order)), densified(data)[order])
-    np.testing.assert_array_equal(data.rows(order).labels, data.labels[order])
-
-
 SVMLIGHT_FAULTS = {
     "no sample": ("# nothing\n", "has no sample"),
     "words": ("yes 1:1\n", "not in svmlight's format"),
@@ -302,20 +204,6 @@ def test_a_bad_svmlight_file_is_explained(tmp_path: Path, content: str, message:
         load_svmlight(path)
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress)])
-def test_a_bad_packed_svmlight_file_is_named(tmp_path: Path, suffix: str, pack) -> None:
-    """A file that is cut, or not packed at all, or not there, is a DataError."""
-    path = tmp_path / f"data.{suffix}"
-    with pytest.raises(DataError, match=rf"data\.{suffix}: cannot be read: No such file"):
-        load_svmlight(path)
-    path.write_bytes(b"1 1:1\n")
-    with pytest.raises(DataError, match=rf"data\.{suffix}: cannot be read"):
-        load_svmlight(path)
-    path.write_bytes(pack(b"1 1:1\n-1 2:1\n" * 500)[:-12])
-    with pytest.raises(DataError, match=rf"data\.{suffix}: expected a whole \.{suffix} file"):
-        load_svmlight(path)
-
-
 def test_text_is_read_as_bytes(tmp_path: Path) -> None:
     """A file gives its bytes, packed or not; a folder the texts in it, in the order of their paths."""
     (tmp_path / "b.txt").write_text("später")
@@ -325,14 +213,3 @@ def test_text_is_read_as_bytes(tmp_path: Path) -> None:
     assert load_text(tmp_path / "b.txt").tobytes() == "später".encode()
     assert load_text(tmp_path / "z.gz").tobytes() == b"packed"
     assert load_text(tmp_path).tobytes() == "first\nspäter".encode()
-
-
-def test_a_text_that_is_not_there_is_explained(tmp_path: Path) -> None:
-    """A missing file, an empty one, and a folder without texts are told apart."""
-    with pytest.raises(DataError, match=r"none\.txt: cannot be read: No such file"):
-        load_text(tmp_path / "none.txt")
-    with pytest.raises(DataError, match=r"expected files of text \(\.txt, \.md, \.rst\), found none"):
-        load_text(tmp_path)
-    (tmp_path / "empty.txt").touch()
-    with pytest.raises(DataError, match=r"empty\.txt: empty; expected a text"):
-        load_text(tmp_path / "empty.txt")

@@ -4,14 +4,13 @@ import copy
 
 import numpy as np
 import pytest
-import sklearn.metrics
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from lab.models.cifarnet import CifarNet
-from lab.models.linear import SparseLinear, SparseRows, hinge_loss, logistic_loss
+from lab.models.linear import SparseLinear, SparseRows
 from lab.models.resnet import ResNet32
 from lab.models.transformer import ByteTransformer
 
@@ -39,22 +38,6 @@ def test_resnet32_has_the_published_size():
     assert parameters(ResNet32(norm="group")) == parameters(model)
 
 
-def test_resnet32_halves_images_twice():
-    """The last convolution takes 64 channels of 8 by 8 pixels, as in the paper's table."""
-    model = ResNet32()
-    shapes = []
-    model.features[-3].register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape)))
-    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-    assert shapes == [(2, 64, 8, 8)]
-
-
-def test_cifarnet_has_the_size_of_its_source():
-    """The number of parameters is that of the five layers, counted by hand."""
-    layers = [(3 * 25 + 1) * 64, (64 * 25 + 1) * 64, (64 * 8 * 8 + 1) * 384, (384 + 1) * 192, (192 + 1) * 10]
-    assert parameters(CifarNet()) == sum(layers) == 1_756_426
-    assert CifarNet()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-
-
 def test_cifarnet_normalises_as_tensorflow_does():
     """A channel is divided by (1 + 0.001/9 times the squares of the 9 channels around it) ^ 0.75."""
     layer = next(layer for layer in CifarNet() if isinstance(layer, nn.LocalResponseNorm))
@@ -67,15 +50,6 @@ def test_cifarnet_normalises_as_tensorflow_does():
         dim=1,
     )
     torch.testing.assert_close(layer(values), expected)
-
-
-def test_the_transformer_has_the_size_of_its_layers():
-    """The parameters are those of the embedding, which the output shares, the positions and the layers."""
-    width = 32
-    attention = 4 * width * (width + 1)
-    feed_forward = 4 * width * (width + 1) + width * (4 * width + 1)
-    expected = 256 * width + 16 * width + 3 * (attention + feed_forward + 4 * width) + 2 * width
-    assert parameters(ByteTransformer(context=16, width=width, layers=3)) == expected
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -109,16 +83,6 @@ def test_the_sparse_model_equals_a_dense_one(samples, features, seed):
     torch.testing.assert_close(margins, (matrix @ model.weight).squeeze(1) + 0.5)
     torch.testing.assert_close(model.weight.grad.squeeze(1), matrix.T @ weights)
     torch.testing.assert_close(model.bias.grad, weights.sum(0, keepdim=True))
-
-
-def test_the_losses_are_scikit_learns():
-    """The mean hinge loss and the mean logistic loss."""
-    generator = np.random.default_rng(0)
-    margins, labels = 5 * generator.normal(size=100), generator.choice([-1.0, 1.0], 100)
-    arguments = torch.from_numpy(margins), torch.from_numpy(labels)
-    probabilities = 1 / (1 + np.exp(-margins))
-    assert float(hinge_loss(*arguments)) == pytest.approx(sklearn.metrics.hinge_loss(labels, margins))
-    assert float(logistic_loss(*arguments)) == pytest.approx(sklearn.metrics.log_loss(labels, probabilities))
 
 
 IMAGES = torch.randn(6, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -1,9 +1,7 @@
 """Traces: the CSV format, made traces, and `evenpace lab trace`."""
 
-import gzip
 import subprocess
 import sys
-import threading
 from contextlib import closing
 from functools import partial
 
@@ -12,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import idl
-from idl.records import IterationRecord
-from lab.observer import Observer
+from idl.records import IterationRecord, WorkerRecord
 from lab.trace_contention import ContentionTraceConfig, contention_trace
 from lab.trace_usage import UsageTraceConfig, usage_trace
 from lab.traces import (
@@ -26,9 +22,8 @@ from lab.traces import (
     response,
     write_trace,
 )
-from rpc.client import Client
 from tests.evenpace.commands import invoke
-from tests.services import join_request, manager_process, manager_service, serving
+from tests.services import MemberWorker, manager_process
 
 NAN = float("nan")
 CALM = Perturbation(noise=0, spikes=0)
@@ -78,38 +73,6 @@ def test_what_is_written_is_read_back(tmp_path_factory, trace):
     assert len(back) == len(trace)
 
 
-def test_rows_and_columns_may_be_in_any_order(tmp_path):
-    """Iterations are sorted, gaps stay gaps, an empty speed is NaN, and a gzipped file is unpacked."""
-    path = tmp_path / "trace.csv.gz"
-    text = "cpu,worker,memory,speed,iteration\n0.5,b,0.25,,7\n0,a,1,3.5,2\n1,b,0,4e1,3\n"
-    path.write_bytes(gzip.compress(text.encode()))
-    trace = read_trace(path)
-
-    assert list(trace) == ["b", "a"]
-    assert trace["b"].iterations.tolist() == [3, 7]
-    np.testing.assert_array_equal(trace["b"].speeds, [40, NAN])
-    assert trace["b"].cpu_usage.tolist() == [1, 0.5]
-    assert trace["b"].memory_usage.tolist() == [0, 0.25]
-    assert np.isnan(trace["b"].expected).all()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\xff\xfe",
-        HEADER.encode() + b"\xff,1,1,0,0\n",
-        # Without the time in it: processes that share the tests must find the same ones.
-        gzip.compress((HEADER + "w,1,1,0,0\n").encode(), mtime=0)[:-9],
-    ],
-)
-def test_what_is_no_text_is_refused(tmp_path, content):
-    """Bytes that are not UTF-8, and a gzipped file that is cut off, are named as such."""
-    path = tmp_path / "trace.csv"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"trace.csv.*(not CSV in UTF-8|no column)"):
-        read_trace(path)
-
-
 # -- made traces
 
 
@@ -124,14 +87,6 @@ def usage_file(tmp_path):
     rows = [f"{vm},{step},{values[step]},50\n" for vm, values in cpu.items() for step in range(4)]
     path.write_text(USAGE + "".join(rows))
     return path
-
-
-def test_usage_over_100_percent_counts_as_100(tmp_path):
-    """Percentages become shares, at most 1."""
-    path = tmp_path / "usage.csv"
-    path.write_text(USAGE + "a,0,25,215\n")
-    cpu, memory = read_usage(path)["a"]
-    assert (cpu.tolist(), memory.tolist()) == ([0.25], [1.0])
 
 
 def test_the_response_hand_worked():
@@ -190,26 +145,6 @@ def test_the_floor_is_right(kind):
         assert errors.var() == pytest.approx((1 + 0.05**2) * square / mean**2 - 1, rel=0.05)
 
 
-def test_the_floor_knows_a_periods_age():
-    """Rows in which a period is sure to end, or cannot end yet, are expected without bias each."""
-    trace = contention_trace(
-        ContentionTraceConfig(workers=300, iterations=2000, usage_noise=0, perturbation=CALM)
-    )
-    ages, errors = [], []
-    for series in trace.values():
-        flips = np.flatnonzero(np.diff(series.cpu_usage)) + 1
-        age = np.arange(2000) - flips[np.searchsorted(flips, np.arange(2000), side="right") - 1] + 1
-        known = slice(flips[0], None)
-        ages.append(age[known])
-        errors.append(1 - (series.speeds / series.expected)[known])
-    ages, errors = np.concatenate(ages), np.concatenate(errors)
-    assert np.abs(errors[ages < 20]).max() < 1e-12
-    for first, last in ((20, 35), (36, 50), (51, 60)):
-        part = errors[(ages >= first) & (ages <= last)]
-        assert part.std() > 0
-        assert abs(part.mean()) < 5 * part.std() / np.sqrt(len(part))
-
-
 @pytest.mark.parametrize("kind", ["contention", "usage"])
 def test_made_traces_are_the_same_for_a_seed(tmp_path, usage_file, kind):
     """The same command gives the same bytes, another seed others; options reach the trace."""
@@ -230,218 +165,60 @@ def test_made_traces_are_the_same_for_a_seed(tmp_path, usage_file, kind):
         assert trace["worker-1"].cpu_usage[:51:50].tolist() == [0.0, 1.0]
 
 
-def test_a_worker_is_the_same_among_others():
-    """More workers do not change the series of the first ones."""
-    assert_equal(
-        {"worker-0": contention_trace(ContentionTraceConfig(workers=3, iterations=99))["worker-0"]},
-        contention_trace(ContentionTraceConfig(workers=1, iterations=99)),
-    )
-
-
 # -- live
-
-
-class Worker:
-    """Worker, one of a job's two, that reports times and usage that follow from the iteration."""
-
-    def __init__(self, address, name, job="job"):
-        self.identity = idl.common.Identity(job, name, f"{name:0>32}".replace("w", "0"))
-        self.name = name
-        self.client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager", call_timeout=240)
-        self.counts = []
-
-    def run(self, iterations):
-        """Join if need be, and go on by so many iterations."""
-        if not self.counts:
-            self.take(self.client.call("join", join_request(self.identity)))
-        for _ in range(iterations):
-            k = len(self.counts) - 1
-            request = idl.batchsize_manager.ReportRequest(self.identity, k, *self.report(k))
-            self.take(self.client.call("report", request))
-
-    def take(self, reply):
-        """Keep the batch size that was given."""
-        self.counts.append(reply.assignment.count)
-
-    def report(self, k):
-        """Batch processing time, waiting time, CPU and memory usage."""
-        number = int(self.name[1:])
-        return (0.5 + 0.1 * (k % 3) + number, 0.0, ((k + number) % 10) / 10, (k % 4) / 8)
-
-    def leave(self):
-        """Leave the job."""
-        self.client.call("leave", idl.batchsize_manager.LeaveRequest(self.identity))
-        self.client.close()
-
-    def assert_recorded(self, series, last):
-        """The series has iterations 1 to `last`, each with the usage that was reported before."""
-        assert series.iterations.tolist() == list(range(1, last + 1))
-        for row, k in enumerate(range(1, last + 1)):
-            assert series.speeds[row] == self.counts[k] / self.report(k)[0]
-            assert (series.cpu_usage[row], series.memory_usage[row]) == self.report(k - 1)[2:]
-
-
-def run_all(workers, iterations):
-    """Let the workers run side by side; each waits for the others in every iteration."""
-    threads = [threading.Thread(target=worker.run, args=(iterations,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=240)
-        assert not thread.is_alive()
-
-
-def live_process(address, out):
-    """A real `evenpace lab trace live`."""
-    command = ["live", "--manager", str(address), "--job", "job", "--out", str(out)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "evenpace", "lab", "trace", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 @pytest.mark.ci
 def test_a_running_job_is_recorded_until_it_ends(tmp_path, wait_until):
     """`evenpace lab trace live` waits for the job, appends its rows as they come, and ends with it."""
     out = tmp_path / "trace.csv"
-    with manager_process("--workers", "2") as address:
-        recording = live_process(address, out)
-        workers = [Worker(address, name) for name in ("w1", "w2")]
-        run_all(workers, 30)
-        wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") == 1 + 2 * 29, "the rows so far")
+    with manager_process() as address:
+        command = ["live", "--manager", str(address), "--job", "job", "--out", str(out)]
+        recording = subprocess.Popen(
+            [sys.executable, "-m", "evenpace", "lab", "trace", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        worker = MemberWorker(address, "job")
+        for _ in range(30):
+            worker.iterate()
+        wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") == 1 + 29, "the rows so far")
         assert recording.poll() is None
-        run_all(workers, 30)
-        for worker in workers:
-            worker.leave()
+        for _ in range(30):
+            worker.iterate()
+        worker.close()
         output, _ = recording.communicate(timeout=240)
     assert recording.returncode == 0, output
-    assert "The job has ended: 118 new rows in" in output
-    trace = read_trace(out)
-    assert sorted(trace) == ["w1", "w2"]
-    for worker in workers:
-        worker.assert_recorded(trace[worker.name], 59)
+    assert "The job has ended: 59 new rows in" in output
+    ((name, series),) = read_trace(out).items()
+    assert (name, series.iterations.tolist()) == ("good", list(range(1, 60)))
+    assert set(series.speeds) == {MemberWorker.BATCH / 0.5}
 
 
-@pytest.fixture
-def observed():
-    """A manager in this process, and two workers of a job."""
-    with serving(manager_service(workers=2)) as address:
-        yield address, [Worker(address, name) for name in ("w1", "w2")]
+def iteration(k):
+    """An iteration of two workers, whose times and usage follow from its number."""
+    parts = {
+        f"w{number}": WorkerRecord(10, 0.5 + 0.1 * (k % 3) + number, 0.0, ((k + number) % 10) / 10, k % 4 / 8)
+        for number in range(2)
+    }
+    return IterationRecord.of(k, 0, 20, 2.0, parts)
 
 
-def history(address):
-    """All iterations that the manager knows of."""
-    with closing(Observer(address, (), "job")) as observer:
-        assert observer.poll()
-        return observer.iterations
-
-
-def changed(record, parts):
-    """The same iteration with other parts."""
-    return IterationRecord.of(record.iteration, record.epoch, record.total, record.duration, parts)
-
-
-def test_a_recording_is_continued(tmp_path, observed):
-    """A second recorder adds what is new and changes nothing else, wherever the first one stopped."""
-    address, workers = observed
+def test_a_recording_is_continued(tmp_path):
+    """A second recorder adds what is new; each row has the usage that was reported before its iteration."""
     out = tmp_path / "trace.csv"
     with closing(TraceRecorder(out)):
         pass
     assert out.read_text() == HEADER
-    sizes = [len(HEADER)]
-    for rows in (18, 20, 0):
-        run_all(workers, rows // 2 + (rows == 18))
+    for iterations, rows in ((10, 18), (20, 20), (20, 0)):
+        before = out.read_bytes()
         with closing(TraceRecorder(out)) as recorder:
-            before = out.read_bytes()
-            assert recorder.append(history(address)) == rows
+            assert recorder.append([iteration(k) for k in range(iterations)]) == rows
         assert out.read_bytes().startswith(before)
-        sizes.append(out.stat().st_size)
-    assert sizes == sorted(sizes)
-    trace = read_trace(out)
-    for worker in workers:
-        worker.assert_recorded(trace[worker.name], 19)
-
-
-def test_a_worker_that_comes_back_lacks_one_row(tmp_path, observed):
-    """After a gap the usage before is not known: the first iteration is left out again."""
-    address, workers = observed
-    run_all(workers, 5)
-    iterations = history(address)
-    iterations[2] = changed(iterations[2], {"w1": iterations[2].parts["w1"]})
-    idle = iterations[4].parts["w1"]._replace(batch_size=0)
-    iterations[4] = changed(iterations[4], iterations[4].parts | {"w1": idle})
-    with closing(TraceRecorder(tmp_path / "trace.csv")) as recorder:
-        assert recorder.append(iterations) == 6
-    trace = read_trace(tmp_path / "trace.csv")
-    assert trace["w1"].iterations.tolist() == [1, 2, 3, 4]
-    assert trace["w2"].iterations.tolist() == [1, 4]
-    assert np.isnan(trace["w1"].speeds).tolist() == [False, False, False, True]
-
-
-def test_another_runs_file_is_left_alone(tmp_path, observed):
-    """Rows of another run, or ones that the manager has forgotten, are not mixed with the job's."""
-    address, workers = observed
-    run_all(workers, 5)
-    iterations = history(address)
-    out = tmp_path / "trace.csv"
-    for last in ("w1,3,12.5,0.5,0.5\n", "w1,0,12.5,0.5,0.5\n"):
-        out.write_text(HEADER + last)
-        with closing(TraceRecorder(out)) as recorder, pytest.raises(ValueError, match="is not this job's"):
-            recorder.append(iterations)
-        assert out.read_text() == HEADER + last
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("some notes\n", "there is such a file, and it does not begin with worker,iteration"),
-        (HEADER.replace("\n", ",expected\n"), "does not begin with worker,iteration,speed,cpu,memory"),
-        (HEADER + "w,1,3.5,0.", "the last line is cut off"),
-        (HEADER + "w,1,3.5,0.5,7\n", "line 2: memory '7'"),
-    ],
-)
-def test_a_file_that_cannot_be_continued_is_refused(tmp_path, content, message):
-    """The error says why, and the file stays as it is."""
-    out = tmp_path / "trace.csv"
-    out.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        TraceRecorder(out)
-    assert out.read_text() == content
-
-
-def test_a_job_that_never_comes_ends_the_wait(tmp_path, manager):
-    """`--idle` bounds the wait, and the error names the job."""
-    result = invoke_trace(
-        "live", "--manager", manager, "--job", "nil", "--idle", 0.1, "--out", tmp_path / "t.csv"
-    )
-    assert result.exit_code == 1
-    assert "no iteration of job 'nil' has ended within 0.1 s" in result.output
-
-
-def test_a_job_that_stands_still_ends_the_recording(tmp_path, observed):
-    """After `--idle` seconds without an iteration the recording ends, with what there was."""
-    address, workers = observed
-    run_all(workers, 3)
-    result = invoke_trace(
-        "live", "--manager", address, "--job", "job", "--idle", 0.1, "--out", tmp_path / "t.csv"
-    )
-    assert result.exit_code == 0
-    assert "No iteration has ended for 0.1 s: 4 new rows" in result.output
-
-
-@pytest.mark.ci
-def test_a_manager_that_goes_ends_the_recording(tmp_path, wait_until):
-    """The rows recorded so far are kept, and the command gives the reason of its end."""
-    out = tmp_path / "trace.csv"
-    with manager_process("--workers", "2") as address:
-        recording = live_process(address, out)
-        workers = [Worker(address, name) for name in ("w1", "w2")]
-        run_all(workers, 5)
-        wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") == 1 + 2 * 4, "the rows so far")
-    output, _ = recording.communicate(timeout=240)
-    for worker in workers:
-        worker.client.close()  # not before: the job would end, too
-    assert recording.returncode == 0, output
-    assert "The manager has gone: 8 new rows in" in output
+    for name, series in read_trace(out).items():
+        assert series.iterations.tolist() == list(range(1, 20))
+        for row, k in enumerate(range(1, 20)):
+            last, part = (iteration(number).parts[name] for number in (k - 1, k))
+            assert series.speeds[row] == part.batch_size / part.batch_processing_time
+            assert (series.cpu_usage[row], series.memory_usage[row]) == (last.cpu_usage, last.memory_usage)

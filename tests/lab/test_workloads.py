@@ -12,9 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from evenpace.local.cluster import LocalCluster
 from idl.plan import JobSpec, permutation
-from lab.data import DataError
-from lab.workloads import common, generated, images, linear, text
-from lab.workloads.generated import sparse
+from lab.workloads import common, linear, text
 from tests import ROOT
 
 pytestmark = pytest.mark.usefixtures("generated_once")
@@ -81,11 +79,6 @@ def train_alone(workload, options):
     return workload.model.state_dict()
 
 
-def distance(first, second):
-    """The largest difference between two states."""
-    return max(float((first[name] - second[name]).abs().max()) for name in first)
-
-
 @pytest.fixture
 def svmlight(tmp_path):
     """300 training and 100 test samples with two labels, in files; and the training samples as arrays."""
@@ -114,35 +107,6 @@ def test_logistic_regression_finds_scikit_learns_optimum(tmp_path, cluster, wait
     np.testing.assert_allclose(state["bias"], solved.intercept_, atol=1e-4)
 
 
-@pytest.mark.ci
-def test_an_svm_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wait_until, svmlight):
-    """Small batches, the last of an epoch smaller still, give one process's parameters."""
-    paths, _, _ = svmlight
-    arguments = ["--data", f"svmlight:{paths[0]}", "--batch-size", "64", "--iterations", "30"]
-    arguments += ["--samples", "200", "--evaluate-every", "12"]
-    job = Job(cluster, wait_until, tmp_path, "svm", *arguments)
-    job.learned([0, 12, 24, 30])
-    job.equal()
-    options = linear.parser("").parse_args(arguments)
-    assert distance(job.states[0], train_alone(linear.make_svm(options), options)) < 1e-5
-
-
-@pytest.mark.release
-def test_cifarnet_over_uneven_workers_is_that_of_one_process(tmp_path, cluster, wait_until):
-    """Parts of 12 and 4 images, or 4 and 4, give one process's parameters, to rounding."""
-    arguments = ["--samples", "56", "--test-samples", "50", "--batch-size", "16", "--iterations", "8"]
-    arguments += ["--evaluate-every", "4"]
-    job = Job(cluster, wait_until, tmp_path, "cifarnet", *arguments, limit=4)
-    job.learned([0, 4, 8])
-    job.equal()
-    options = images.cifarnet_parser().parse_args(arguments)
-    workload = images.make_cifarnet(options)
-    before = {name: values.clone() for name, values in workload.model.state_dict().items()}
-    alone = train_alone(workload, options)
-    assert distance(before, alone) > 1e-2
-    assert distance(job.states[0], alone) < 1e-4
-
-
 RESNET32 = ["--samples", "64", "--test-samples", "50", "--batch-size", "32", "--epochs", "4"]
 RESNET32 += ["--lr", "0.005", "--evaluate-every", "4"]
 
@@ -163,42 +127,12 @@ def test_resnet32_trains_with_batch_norm_on_cifar10(tmp_path, cluster, wait_unti
     assert job.metrics[-1]["data"] == f"cifar10:{images}: 64 images"
 
 
-@pytest.mark.release
-def test_resnet32_trains_with_group_norm(tmp_path, cluster, wait_until):
-    """The loss on generated images goes down, and both workers end with one model."""
-    job = Job(cluster, wait_until, tmp_path, "resnet32", "--norm", "group", *RESNET32)
-    job.learned([0, 4, 8])
-    job.equal()
-
-
-@pytest.mark.release
-def test_the_transformer_learns_a_text(tmp_path, cluster, wait_until):
-    """Perplexity falls from that of guessing among 256 bytes; both workers end with one model."""
-    arguments = ["--samples", "200", "--test-samples", "10", "--batch-size", "40", "--epochs", "2"]
-    job = Job(cluster, wait_until, tmp_path, "transformer", *arguments, "--evaluate-every", "5")
-    job.learned([0, 5, 10])
-    job.equal()
-    assert job.metrics[0]["perplexity"] == pytest.approx(256, rel=0.1)
-    assert job.metrics[-1]["perplexity"] == pytest.approx(np.exp(job.metrics[-1]["loss"]), rel=1e-5)
-    assert job.metrics[-1]["perplexity"] < 128
-
-
 def run_script(monkeypatch, *arguments):
     """Run the script in this process; its exit status."""
     monkeypatch.setattr("sys.argv", [str(SCRIPT), *arguments])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(SCRIPT), run_name="__main__")
     return end.value.code
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_workload_has_help(monkeypatch, capsys, name):
-    """`--help` shows the options that all workloads share, and how to start it."""
-    assert run_script(monkeypatch, name, "--help") == 0
-    shown = capsys.readouterr().out
-    for option in ("--data", "--epochs", "--iterations", "--batch-size", "--lr", "--seed", "--samples"):
-        assert option in shown
-    assert "evenpace worker" in shown
 
 
 WRONG_OPTIONS = [
@@ -240,12 +174,6 @@ def test_a_file_is_split_into_training_and_test(svmlight):
     np.testing.assert_allclose(sorted(parts[0] + parts[1]), sorted(dense.sum(1)), rtol=1e-4, atol=1e-4)
 
 
-def test_one_sample_is_not_enough(tmp_path):
-    """A file without anything left to test on is refused."""
-    with pytest.raises(DataError, match="one sample"):
-        linear.split(generated.sparse()[0].rows(np.array([3])), "svmlight:tiny")
-
-
 def test_a_text_is_cut_into_pieces():
     """Each piece's targets are the bytes that follow its inputs; pieces follow each other."""
     pieces = text.TextDataset(np.arange(23, dtype=np.uint8), context=5)
@@ -268,18 +196,3 @@ def test_an_evaluation_counts_every_sample_once():
     found = common.evaluate(workload)
     assert found["loss"] == pytest.approx(float(workload.loss(margins, targets)), rel=1e-5)
     assert found["accuracy"] == float(((margins > 0) == (targets > 0)).double().mean())
-
-
-@pytest.mark.ci
-def test_generated_data_is_the_same_each_time():
-    """All workers see the same samples; features occur, and labels are balanced."""
-    for first, second in zip(generated.sparse(), sparse(), strict=True):
-        np.testing.assert_array_equal(first.columns, second.columns)
-        np.testing.assert_array_equal(first.labels, second.labels)
-        assert 0.4 < (first.labels > 0).mean() < 0.6
-        assert np.diff(first.offsets).min() > 0
-    first, second = generated.images(), generated.images()
-    np.testing.assert_array_equal(first.train_images, second.train_images)
-    assert first.train_images.shape[1:] == (3, 32, 32)
-    assert first.train_images.std() == pytest.approx(1, abs=0.05)
-    assert first.classes == 10

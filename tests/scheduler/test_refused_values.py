@@ -1,6 +1,5 @@
 """What the scheduler cannot work with: the error names it, and what is allowed."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -39,42 +38,23 @@ def allocated(policy, cluster=(("gpu", 2, 4),), **lacking):
     ("call", "said"),
     [
         (lambda: replace(THROUGHPUT, gradient_base=-1.0), "gradient_base"),
-        (lambda: replace(THROUGHPUT, across_base=math.inf), "across_base"),
         (lambda: replace(THROUGHPUT, overlap=0.5), "overlap"),
-        (lambda: replace(THROUGHPUT, overlap=11), "overlap"),
         (lambda: fit({}), "no measurements"),
         (lambda: fit({(2, 1, 8): (1.0, 0.5)}), r"\(2, 1, 8\)"),
-        (lambda: fit({(1, 1, 0): (1.0, 0.5)}), r"\(1, 1, 0\)"),
         (lambda: fit({(1, 1, 8): (1.0, 1.0)}), "1.0 s of synchronisation"),
-        (lambda: fit({(1, 1, 8): (math.inf, 1.0)}), "inf s"),
-        (lambda: fit({(1, 1, 8): (1.0, -0.1)}), "-0.1 s of synchronisation"),
         (lambda: ThroughputCurves([ALIKE] * 2, 0), "2 replicas on 0 nodes"),
-        (lambda: ThroughputCurves([ALIKE] * 2, 3), "2 replicas on 3 nodes"),
-        (lambda: Limits(0, 10, 1, 5), "whole batches from 0 to 10"),
         (lambda: Limits(10, 9, 1, 5), "whole batches from 10 to 9"),
-        (lambda: Limits(1, 10, 0, 5), "local batches from 0 to 5"),
         (lambda: Limits(1, 10, 6, 5), "local batches from 6 to 5"),
         (lambda: replace(GOODPUT, total=4097), "4097 samples: must be from 1 to 4096"),
         (lambda: replace(GOODPUT, noise=Noise(0.0, 0.0)), "no noise scale"),
-        (lambda: GOODPUT.best(0, 0), "at least one on each node"),
-        (lambda: GOODPUT.best(2, 1), "at least one on each node"),
         (lambda: GOODPUT.best([1, 3], [1, 2]), "at least one on each node"),
-        (lambda: scaled([]), "rates .*: give a finite number above 0"),
         (lambda: scaled([1.0, 0.0]), "rates .*: give a finite number above 0"),
-        (lambda: scaled([1.0, np.inf]), "rates .*: give a finite number above 0"),
         (lambda: scaled([1.0, 2.0], nodes=3), "3 nodes: there are rates for 1 to 2"),
-        (lambda: scaled([1.0, 2.0], nodes=0), "0 nodes: there are rates for 1 to 2"),
         (lambda: scaled([1.0, 2.0], target=0.7), "target 0.7: must be above 0 and at most 0.666"),
-        (lambda: scaled([1.0, 2.0], target=0.0), "target 0.0: must be above 0"),
         (
             lambda: allocated("tiresias", devices=None),
             "job 'a' must ask for a number of devices under Tiresias",
         ),
-        (
-            lambda: allocated("priority", devices=None),
-            "job 'a' must ask for a number of devices under priorities",
-        ),
-        (lambda: allocated("gavel", devices=None), "job 'a' must ask for a number of devices under Gavel"),
         (
             lambda: allocated("weighted_fair_sharing", devices=None),
             "job 'a' must ask for a number of devices under weighted fair",

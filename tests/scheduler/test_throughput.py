@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import check_grad
 
-from scheduler.throughput import Throughput, _Loss, fit
+from scheduler.throughput import Throughput, fit
 from tests import SHARED_DATA
 
 TRACES = SHARED_DATA / "cluster-traces" / "pollux"
@@ -62,15 +61,6 @@ def test_an_iteration_takes_between_the_longer_part_and_both(model, local):
     assert replace(model, overlap=1.0).seconds(3, 5, local) == pytest.approx(gradient + sync)
 
 
-def test_arrays_are_broadcast():
-    """Each element is the number that its arguments give."""
-    nodes, replicas, local = np.array([1, 1, 2]), np.array([1, 4, 6]), np.array([[8], [64]])
-    together = PLANTED.seconds(nodes, replicas, local, 1)
-    assert together.shape == (2, 3)
-    assert together[1, 2] == PLANTED.seconds(2, 6, 64, 1)
-    assert together[0, 0] == PLANTED.seconds(1, 1, 8, 1)
-
-
 @given(
     st.builds(replace, st.just(PLANTED), gradient_base=st.floats(0.01, 0.2), across_base=st.floats(0.05, 0.5))
 )
@@ -80,23 +70,6 @@ def test_the_fit_recovers_planted_times(model):
     for place in [*PLACES, (3, 12, 48)]:
         assert found.seconds(*place) == pytest.approx(model.seconds(*place), rel=0.05)
         assert found.gradient_seconds(place[2]) == pytest.approx(model.gradient_seconds(place[2]), rel=0.05)
-
-
-def test_the_gradient_of_the_loss_is_that_of_finite_differences():
-    """It holds for each parameter, at points drawn at random."""
-    draw = np.random.default_rng(0)
-    nodes, replicas, local = np.array(PLACES, dtype=float).T
-    loss = _Loss(
-        nodes,
-        replicas,
-        local,
-        np.log(draw.uniform(0.1, 1, len(PLACES))),
-        np.log(draw.uniform(1, 2, len(PLACES))),
-    )
-    for _ in range(20):
-        point = np.append(10 ** draw.uniform(-2, 0, 6), draw.uniform(1.1, 9))
-        error = check_grad(lambda x: loss(x)[0], lambda x: loss(x)[1], point)
-        assert error <= 1e-4 * np.linalg.norm(loss(point)[1])
 
 
 def test_half_of_the_gradient_does_not_depend_on_the_only_local_batch():

@@ -18,15 +18,8 @@ def news(lines=(), waits=None, running=0, failures=0, progress=None, finish=None
     ("one", "text"),
     [
         (news(), "0 workers"),
-        (news(running=1), "1 worker"),
         (news(running=2, failures=1), "2 workers; 1 failure"),
-        (news(running=2, failures=3), "2 workers; 3 failures"),
         (news(progress=RUNNING, running=2), "running, iteration 1,234, batches of 2,500; 2 workers"),
-        (news(progress=Progress("ended", 180, 128), running=1), "ended, iteration 180, batches of 128"),
-        (
-            news(waits={"manager": "is about to be placed"}),
-            "0 workers; waiting: manager is about to be placed",
-        ),
         (
             news(waits={"w0": "ended with status 1", "w1": "is about to start"}, running=1, failures=1),
             "1 worker; 1 failure; waiting: w0 ended with status 1; w1 is about to start",

@@ -93,23 +93,6 @@ def test_narrow_terminals_have_the_essential_columns(
         assert is_event or "…" not in " ".join(line.split()[1:])
 
 
-def test_the_table_marks_what_the_headline_says_is_not_known_well():
-    """One split alone leaves much open; with two, the same numbers are known."""
-    unknown, known = shown([1.0, 2.0, 3.0, 4.0]), shown([1.0, 2.0, 3.0, 4.0])
-    view = JobView(1200)
-    sizes = [640, 320, 160, 80]
-    for number in range(40):
-        now = sizes if number % 2 else sizes[::-1]
-        times = [size * slope for size, slope in zip(now, (1, 2, 3, 4), strict=True)]
-        view.add([iteration(number, now, times)])
-    known = replace(known, figures=view.figures(dict.fromkeys([f"worker-{i}" for i in range(4)], "working")))
-    for job, mark in ((unknown, "~"), (known, "")):
-        assert job.figures.headline.startswith("about ") is bool(mark)
-        _, line = printed(jobs_table([job], 220), 220)
-        assert f" {mark}{job.figures.speedup:.2f} " in line
-        assert f" {mark}{job.figures.saved_seconds:,.0f} " in line
-
-
 @pytest.mark.parametrize("width", [80, 220])
 def test_numbers_are_right_aligned_in_the_units_of_their_titles(width):
     """Milliseconds, per cent and factors are in the title, for workers of all speeds."""
@@ -151,12 +134,3 @@ def test_hidden_transfers_are_shown_where_anybody_has_measured_them():
     assert any(line.startswith("bound by communication: exposed transfers take 15%") for line in drawn)
     without = " ".join(printed(details(shown([1.0, 2.0]), 220), 220))
     assert not re.search("hidden|bottleneck|bound by", without)
-
-
-@pytest.mark.parametrize("width", [60, 80, 120, 300])
-def test_the_reason_for_each_verdict_is_said_whole(width):
-    """Beside the numbers where all of it fits, else below them in lines of the terminal's width."""
-    job = shown([0.1, 0.2, 0.8])
-    text = " ".join(" ".join(printed(details(job, width), width)).split())
-    for worker in job.figures.workers:
-        assert text.count(f"{worker.verdict_text}; {worker.balanced_text}") == 1

@@ -9,7 +9,6 @@ import shutil
 
 import pytest
 
-from batchsize_manager.client import ManagerClient
 from rpc import tokens
 from rpc.credentials import Credentials
 from tests import ROOT
@@ -156,22 +155,6 @@ def test_no_violations_of_accessibility(opened):
     check("confirm")
 
 
-def test_dark_mode_follows_the_system(opened):
-    """The page is dark where the system is, and changes with it, charts included."""
-    tab = opened(color_scheme="dark")
-
-    def light():
-        return tab.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
-
-    stroke = tab.locator(".legend line").first
-    assert light() < 60
-    dark_line = stroke.get_attribute("stroke")
-    _shot(tab, "job-dark")
-    tab.emulate_media(color_scheme="light")
-    assert light() > 200
-    expect(stroke).not_to_have_attribute("stroke", dark_line)
-
-
 def test_a_workers_bar_is_its_whole_time(opened):
     """Its segments are computing, communicating and waiting, as wide as these are long, and in words."""
     tab = opened()
@@ -204,19 +187,6 @@ def test_a_workers_bar_is_its_whole_time(opened):
     expect(legend.get_by_role("listitem")).to_have_count(3)
 
 
-def test_hidden_transfers_are_shown_with_the_bottleneck(opened):
-    """Of each worker in a column that can be sorted by, and of the job among its figures."""
-    tab = opened()
-    cells = tab.locator(".workers td[data-name=Hidden]")
-    expect(cells).to_have_text(["50%bound by computing"] * 4)
-    expect(tab.locator(".figures div", has_text="Hidden transfers")).to_contain_text("50%")
-    heading = tab.get_by_role("columnheader", name="Hidden").get_by_role("button")
-    assert "computing meanwhile" in heading.get_attribute("title")
-    heading.click()
-    expect(tab.get_by_role("columnheader", name="Hidden")).to_have_attribute("aria-sort", "ascending")
-    expect(cells).to_have_count(4)
-
-
 def test_all_charts_have_one_range_of_iterations(opened, wait_until):
     """They can be read one beneath the other, whichever range is chosen."""
     tab = opened()
@@ -231,33 +201,6 @@ def test_all_charts_have_one_range_of_iterations(opened, wait_until):
     wait_until(lambda: len(ranges()) == 1 and not next(iter(ranges())).startswith("0 "), "the last 100")
     first, last = map(int, next(iter(ranges())).split())
     assert last - first <= 99
-
-
-def test_no_line_of_a_worker_looks_like_the_jobs_own(opened):
-    """What was measured is black or white, which no worker's line is."""
-    tab = opened()
-
-    def colours(chart):
-        lines = tab.locator("figure", has=tab.get_by_role("heading", name=chart)).locator(".legend line")
-        return {one.get_attribute("stroke") for one in lines.all()}
-
-    workers = colours("Batch sizes")
-    assert len(workers) == 4
-    assert not workers & (colours("Iteration durations") | colours("Predicted and real speed"))
-
-
-def test_words_are_explained(opened):
-    """By keyboard, and on the words themselves."""
-    tab = opened()
-    summary = tab.get_by_text("What the words mean")
-    summary.focus()
-    tab.keyboard.press("Enter")
-    for word in ("Chronic", "Of its best", "Hidden", "Won or given", "Waiting"):
-        expect(tab.locator(".terms div", has=tab.get_by_text(word, exact=True)).locator("dd")).to_be_visible()
-    for name, meaning in (("Of its best", "its own best"), ("Won or given", "even split")):
-        heading = tab.get_by_role("columnheader", name=name).get_by_role("button")
-        assert meaning in heading.get_attribute("title")
-    assert "straggler" in tab.locator(".workers .verdict-chronic").first.get_attribute("title")
 
 
 def test_a_phone_shows_all_without_sideways_scrolling(opened):
@@ -377,46 +320,6 @@ def test_several_jobs_and_many_workers(chromium, tmp_path, wait_until):
         expect(tab.get_by_role("columnheader", name="Hidden")).to_have_count(0)
         expect(tab.locator(".figures")).not_to_contain_text("Hidden transfers")
         context.close()
-
-
-def test_the_policy_is_changed_from_the_page(opened, page, run, wait_until):
-    """A change is confirmed first, then holds in the running job, which loses no iteration."""
-    tab = opened()
-    form = tab.locator("form", has=tab.get_by_role("button", name="Change policy"))
-    form.get_by_label("Policy").select_option("even")
-    form.get_by_role("button").click()
-    dialog = tab.get_by_role("dialog")
-    expect(dialog).to_contain_text("From proportional with auto to even.")
-    dialog.get_by_role("button", name="Cancel").click()
-    expect(dialog).to_have_count(0)
-    assert page.get("/api/jobs/digits")["policy"] == "proportional"
-    form.get_by_role("button").click()
-    changed_at = len(run.done)
-    dialog.get_by_role("button", name="Change policy").click()
-    expect(dialog).to_contain_text("Done")
-    _shot(tab, "changed")
-    dialog.get_by_role("button", name="Close").click()
-    expect(tab.locator(".setting")).to_contain_text("Policy even")
-    slowest = tab.get_by_role("row", name=re.compile("worker-3"))
-    expect(slowest.locator("[data-name=Batch]")).to_contain_text("64even: 64")
-    wait_until(lambda: len(run.done) > changed_at + 20, "twenty more iterations")
-    with ManagerClient(page.manager) as manager:
-        latest = manager.history("digits", len(run.done) - 10)[1]
-    assert any(set(one.batch_sizes) == {64} for one in latest)
-    form.get_by_label("Policy").select_option("proportional")
-    form.get_by_role("button").click()
-    dialog.get_by_role("button", name="Change policy").click()
-    expect(dialog).to_contain_text("Done")
-    done = list(run.done)  # the job goes on all the while
-    assert done == list(range(len(done)))
-    iterations, following = [], 0
-    with ManagerClient(page.manager) as manager:
-        while following < len(run.done) - 10:
-            iterations += manager.history("digits", following)[1]
-            following = iterations[-1].iteration + 1
-    first = iterations[0].iteration  # those before are forgotten, however long the browser took
-    assert [one.iteration for one in iterations] == list(range(first, following))
-    assert all(one.batch_sizes.sum() == one.total for one in iterations)
 
 
 def test_the_sizer_is_set_and_bounded_from_the_page(chromium, tmp_path, wait_until):

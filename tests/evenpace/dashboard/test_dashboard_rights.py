@@ -114,27 +114,16 @@ def test_a_change_cannot_look_like_a_form(page, headers, status):
     ("change", "said"),
     [
         ({}, "exactly one of"),
-        ([], "exactly one of"),
         ({"paused": True, "drain": {"worker": "w"}}, "exactly one of"),
         ({"paused": 1}, "paused 1"),
-        ({"total_batch_size": True}, "total_batch_size 'True'"),
         ({"total_batch_size": 0}, "total_batch_size '0'"),
-        ({"total_batch_size": 10**400}, "at least 1"),
-        ({"sizer": {"sizer": 5}}, "sizer '5'"),
-        ({"sizer": {"least": 1, "most": 2}}, "object with sizer, and may have least, most"),
         ({"sizer": {"sizer": "goodput", "most": 64}}, "both of least and most, or none"),
         ({"sizer": {"sizer": "goodput", "least": 0, "most": 64}}, "least '0'"),
-        ({"policy": {"policy": "even", "colour": 1}}, "may have predictor, tolerance"),
-        ({"policy": {"policy": 5}}, "policy '5'"),
         ({"policy": {"policy": "even", "tolerance": "x"}}, "tolerance 'x'"),
         ({"bounds": {"worker": "w", "minimum": 5, "maximum": 1, "granularity": 1}}, "at least the minimum"),
         ({"drain": {}}, "object with worker"),
-        ({"remove": {"worker": ""}}, "worker ''"),
-        ({"resize": 3}, "object with workers, and may have drain"),
-        ({"resize": {"workers": True}}, "workers 'True'"),
         ({"resize": {"workers": 0}}, "workers '0'"),
         ({"resize": {"workers": 1, "drain": "w1"}}, "must be a list of workers' names"),
-        ({"resize": {"workers": 1, "drain": [5]}}, "drain '5'"),
     ],
 )
 def test_bad_changes_are_refused_with_what_is_allowed(page, change, said):
@@ -233,6 +222,15 @@ def test_a_job_is_resized_from_the_page(page, wait_until):
         wait_until(lambda: shows("1 worker"), "the job without it")
 
 
+def test_the_policy_is_changed_from_the_page(page, wait_until):
+    """The manager changes it, as `evenpace job policy` has it do."""
+    with Uneven(page.manager, "steered", (100,)):
+        wait_until(lambda: page.shows("steered"), "the job")
+        status, value = page.change("steered", {"policy": {"policy": "even"}})
+        assert status == 200, value
+        wait_until(lambda: page.get("/api/jobs/steered")["policy"] == "even", "the job with that policy")
+
+
 def test_the_sizer_is_set_and_bounded_from_the_page(page, wait_until):
     """The manager sets it, as `evenpace job sizer` has it do, and refuses what cannot be."""
     with Uneven(page.manager, "sized", (100,)):
@@ -258,16 +256,6 @@ def test_the_sizer_is_set_and_bounded_from_the_page(page, wait_until):
         assert page.change("sized", {"total_batch_size": 128})[0] == 200
 
 
-@pytest.mark.slow
-def test_a_page_beyond_loopback_is_read_only_without_tokens(tmp_path, wait_until):
-    """All viewers may look, this machine's included, and are told why they may not change jobs."""
-    with managed_page(tmp_path, "--insecure", http="0.0.0.0:0") as page:
-        headers = {"Host": "127.0.0.1"}
-        told = wait_until(lambda: _rights(page, headers), "the manager's answer")
-        assert (told["change"], "on loopback alone" in told["reason"]) == ("none", True)
-        assert page.change("any", PAUSE, **headers)[0] == 403
-
-
 @pytest.mark.parametrize(
     ("tokens_asked", "http", "client", "forwarded", "change"),
     [
@@ -285,14 +273,6 @@ def test_rights(tokens_asked, http, client, forwarded, change):
     """Tokens decide if the manager asks for them; otherwise both ends must be on this machine."""
     config = PageConfig(Address("127.0.0.1", 1), Address(http, 2), insecure=True)
     assert rights(config, tokens_asked, client, forwarded).change == change
-
-
-def test_a_manager_with_tokens_is_looked_at_without_one(guarded, wait_until):
-    """The page makes its own token of all jobs; viewers need none to look, and see what a change needs."""
-    job = wait_until(lambda: guarded.shows("mine", iterations=1), "the job")
-    assert job["figures"]["iterations"] == 1
-    told = wait_until(lambda: _rights(guarded), "the manager's answer")
-    assert (told["change"], "need a token" in told["reason"]) == ("token", True)
 
 
 def test_a_change_needs_a_token_that_the_manager_takes(guarded, key, tmp_path):

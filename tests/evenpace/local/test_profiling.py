@@ -64,27 +64,6 @@ def test_a_full_disk_is_noticed_before_anything_is_measured(small_disk):
     assert "it ran" not in result.output
 
 
-@pytest.mark.slow
-def test_a_disk_that_is_full_by_the_end_costs_the_file_alone(small_disk):
-    """What was measured is shown nevertheless, and the error says that it is nowhere else."""
-    script = small_disk.parent / "fills_the_disk.py"
-    script.write_text(
-        f"""
-import pathlib, runpy, sys
-sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from tests.disks import fill
-fill(pathlib.Path({str(small_disk / "filling")!r}))
-runpy.run_path({str(IN_LITTLE_MEMORY)!r}, run_name="__main__")
-"""
-    )
-    sizes = ("--steps", 2, "--smallest", 2, "--largest", 2)
-    options = ("--device", "a GPU", *sizes, "--out", small_disk / "a.json")
-    result = run("profile", *options, script, "--iterations", 60, "--fitting", 8)
-    assert result.exit_code == 1
-    assert "per second" in result.output
-    assert "the profile above is written nowhere else: [Errno 28] No space left on device" in result.output
-
-
 @pytest.mark.parametrize(
     ("log", "short"),
     [

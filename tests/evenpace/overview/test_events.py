@@ -28,13 +28,6 @@ def test_many_changes_of_size_in_a_row_are_one_event():
     assert shown[-1].at == events[-1].at
 
 
-def test_a_few_changes_of_size_are_as_they_were():
-    """Three in a row are listed one by one."""
-    events = resized(4)
-    assert events[-3].text == FIRST
-    assert condensed(events) == events
-
-
 def test_other_events_end_a_row_of_changes():
     """What happened between two rows stays between them."""
     changes = resized(6)[-5:]

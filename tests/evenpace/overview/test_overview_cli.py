@@ -2,9 +2,7 @@
 
 import contextlib
 import fcntl
-import io
 import json
-import logging
 import os
 import pty
 import re
@@ -14,26 +12,16 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 
 import pytest
-from rich.console import Console
 
 import idl
-from batchsize_manager.client import ManagerClient
-from evenpace.cli.top import watch
 from evenpace.overview import phrases
-from idl.errors import ConnectionLostError
-from rpc import tokens
-from rpc.client import Client
-from rpc.credentials import Credentials
-from rpc.server import Security
 from tests.evenpace.commands import evenpace, invoke
 from tests.evenpace.overview.noisy_gradients import drawn_norms
 from tests.services import (
     MemberWorker,
     address_of_our_own,
-    join_request,
     manager_service,
     restartable_manager,
     serving,
@@ -102,32 +90,6 @@ def test_status_for_machines_is_json(busy):
     assert second["figures"]["speedup"] is None
 
 
-def test_status_of_a_job_in_micro_batches_says_how_many_are_computed_at_once(busy):
-    """The manager's choice for each worker, its bound, and the size; other jobs have no column for it."""
-    identity = idl.common.Identity("cut", "streams", "1")
-    with contextlib.closing(Client(_wire.BatchSizeManager, busy, "manager", call_timeout=120)) as client:
-        reply = client.call("join", join_request(identity, micro_batch=5, at_once=4))
-        while reply.assignment.at_once != 2:  # of the batch's two micro-batches
-            seconds = 0.5 / (reply.assignment.at_once or 1)
-            reply = client.call(
-                "report", _wire.ReportRequest(identity, reply.assignment.iteration, seconds, 0.0, 0.5, 0.5)
-            )
-        client.call("report", _wire.ReportRequest(identity, reply.assignment.iteration, 0.25, 0.0, 0.5, 0.5))
-        shown, other = (
-            invoke("status", "cut", "--manager", busy),
-            invoke("status", "first", "--manager", busy),
-        )
-        told = invoke("status", "cut", "--json", "--manager", busy)
-    assert "batches of 10 in micro-batches of 5" in shown.output
-    assert re.search(r"worker +state +verdict +samples +at once +time", shown.output)
-    assert re.search(r"streams +working +even +10 +2 ", shown.output)
-    assert "at once" not in other.output
-    assert "micro-batches" not in other.output
-    (job,) = json.loads(told.output)["jobs"]
-    assert job["spec"]["micro_batch"] == 5
-    assert (job["figures"]["workers"][0]["at_once"], job["members"][0]["at_once"]) == (2, 4)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["status"], ["top", "--once"]])
 def test_a_job_is_shown_with_its_gradient_noise(busy, command):
@@ -165,20 +127,6 @@ def test_a_manager_that_is_away_is_a_clear_line(command):
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1
     assert str(address) in done.stderr
-
-
-def test_status_shows_a_token_where_one_is_asked_for(tmp_path):
-    """A job's own token shows that job; the list of all needs one of all jobs."""
-    key, token = tmp_path / "tokens.key", tmp_path / "token"
-    tokens.write_new_key(key, add=False)
-    text = tokens.issue(tokens.TokenKeys(key), "mine", 0)
-    token.write_text(text)
-    token.chmod(0o600)
-    with serving(manager_service(), security=Security(token_keys=key)) as address:
-        worker = MemberWorker(address, "mine", Credentials(token_text=text))
-        assert invoke("status", "mine", "--manager", address, "--token-file", token).exit_code == 0
-        assert invoke("status", "--manager", address, "--token-file", token).exit_code == 1
-        worker.close()
 
 
 # -- top
@@ -257,14 +205,6 @@ def terminal(*arguments, **options):
         opened.close()
 
 
-def test_top_without_a_terminal_shows_it_once(busy):
-    """Without a terminal, `top` prints the jobs once and ends."""
-    done = evenpace("top", "--manager", busy)
-    assert done.returncode == 0
-    assert done.stderr == "The output is no terminal that can be drawn on: shown once.\n"
-    assert "first" in done.stdout
-
-
 def test_top_is_live_and_obeys_keys(busy, wait_until):
     """`top` lists the jobs, shows the chosen one, follows it, goes back, and leaves a clean screen."""
     with terminal("--manager", busy, "--interval", 0.1) as screen:
@@ -306,34 +246,6 @@ def test_top_fits_the_terminal_whatever_its_size(wait_until):
             worker.close()
 
 
-class InterruptedOutput(io.StringIO):
-    """An output at which Ctrl-C is pressed once, as soon as a text is written."""
-
-    def __init__(self, text):
-        super().__init__()
-        self._text = text
-
-    def write(self, text):
-        """Write, and raise KeyboardInterrupt after the text."""
-        written = super().write(text)
-        if self._text and self._text in text:
-            self._text = ""
-            raise KeyboardInterrupt
-        return written
-
-
-def test_top_leaves_no_poll_behind(monkeypatch, caplog):
-    """A poll that is under way ends with the screen, before its connection is closed."""
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    console = Console(file=InterruptedOutput("no jobs"), force_terminal=True, width=80, height=24)
-    with serving(manager_service()) as address, ManagerClient(address) as client:
-        with caplog.at_level(logging.CRITICAL):  # which `watch` sets
-            watch(console, client, None, "here", interval=0.001)
-        assert "evenpace-top" not in {thread.name for thread in threading.enumerate()}
-        with pytest.raises(ConnectionLostError, match="the screen is closed"):
-            client.jobs()
-
-
 @pytest.mark.ci
 def test_top_outlives_its_manager(tmp_path, wait_until):
     """While the manager is away it says since when; then it goes on."""
@@ -348,14 +260,6 @@ def test_top_outlives_its_manager(tmp_path, wait_until):
         worker.close()
         os.kill(screen.pid, signal.SIGINT)
         assert screen.ends() == 0
-
-
-def test_narrow_terminals_get_fewer_columns(busy, wait_until):
-    """A terminal of 60 columns lacks the least important columns, and cuts nothing off."""
-    with terminal("--manager", busy, "--interval", 0.1, columns=60) as screen:
-        wait_until(lambda: screen.shows(r"first +running +30 .*1\.00"), "the list")
-        assert not screen.shows("…")
-        assert not screen.shows("epoch")
 
 
 def test_eighty_columns_have_what_matters_most(busy, wait_until):

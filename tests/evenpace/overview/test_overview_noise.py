@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 
 from evenpace.overview.job_view import JobView
-from idl.measures import work_of_batch
-from idl.noise import Noise
 from tests.evenpace.overview.noisy_gradients import VAR, with_norms
 from tests.evenpace.overview.played import iteration
 
@@ -44,14 +42,6 @@ def test_the_work_of_twice_the_batch_follows_from_the_noise_scale():
     scale = figures.noise_scale
     assert figures.work_of_twice == pytest.approx(2 * (scale + BATCH) / (scale + 2 * BATCH), rel=1e-12)
     assert "a batch twice as large would do 1." in figures.noise_text
-
-
-def test_the_present_batch_is_no_rest_of_an_epoch():
-    """The small batch at an epoch's end is not taken for the size that is doubled."""
-    records = with_norms(played(400), 2.0 * BATCH)
-    rest = with_norms(played(1, 400, sizes=(3, 1)), 2.0 * BATCH)
-    before, after = viewed(records).figures(), viewed([*records, *rest]).figures()
-    assert after.work_of_twice == pytest.approx(before.work_of_twice, rel=0.01)
 
 
 def test_each_step_counts_once():
@@ -101,13 +91,6 @@ def test_the_timeline_has_the_scale_as_it_was_known_then():
         assert timeline.noise_scales[count - 1] == then.noise_scale
 
 
-def test_iterations_without_norms_keep_the_scale_that_was_known():
-    """Where norms end, since one worker is left for example, the line of the timeline goes on."""
-    view = viewed([*with_norms(played(300), 100.0), *played(5, 300)])
-    scales = view.timeline(points=1000).noise_scales
-    assert scales[-6:] == [view.figures().noise_scale] * 6
-
-
 def grown(first_size=BATCH):
     """Make a view of iterations whose batch grows fourfold after 200 of 400; the noise scale is known."""
     records = [*played(200), *played(200, 200, sizes=(280, 120))]
@@ -130,23 +113,6 @@ def test_the_timeline_has_efficiency_and_goodput_by_the_noise_of_then():
     assert timeline.efficiencies[-1] == pytest.approx(0.5, rel=0.1)  # the scale is known to a tenth or so
 
 
-def test_efficiency_and_goodput_of_late_are_by_the_noise_of_now():
-    """They are of the last 100 iterations, all of which had the larger batch."""
-    figures = grown().figures()
-    efficiency = (figures.noise_scale + BATCH) / (figures.noise_scale + 4 * BATCH)
-    assert figures.efficiency == pytest.approx(efficiency, rel=1e-12)
-    assert figures.goodput == pytest.approx(figures.throughput * efficiency, rel=1e-12)
-
-
-def test_efficiency_of_batches_of_several_sizes_is_the_mean_over_samples():
-    """Of the last 100 iterations, half have one size and half the other, with four times as many samples."""
-    view = grown()
-    view.cut(250)
-    figures = view.figures()
-    one, other = 1.0, (figures.noise_scale + BATCH) / (figures.noise_scale + 4 * BATCH)
-    assert figures.efficiency == pytest.approx((one + 4 * other) / 5, rel=1e-12)
-
-
 @pytest.mark.parametrize("view", [viewed(played(100)), grown(None), JobView(BATCH)])
 def test_there_is_no_efficiency_where_the_noise_or_the_first_size_is_not_known(view):
     """The other figures are there all the same."""
@@ -154,11 +120,3 @@ def test_there_is_no_efficiency_where_the_noise_or_the_first_size_is_not_known(v
     assert figures.efficiency is figures.goodput is None
     assert set(timeline.efficiencies) | set(timeline.goodputs) <= {None}
     assert (figures.throughput is None) == (figures.iterations == 0)
-
-
-@pytest.mark.parametrize(
-    ("scale", "factor", "work"), [(100.0, 2.0, 4 / 3), (100.0, 0.5, 2 / 3), (0.0, 2.0, 1.0), (1e12, 2.0, 2.0)]
-)
-def test_work_worked_out_by_hand(scale, factor, work):
-    """Work of a batch of 100 samples: it grows with the batch where noise is large, and not without noise."""
-    assert work_of_batch(Noise(1.0, scale), 100, factor) == pytest.approx((work, work, work), rel=1e-9)

@@ -1,8 +1,6 @@
 """How far transfers are hidden behind computing, as Cannikin's section 3.2 has it, and the figures of it."""
 
-import json
 import math
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -53,24 +51,6 @@ def test_pushes_to_a_parameter_server_are_each_workers_own(backward, share, othe
     assert shown.hidden_share[0] == pytest.approx(alone.hidden_share[0], abs=1e-9)
     assert shown.exposed_share[0] == pytest.approx(alone.exposed_share[0])
     assert shown.communication_bound[0] == alone.communication_bound[0]
-
-
-def test_a_pull_that_is_not_hidden_counts_among_the_transfers():
-    """Of pushes of 0.4 s, 0.3 s are hidden; the rest and a pull of 0.5 s are exposed."""
-    shown = of(worker(backward=1.0, first=0.25, others=0.3, last=0.1, communication=0.6))
-    assert shown.hidden_share == pytest.approx([0.3 / 0.9])
-    assert shown.exposed_share == pytest.approx([0.6 / 4])
-    assert shown.communication_bound == [0]
-
-
-@pytest.mark.parametrize(("communication", "bound"), [(0.9, 0), (1.1, 1)])
-def test_without_the_times_of_buckets_what_is_hidden_is_not_known(communication, bound):
-    """Communication is the bottleneck where it takes more than half of the batch processing time."""
-    shown = of(worker(communication=communication))
-    assert np.isnan(shown.hidden_share[0])
-    assert (shown.exposed_share, shown.communication_bound) == ([communication / 4], [bound])
-    text = viewed(worker(communication=communication)).transfers_text
-    assert text == bound * "bound by communication: exposed transfers take 28% of an iteration"
 
 
 def test_what_is_not_measured_is_not_known():
@@ -124,19 +104,3 @@ def test_figures_are_medians_and_a_job_is_bound_by_what_most_workers_are():
     assert figures.transfers_text == f"bound by communication: {said}"
     assert viewed(SLOW, FAST).transfers_text == ""
     assert viewed(SLOW, worker(), worker()).transfers_text != ""
-
-
-def test_a_job_without_measurements_has_no_such_figures():
-    """They are null in JSON, for the job and for each worker."""
-    figures = json.loads(json.dumps(asdict(viewed(worker(), worker())), allow_nan=False))
-    assert (figures["hidden_share"], figures["exposed_share"], figures["transfers_text"]) == (None, None, "")
-    for one in figures["workers"]:
-        assert (one["hidden_share"], one["exposed_share"], one["bottleneck"]) == (None, None, None)
-
-
-def test_iterations_that_were_not_measured_are_left_out_of_medians():
-    """As the first ones, in which all is pushed by the step."""
-    view = JobView()
-    view.add(recorded(number, [worker() if number < 12 else SLOW]) for number in range(20))
-    (one,) = view.figures().workers
-    assert (one.hidden_share, one.bottleneck) == (pytest.approx(0.5), "communication")

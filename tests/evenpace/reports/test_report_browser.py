@@ -9,7 +9,6 @@ from evenpace.reports.two_runs_page import write_two_runs_page
 from tests.evenpace.commands import invoke
 from tests.evenpace.reports.compared_runs import make_two, write_two
 from tests.evenpace.reports.stored_runs import records, write_run
-from tests.lab.simulations.simulated import write_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
@@ -82,10 +81,3 @@ def test_the_page_of_two_runs_is_fit_for_everybody(browser, tmp_path):
     """The demo's page is accessible, light and dark, wide and narrow."""
     write_two_runs_page(make_two(write_two(tmp_path)), tmp_path / "two.html")
     look_at(browser, tmp_path / "two.html", "two-runs-report")
-
-
-def test_the_page_of_simulations_is_fit_for_everybody(browser, tmp_path):
-    """The page of two workloads under three policies is accessible, light and dark, wide and narrow."""
-    path = tmp_path / "simulations.html"
-    write_page(path, ("tiresias", "optimus", "pollux"), workloads=["mine/v.csv", "mine/w.csv"])
-    look_at(browser, path, "simulations")

@@ -41,23 +41,6 @@ def test_attack_on_live_services_does_no_harm(tmp_path):
     assert not list(tmp_path.glob("*.harm-*"))
 
 
-def test_attackers_send_while_an_honest_worker_goes_on(wait_until):
-    """Inputs are counted as tried once the service has answered what followed them, or closed."""
-    with serving(manager_service(reconnect_grace=30.0)) as address:
-        worker = MemberWorker(address)
-        attackers = Attackers([target(address)] * 3, seed=1)
-        until = time.monotonic() + 240
-        while attackers.tally.inputs < 500 and time.monotonic() < until:
-            attackers.attack(0.05)
-            worker.iterate()
-        attackers.close()
-        worker.close()
-    tally = attackers.tally
-    assert tally.harms == {}
-    assert {"NotMember", "InvalidRequest"} < {outcome for _, outcome in tally.outcomes}
-    assert tally.connections > 3
-
-
 def test_internal_error_is_harm():
     """A service that fails over an input is seen, with the inputs that led to it."""
     service = manager_service()

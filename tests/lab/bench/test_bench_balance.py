@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from batchsize_manager.policies import POLICIES, make_policy
 from batchsize_manager.policies.step_times import StepTimes
 from lab.bench.balance_play import Change, Noise, best_split, play
-from lab.bench.step_times import made_up_step_times, make_cluster, read_step_times
+from lab.bench.step_times import make_cluster, read_step_times
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
 
@@ -40,12 +40,6 @@ def test_step_times_and_throughputs_are_read(tmp_path):
     times = expected["m"]["a"]
     assert (times.bounds.minimum, times.bounds.maximum) == (4, 20)
     assert times.table().tolist() == [2.0] * 13 + [2.5, 3.0, 3.5, 4.0]
-
-
-def test_clusters_name_their_workers():
-    """A GPU may come several times."""
-    cluster = make_cluster(made_up_step_times(), "made-up", ["small", "large", "small", "small"], 500)
-    assert list(cluster.workers) == ["small", "large", "small-2", "small-3"]
 
 
 # -- the best
@@ -77,17 +71,6 @@ def test_best_split_against_brute_force(workers, random):
 
 
 # -- plays
-
-
-def test_noise_is_the_same_for_all_and_spikes_come_as_often_as_asked():
-    """A seed fixes the noise; of 10,000 times, about 5% are spikes."""
-    noise = Noise(0.03, 0.05, seed=4)
-    factors = noise.factors(2000, 5)
-
-    assert (factors == noise.factors(2000, 5)).all()
-    assert (factors != Noise(0.03, 0.05, seed=5).factors(2000, 5)).all()
-    assert (factors > 2).mean() == pytest.approx(0.05, abs=0.01)
-    assert factors[factors < 2].std() == pytest.approx(0.03, abs=0.003)
 
 
 def test_even_is_measured_by_hand():
@@ -126,14 +109,6 @@ def test_command_plays_all_policies_and_writes_figures(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_command_takes_a_schedule():
-    """Changes are played as given, or none at all."""
-    arguments = ("--iterations", 30, "--policy", "even", "--gpus", "small,small,large", "--total", 300)
-    result = bench(*arguments, "--change", "5:small-2:0.5,9:large:2")
-    assert "small-2 x0.5 at 5, large x2 at 9" in " ".join(result.output.split())
-    assert "at 15" not in bench(*arguments, "--change", "none").output
-
-
 def test_an_all_reduce_can_take_as_long_as_computing(tmp_path):
     """Then the policy that knows of it is faster, after few splits, and predicts other batches' times."""
     figures = tmp_path / "balance.json"
@@ -150,44 +125,6 @@ def test_an_all_reduce_can_take_as_long_as_computing(tmp_path):
     assert overlap["parts"][0]["splits_to_near"]["max"] <= 3
     assert overlap["prediction_error"]["max"] < 0.05 < learned["prediction_error"]["max"]
     assert even["prediction_error"] is None
-
-
-def test_links_to_a_parameter_server_can_take_longer_than_computing(tmp_path):
-    """Where all do, the policy that knows of them needs fewer splits; each worker has one of those given."""
-    figures = tmp_path / "balance.json"
-    arguments = ("--change", "none", "--iterations", 30, "--policy", "learned", "--policy", "overlap")
-    result = bench("--links", "3,3.5", *arguments, "--json", figures)
-    assert result.exit_code == 0, result.output
-
-    written = json.loads(figures.read_text())
-    assert written["options"]["links"] == [3, 3.5]
-    (cluster,) = written["clusters"]
-    learned, overlap = (its["summary"] for its in cluster["policies"].values())
-    assert overlap["parts"][0]["splits_to_near"]["max"] < learned["parts"][0]["splits_to_near"]["max"]
-
-
-def test_micro_batches_can_be_played(tmp_path):
-    """Each worker's batch is of whole ones."""
-    figures = tmp_path / "balance.json"
-    arguments = ("--change", "none", "--iterations", 30, "--policy", "learned", "--policy", "overlap")
-    result = bench("--all-reduce", 1, "--micro-batch", 64, *arguments, "--json", figures)
-    assert result.exit_code == 0, result.output
-
-    written = json.loads(figures.read_text())
-    assert written["options"]["micro_batch"] == 64
-    (cluster,) = written["clusters"]
-    assert cluster["total"] % 64 == 0
-    learned, overlap = (its["summary"]["ratio"]["mean"] for its in cluster["policies"].values())
-    assert overlap < learned
-
-
-@pytest.mark.parametrize("path", [STEP_TIMES, PROFILES])
-def test_measured_curves_can_be_played(path):
-    """The shared measurements are of the forms that are read."""
-    if not path.exists():
-        pytest.skip(f"needs ../shared/data/{path.parent.name}")
-    result = bench("--curves", path, "--iterations", 10, "--policy", "learned")
-    assert result.exit_code == 0, result.output
 
 
 # -- the goals

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lab.bench import spot_market
 from lab.bench.ray_job import Progress
-from lab.bench.spot_market import Event, SpotConfig, take_nodes
+from lab.bench.spot_market import Event, take_nodes
 
 
 @pytest.mark.release
@@ -25,21 +24,6 @@ def test_costs_of_lost_nodes():
     assert costs["shard"]["redone"] > 20  # there was no checkpoint but the first
     assert costs["manager"]["still_s"] > 3.0  # the silence
     assert costs["head"]["attempts"] >= 1
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("notice", [10.0, 0.0])
-def test_a_small_market(tmp_path, notice):
-    """Of what a node could compute, much becomes useful, and with a notice nothing is computed twice."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
-    trace = tmp_path / "trace.csv"
-    trace.write_text("time_s,event,node\n0,join,a\n0,join,b\n20,loss,a\n21,join,c\n40,join,d\n40,loss,c\n")
-    config = SpotConfig(trace, nodes=2, minutes=0.75, notice=notice, per_sample=0.01, silence=3.0)
-    figures = spot_market.run(config, Console(quiet=True))
-    assert figures["equal"]
-    assert (figures["joins"], figures["losses"]) == (2, 2)
-    assert 0.2 < figures["share"] < figures["calm_share"] <= 1.1
-    assert figures["computed_twice"] == 0 or not notice
 
 
 @given(

@@ -2,25 +2,23 @@
 
 import json
 import math
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
 import pytest
 
-from idl.errors import EvenpaceError
 from lab.bench import predictor_errors as bench
 from lab.trace_contention import ContentionTraceConfig, contention_trace
 from lab.traces import Series, write_trace
 from predictors import PREDICTORS, PredictorOptions
 from tests import ROOT
 from tests.evenpace.commands import invoke
-from tests.fits import Die, Learner
+from tests.fits import Learner
 from tests.services import has_ended
 
 NAN = float("nan")
@@ -44,12 +42,6 @@ def learner(monkeypatch):
 
     monkeypatch.setitem(PREDICTORS, "learner", make)
     return made
-
-
-@pytest.fixture
-def failing(monkeypatch):
-    """A predictor `failing`, whose fits do."""
-    monkeypatch.setitem(PREDICTORS, "failing", lambda options, models: Learner(options, fails=True))
 
 
 def series(iterations, speeds, expected=None):
@@ -87,12 +79,6 @@ def test_gaps_hold_what_is_known():
     assert grid.scored.T.tolist() == [[False, False, True, False, True], [False, False, False, True, False]]
 
 
-def test_a_first_speed_is_not_predicted():
-    """Without a warm-up, all speeds count but each worker's first."""
-    grid = bench.lay_out({"a": series([0, 1, 2], [NAN, 2, 3])}, warm_up=0)
-    assert grid.scored.T.tolist() == [[False, False, True]]
-
-
 def test_a_trace_shorter_than_the_warm_up_is_refused():
     """The error names the warm-up and how long the trace is."""
     with pytest.raises(ValueError, match="warm-up 3: no speed is left to count, the longest worker has 3"):
@@ -120,85 +106,6 @@ def test_a_replay_is_what_a_manager_would_do(learner):
         fitted = {0: None, 1: 20, 2: 35, 3: 50}[(k >= 20) + (k >= 35) + (k >= 50)]
         expected = speeds[k - 1] if fitted is None else speeds[:fitted].mean(axis=0)
         assert done.predictions[k] == pytest.approx(expected)
-
-
-@pytest.mark.ci
-def test_fits_are_made_in_another_process(learner):
-    """This process does not learn."""
-    grid = bench.lay_out(contention_trace(ContentionTraceConfig(workers=2, iterations=30)), 20)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
-        bench.replay("learner", grid, PredictorOptions(first_fit=20), executor)
-    process = learner[0].taken[0]["process"][0]
-    assert process not in (0, os.getpid())
-
-
-def test_a_fit_that_fails_is_told_and_counted(failing):
-    """The predictor is told, once in an iteration, and the replay goes on."""
-    grid = bench.lay_out(contention_trace(ContentionTraceConfig(workers=2, iterations=30)), 20)
-    with ThreadPoolExecutor(1) as executor:
-        done = bench.replay("failing", grid, PredictorOptions(first_fit=20), executor)
-    assert done.fit_seconds == []
-    assert done.failures == ["ArithmeticError: no luck"] * 10
-    assert not np.isnan(done.predictions[1:]).any()
-
-
-def test_the_death_of_the_learning_process_is_told(learner, monkeypatch):
-    """The benchmark does not go on with a predictor that could not learn."""
-    monkeypatch.setattr(Learner, "due_fit", lambda self: Die())
-    grid = bench.lay_out(contention_trace(ContentionTraceConfig(workers=1, iterations=30)), 20)
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(1, context) as executor,
-        pytest.raises(EvenpaceError, match="the process that predictors learn in has died"),
-    ):
-        bench.replay("learner", grid, PredictorOptions(), executor)
-
-
-# -- errors
-
-
-@pytest.mark.parametrize(
-    ("rmse", "reference", "floor", "share"),
-    [
-        *((3.0, 4.0, 2.0, 0.5), (2.0, 4.0, 2.0, 1.0), (5.0, 4.0, 2.0, -0.5), (4.0, 4.0, 3.0, 0.0)),
-        *((1.0, 2.0, NAN, NAN), (1.0, 2.0, 2.0, NAN)),  # the floor is not known, or EMA reaches it
-    ],
-)
-def test_the_gap_closed_hand_worked(rmse, reference, floor, share):
-    """(rmse_ema - rmse) / (rmse_ema - floor); negative for what is worse than EMA."""
-    assert bench.gap_closed(rmse, reference, floor) == pytest.approx(share, nan_ok=True)
-
-
-def test_scores_hand_worked():
-    """Two workers, one ten times as fast; relative errors count alike, the pooled ones are the fast one's."""
-    trace = {
-        "fast": series([0, 1, 2], [100, 90, 110], [100, 100, 100]),
-        "slow": series([0, 1, 2], [10, 9, 11], [10, 10, 10]),
-        "late": series([2], [5], [5]),
-    }
-    grid = bench.lay_out(trace, warm_up=1)
-    ema = np.array([[NAN] * 3, [110.0, 11.0, NAN], [90.0, 9.0, NAN]])  # 20 off, 2 off
-    other = np.array([[NAN] * 3, [105.0, 9.0, NAN], [95.0, 11.0, 3.0]])  # 15 off, right
-    figures = bench.score(grid, {"ema": ema, "other": other})
-
-    assert figures["scored"] == {"workers": 2, "rows": 4}
-    assert figures["workers"] == {
-        "fast": {"rows": 2, "mean_speed": 100.0, "floor": pytest.approx(10)},
-        "slow": {"rows": 2, "mean_speed": 10.0, "floor": pytest.approx(1)},
-    }
-    assert figures["floor"] == pytest.approx({"relative": 0.1, "pooled": math.sqrt(101 / 2)})
-    found = figures["predictors"]
-    assert found["ema"]["relative"] == pytest.approx({"rmse": 0.2, "to_ema": 1, "gap_closed": 0})
-    assert found["ema"]["pooled"]["rmse"] == pytest.approx(math.sqrt(404 / 2))
-    assert found["ema"]["workers"]["slow"] == pytest.approx({"rmse": 2, "to_ema": 1, "gap_closed": 0})
-    fast = {"rmse": 15, "to_ema": 0.75, "gap_closed": 0.5}
-    assert found["other"]["workers"]["fast"] == pytest.approx(fast)
-    assert found["other"]["workers"]["slow"] == pytest.approx({"rmse": 0, "to_ema": 0, "gap_closed": 2})
-    relative = 0.15 / math.sqrt(2)
-    assert found["other"]["relative"] == pytest.approx(
-        {"rmse": relative, "to_ema": relative / 0.2, "gap_closed": (0.2 - relative) / 0.1}
-    )
-    assert found["other"]["pooled"]["rmse"] == pytest.approx(15 / math.sqrt(2))
 
 
 # -- the command
@@ -263,83 +170,6 @@ def test_the_command_agrees_with_an_independent_computation(tmp_path):
         assert f"{closed:.0%}" in result.output
 
 
-@pytest.mark.ci
-def test_learners_appear_with_their_fits_and_times(tmp_path, learner, failing):
-    """All predictors are compared on a made trace, with fits and times."""
-    out = tmp_path / "figures.json"
-    result = invoke(
-        "lab",
-        "bench",
-        "predictors",
-        "--json",
-        out,
-        "--refit-every",
-        500,
-        "--timing-workers",
-        "1,3",
-    )
-    assert result.exit_code == 0, result.output
-    figures = json.loads(out.read_text())
-    assert figures["trace"] == {"source": "built-in", "workers": 4, "iterations": 2000}
-    assert figures["options"]["warm_up"] == 500
-    assert list(figures["predictors"]) == list(PREDICTORS)
-    assert figures["predictors"]["learner"]["fits"] == 3
-    assert figures["predictors"]["learner"]["fit_s_median"] > 0
-    assert figures["predictors"]["failing"]["failed_fits"] == 1500
-    assert "failing: 1500 fits failed, the first with ArithmeticError: no luck" in result.output
-    timing = {(entry["predictor"], entry["workers"]): entry for entry in figures["timing"]}
-    assert set(timing) == {(name, workers) for name in PREDICTORS for workers in (1, 3)}
-    for entry in timing.values():
-        assert 0 < entry["predict_s"] < 10
-        assert 0 < entry["observe_s"] < 10
-    assert timing["learner", 3]["fit_s"] > 0
-    assert timing["learner", 3]["fit_repeats"] == 5
-    assert (
-        timing["ema", 3]["fit_s"] is timing["ema", 3]["fit_repeats"] is timing["ema", 3]["fit_error"] is None
-    )
-    assert timing["failing", 1]["fit_error"] == "ArithmeticError: no luck"
-
-
-def test_many_workers_are_summed_up(tmp_path):
-    """Beyond a few, the workers' errors are shown as minimum, median and maximum.
-
-    Without `expected` there is no floor.
-    """
-    trace = {
-        worker: series(range(60), own.speeds)
-        for worker, own in contention_trace(ContentionTraceConfig(workers=9, iterations=60)).items()
-    }
-    path, out = tmp_path / "trace.csv", tmp_path / "figures.json"
-    write_trace(trace, path)
-    result = invoke(
-        "lab",
-        "bench",
-        "predictors",
-        "--trace",
-        path,
-        "--first-fit",
-        20,
-        "--no-timing",
-        "--json",
-        out,
-        "--predictor",
-        "ema",
-    )
-    assert result.exit_code == 0, result.output
-    assert "median" in result.output
-    assert "noise floor" not in result.output
-    assert "worker-0" not in result.output
-    figures = json.loads(out.read_text())
-    assert figures["scored"] == {"workers": 9, "rows": 9 * 40}
-    assert figures["floor"] == {"relative": None, "pooled": None}
-    ema = figures["predictors"]["ema"]
-    assert ema["relative"]["gap_closed"] is None
-    shares = sorted(
-        score["rmse"] / figures["workers"][worker]["mean_speed"] for worker, score in ema["workers"].items()
-    )
-    assert all(f"{shares[i]:.2%}" in result.output for i in (0, 4, 8))
-
-
 SLOW = """
 import time
 from tests.fits import Learner
@@ -364,7 +194,7 @@ if __name__ == "__main__":  # which the process that learns is not
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_end_in_the_middle_of_a_fit_leaves_nothing_running(tmp_path, wait_until, number):
     """The process that learns ends with the benchmark, in whichever way that is stopped."""
     script = tmp_path / "slow.py"

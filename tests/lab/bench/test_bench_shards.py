@@ -1,12 +1,10 @@
 """`evenpace lab bench shards`: transfers over several shards behind links of limited bandwidth."""
 
 import json
-import os
 from functools import partial
 
 import pytest
 
-from lab.bench.sharded_transfers import ShardsConfig
 from tests.evenpace.commands import invoke
 
 bench = partial(invoke, "lab", "bench", "shards")
@@ -40,19 +38,3 @@ def test_two_shards_take_half_the_time_of_one(needs_network, tmp_path, wait_unti
 
     assert min(ratios()) > 0.8  # the bucket holds a little
     wait_until(lambda: max(ratios()) < 1.5, "transfers over two shards at once")
-
-
-def test_without_root_the_error_says_so(monkeypatch):
-    """There are no links without namespaces, and no figures."""
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-
-    result = bench()
-
-    assert result.exit_code != 0
-    assert "network namespaces need root" in result.output
-
-
-def test_the_ideal_time_is_that_of_a_full_link():
-    """100 MB by 3 workers over 4 links of 100 MB/s take 0.75 s; MiB are a little more."""
-    assert ShardsConfig().ideal(4) == pytest.approx(0.75 * 2**20 / 1e6)
-    assert ShardsConfig(workers=1, mib=50, rate=25).ideal(1) == pytest.approx(2 * 2**20 / 1e6)

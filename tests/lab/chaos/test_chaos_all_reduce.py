@@ -11,8 +11,6 @@ import pytest
 from lab.chaos import chaos_run
 from lab.chaos.chaos_cluster import ChaosCluster
 from lab.chaos.config import ChaosConfig
-from lab.chaos.fault_schedule import Fault
-from lab.chaos.storm import Storm
 from lab.chaos.verdict import judge
 
 JOB, WORKERS = "job-0", ("w0", "w1")
@@ -93,24 +91,6 @@ def test_samples_that_two_workers_have_are_seen(copy):
     assert any(re.match(r"all-reduce: iteration \d+", one) for one in copy.judged())
 
 
-def test_a_part_that_nobody_computed_is_seen(copy):
-    """The iteration ends too early, or begins too late."""
-    with copy.lines("w1") as lines:
-        del lines[copy.last(lines, "computed")]
-    said = copy.judged()
-    assert any(re.search(r"all-reduce: iteration \d+.* (was due|ends at)", one) for one in said)
-
-
-def test_members_that_begin_an_attempt_apart_are_seen(copy):
-    """One has the parameters of a version, and another those of the next."""
-    with copy.lines("w1") as lines:
-        attempt = lines[-1][1]
-        del lines[next(n for n, line in enumerate(lines) if line[:2] == ["reached", attempt])]
-    assert any(
-        re.match(rf"attempt {attempt} begins at \d+ on w1, at \d+ on w0", one) for one in copy.judged()
-    )
-
-
 def test_one_bit_that_differs_between_workers_is_seen(copy):
     """It is far below the tolerance against one process."""
     path = copy.folder / "parameters" / "w1.npz"
@@ -145,23 +125,3 @@ def test_a_worker_is_not_killed_where_no_other_has_the_state(tmp_path):
         assert not cluster.can_lose(WORKERS)
         supervisor.expect_end("w0", 0.0, 0)
         assert not cluster.can_lose(["w1"])
-
-
-def test_a_guest_stays_while_another_fault_befalls_it(tmp_path, monkeypatch):
-    """Its impostor would be let in if it left; nothing befalls it while it leaves."""
-    monkeypatch.setattr(ChaosCluster, "can_lose", lambda cluster, workers: True)
-    settings = ChaosConfig(1, 0, ("join", "freeze"), 2, exchange="all-reduce")
-    with ChaosCluster(settings, tmp_path) as cluster:
-        monkeypatch.setattr(cluster, "trains", lambda process: True)
-        guest = cluster.supervisor.processes["guest0"]
-        guest.command = ("sleep", "600")
-        cluster.supervisor.wanted.clear()
-        faults = Fault(0, 0.0, "join", ("guest0",), 0.0), Fault(1, 0.0, "freeze", ("guest0",), 1.0)
-        storm = Storm(cluster, iter(faults), tmp_path / "faults.jsonl")
-        while not storm.done:
-            storm.tick()
-            cluster.supervisor.poll()
-        freeze, join = storm.over
-        assert (freeze.fault.kind, join.fault.kind) == ("freeze", "join")
-        assert freeze.ended <= join.ended
-        assert cluster.supervisor.staying("worker") == []

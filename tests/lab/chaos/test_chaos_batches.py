@@ -5,7 +5,7 @@ import pytest
 from batchsize_manager.job.batch_sizes import Batches
 from idl.plan import JobSpec
 from lab.chaos import checks
-from lab.chaos.batches import same_versions, scaled, scheduled, sizes_of, taken
+from lab.chaos.batches import same_versions, scaled, scheduled, taken
 from lab.chaos.ledgers import Rewind, ShardSteps, Step
 
 SPEC = JobSpec(dataset_size=20, total_batch_size=8)
@@ -48,11 +48,6 @@ def test_batches_of_a_ledger_are_known_by_attempt():
     assert batches(0, 2) is None
 
 
-def test_sizes_are_those_of_batches_that_do_not_end_an_epoch():
-    """A last batch may be smaller, which is no change of the size."""
-    assert sizes_of(SPEC, [(0, 0, 8), (0, 8, 8), (0, 16, 4), None, (1, 0, 12)]) == [8, 8, 12]
-
-
 def test_versions_that_came_of_other_batches_are_known():
     """In attempt 0 the second batch was another, and in attempt 2 the fourth, which was taken back, too."""
     entries = [*LEDGER, Rewind(2, 3), step(3, 8, 2, attempt=2), Rewind(3, 3), step(3, 4, 4, attempt=3)]
@@ -90,13 +85,6 @@ def test_sizes_beyond_the_bounds_are_told(least, most, said):
     """Those that a sizer must not choose."""
     _, violations = taken(SPEC, {"ps-0": LEDGER}, least, most)
     assert [one for one in violations if said in one]
-
-
-def test_the_rest_of_an_epoch_may_be_below_the_bounds():
-    """It is all that is left; a batch that goes beyond the epoch is told."""
-    assert taken(SPEC, {"ps-0": [step(0, 9), step(1, 9, start=9), step(2, 2, start=18)]}, 9, 9)[1] == []
-    _, (violation,) = taken(SPEC, {"ps-0": [step(0, 9), step(1, 9, start=9), step(2, 9, start=18)]}, 9, 9)
-    assert "iteration 2 in attempt 0 has 9 samples from 18" in violation
 
 
 @pytest.mark.parametrize("lost", [0, 1])

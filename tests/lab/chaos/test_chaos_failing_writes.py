@@ -10,7 +10,6 @@ import pytest
 from lab.chaos.errors import NotPossibleHereError
 from lab.chaos.failing_writes import FailingWrites, make_library
 from lab.chaos.injections import BadDisk
-from rpc.processes import Process
 
 WRITES = """
 import os, sqlite3, sys
@@ -77,30 +76,3 @@ def test_writes_and_fsync_fail_until_the_end_of_the_fault(writes):
         assert write() == ["done"] * 5
         disk.lift()
         process.stdin.close()
-
-
-@pytest.mark.ci
-def test_a_manager_that_starts_meanwhile_says_so(writes, tmp_path, wait_until):
-    """It ends with an error that names file and reason, and starts when the disk is well again."""
-    line = [sys.executable, "-m", "evenpace", "manager", "--listen", "127.0.0.1:0"]
-    line += ["--state", str(writes.below)]
-    manager = Process("manager", line, tmp_path / "log", "manager", environment=writes.environment())
-    with manager:
-        wait_until(lambda: "listening" in manager.said(), "its start")
-        manager.kill()
-        wait_until(lambda: not manager.running, "its end")
-        writes.begin()
-        manager.start()
-        wait_until(lambda: not manager.running, "its end")
-        assert manager.popen.returncode == 1
-        assert "manager.sqlite cannot be used (disk I/O error): see that its disk" in manager.said()
-        writes.end()
-        manager.start()
-        wait_until(lambda: "listening" in manager.said(), "its start")
-
-
-def test_without_a_compiler_the_reason_is_said(tmp_path, monkeypatch):
-    """It names what to install."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotPossibleHereError, match="no C compiler here: install Debian's `gcc`"):
-        make_library(tmp_path)

@@ -51,11 +51,6 @@ def test_prediction_errors_by_worker():
     assert analysis.relative_rmse(records) == pytest.approx(math.sqrt(5) / 15)
 
 
-def test_without_predictions_there_is_no_error():
-    """A policy that does not predict has none."""
-    assert analysis.relative_rmse([record((10, 1, 0, None))]) is None
-
-
 def test_the_target_is_reached_at_the_first_point_that_good():
     """None if no point is."""
     curve = [{"accuracy": 0.1}, {"accuracy": 0.5}, {"accuracy": 0.4}]

@@ -2,13 +2,10 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from lab.experiments.autoscaling import GOODPUT, THROUGHPUT, result_of
-from lab.experiments.epoch_scaling import FORECASTS, RULES, batch_sizes, expected
-from lab.simulator.single_job import TrainedEpoch
-from predictors.batch_sizes import forecast
+from lab.experiments.autoscaling import GOODPUT, THROUGHPUT
+from lab.experiments.epoch_scaling import FORECASTS, RULES, batch_sizes
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
 from tests.lab.experiments.made_traces import write_model
@@ -52,43 +49,6 @@ def test_by_goodput_nodes_follow_the_noise(rented):
     assert nodes[THROUGHPUT] == [4] * len(SCALES)
 
 
-def test_by_goodput_the_job_is_cheaper_and_more_efficient(rented):
-    """Samples in small batches count more, so that fewer device hours are needed; it takes longer."""
-    _, figures, _ = rented
-
-    assert figures[GOODPUT]["device_hours"] < 0.9 * figures[THROUGHPUT]["device_hours"]
-    assert figures[GOODPUT]["efficiency"] > figures[THROUGHPUT]["efficiency"]
-
-
-def test_the_table_and_the_plot_show_both_rules(rented):
-    """The table has the relative cost, beside the paper's."""
-    output, figures, plot = rented
-    change = figures[GOODPUT]["device_hours"] / figures[THROUGHPUT]["device_hours"] - 1
-
-    (line,) = [line for line in output.splitlines() if "goodput against throughput" in line]
-    assert f"{100 * change:+.1f}%" in line
-    assert "-25%" in output
-    assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_figures_are_those_of_the_epochs():
-    """Cost is the sum over devices; efficiency is the mean over time."""
-    epochs = [TrainedEpoch(1, 64, 3600.0, 1.0), TrainedEpoch(2, 128, 1800.0, 0.4)]
-    result = result_of(epochs, 4)
-
-    assert (result["hours"], result["device_hours"]) == (1.5, 8.0)
-    assert result["efficiency"] == pytest.approx(0.8)
-    assert [epoch["end_h"] for epoch in result["epochs"]] == [1.0, 1.5]
-
-
-def test_an_unknown_model_is_refused(traces):
-    """The message has those that there are."""
-    result = experiment("autoscaling", traces, "--model", "huge")
-
-    assert result.exit_code == 1
-    assert "model 'huge': there are growing, short" in result.output
-
-
 @pytest.fixture(scope="module")
 def forecast_figures(traces):
     """The figures of epoch scaling, without a cost of changes, and what is printed."""
@@ -111,39 +71,10 @@ def test_an_oracle_is_never_beaten(forecast_figures):
     assert quickest["oracle"]["hours"] < quickest["last"]["hours"]
 
 
-def test_means_are_over_the_oracle(forecast_figures):
-    """There is one model here, so that they are its own ratios, and the oracle's are 1."""
-    figures, output = forecast_figures
-    for one in figures["models"]:
-        over, results = figures["over_oracle"][one["rule"]], one["results"]
-        assert over["last"]["hours"] == pytest.approx(results["last"]["hours"] / results["oracle"]["hours"])
-        assert over["oracle"] == pytest.approx({"hours": 1.0, "device_hours": 1.0})
-    assert output.count("over oracle") == len(RULES)
-
-
 @pytest.mark.parametrize(("similarity", "size"), [(0.1, 4), (1 / 3, 12), (0.9, 16)])
 def test_batch_sizes_follow_the_similarity(similarity, size):
     """The noise scale is 12: a batch of 12 has the similarity 1 / 3; sizes stay within those trained with."""
     assert batch_sizes(tiny_application(), similarity).tolist() == [size, size]
-
-
-def test_only_an_oracle_knows_the_next_size():
-    """The others have the sizes before; of the first epoch the first size is expected."""
-    sizes = np.array([10.0, 12.0, 15.0, 19.0, 24.0, 900.0])
-
-    assert expected(sizes, 5, "oracle", 8) == 900
-    assert expected(sizes, 5, "last", 8) == pytest.approx(24)
-    assert expected(sizes, 5, "mean", 8) == forecast(sizes[:5], 1, "mean")[0]
-    assert [expected(sizes, 0, name, 8) for name in FORECASTS] == [8, 8, 10]
-
-
-def test_models_without_enough_epochs_are_refused(tmp_path):
-    """A forecast takes four values, and a fifth epoch to use it in."""
-    write_model(tmp_path, "short", (64, 4096), SCALES[:4])
-    result = experiment("epoch-scaling", tmp_path, "--nodes", 4)
-
-    assert result.exit_code == 1
-    assert "no model has the 5 epochs that a forecast takes" in result.output
 
 
 @pytest.mark.release

@@ -1,15 +1,13 @@
 """`evenpace lab experiment batch-sizes`: the law's fit on made points, on bad ones, and on MLPerf's."""
 
 import json
-import math
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
-from lab.experiments.batch_size_law import Law, Point, contradictions, fit, fit_without_each, nearest
-from lab.experiments.batch_sizes import judge
+from lab.experiments.batch_size_law import Point, fit, fit_without_each
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
 
@@ -64,77 +62,6 @@ def test_a_size_that_is_left_out_is_not_seen():
         changed = [*points[:place], replace(point, work=3 * point.work), *points[place + 1 :]]
         assert fit_without_each(changed)[place] == fit_without_each(points)[place]
         assert fit(changed).critical != pytest.approx(3000.0, rel=0.01)
-
-
-def test_few_uncertain_runs_count_little():
-    """A size with a wrong mean moves B_c the less, the more its runs differ."""
-    points = made(2.0, 3000.0)
-    off = []
-    for deviation in (0.0, 1.0):
-        wrong = replace(points[2], work=2 * points[2].work, deviation=deviation * points[2].work)
-        off.append(abs(fit([*points[:2], wrong, *points[3:]]).critical / 3000 - 1))
-
-    assert off[1] < off[0] / 5
-
-
-@pytest.mark.parametrize(
-    ("works", "critical"),
-    [((1.0, 2.1, 4.4), 0.0), ((4.0, 3.9, 3.7), math.inf)],
-    ids=["faster than the batch", "falling"],
-)
-def test_parameters_are_not_negative(works, critical):
-    """Where the best line has a negative parameter, that is 0, and the other the best without it."""
-    points = [Point(size, 10, work, 0.0) for size, work in zip((10, 20, 40), works, strict=True)]
-    law = fit(points)
-    ratios = np.array(works) / (10, 20, 40) if critical == 0 else np.array(works)
-
-    assert law.critical == critical
-    assert law.work + law.slope == pytest.approx((1 / ratios).sum() / (1 / ratios**2).sum())
-
-
-def test_the_law_is_the_efficiency_of_pollux():
-    """The work with M0 samples over that with M is (φ + M0) / (φ + M), with B_c for φ."""
-    law = Law(2.0, 2.0 / 700, 0.0, 0.0)
-
-    assert law.at(100) / law.at(900) == pytest.approx((700 + 100) / (700 + 900))
-
-
-def test_the_nearest_size_is_so_by_ratio():
-    """Of 100 the nearest is 60, and not 150; the ends have one neighbour."""
-    points = [Point(size, 1, float(size), 0.0) for size in (50, 100, 180)]
-
-    assert nearest(points) == [100.0, 180.0, 100.0]
-
-
-def test_what_no_law_allows_is_named():
-    """Work that falls, or grows faster than the batch, by more than chance, and runs that differ widely."""
-    sure, unsure = (
-        [Point(*one) for one in zip((10, 20, 40), (5,) * 3, (3.0, 7.0, 6.0), deviations, strict=True)]
-        for deviations in ((0.1, 0.1, 0.1), (1.0, 4.0, 1.0))
-    )
-
-    assert contradictions(sure) == ["10 to 20: work ×2.33, batch ×2.00", "20 to 40: work ×0.86"]
-    assert contradictions(unsure) == ["runs with 20 differ by 57%"]
-
-
-# -- figures
-
-
-def test_two_sizes_cannot_be_judged():
-    """A law through two points is exact, and says nothing of itself."""
-    figures = judge(made(2.0, 3000.0, sizes=(64, 256)))
-
-    assert (figures["holds"], figures["error"], figures["critical"]) == (None, None, None)
-    assert figures["remarks"] == ["2 of the 3 sizes that it takes"]
-
-
-def test_sizes_too_close_leave_the_critical_one_open():
-    """Where sizes are within a few percent, points are predicted, and B_c is not known."""
-    figures = judge(made(2.0, 1000.0, sizes=(1000, 1050, 1100)))
-
-    assert figures["holds"]
-    assert not figures["known"]
-    assert figures["remarks"] == ["B_c is at least 0"]
 
 
 # -- the command

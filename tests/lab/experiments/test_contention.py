@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from lab.experiments.contention import Contention, ContentionError, ProcessPlace, stress_command
+from lab.experiments.contention import Contention, ProcessPlace
 from lab.experiments.contention_schedule import Schedule, Task
 from tests.services import cpu_seconds
 from worker.resources.cpu_limits import limit_cpu
@@ -105,51 +104,3 @@ def test_exactly_the_tasks_that_are_due_run(worker, wait_until):
         wait_until(lambda running=running: len(parents()) == running, f"{running} tasks")
     contention.close()
     wait_until(lambda: not stressors(), "the end of all stressors")
-
-
-@needs_stress_ng
-def test_a_competitor_stays_on_its_workers_cpu(worker, wait_until):
-    """A worker that is kept on one CPU is disturbed there, and nobody elsewhere."""
-    contention = Contention(schedule(Task(0, 0, 1)), [ProcessPlace(worker.pid, 1.0, 2**20, a_cpu(worker))])
-    try:
-        contention.update(0)
-        (child,) = wait_until(lambda: stressors("stress-ng-cpu"), "the stressor")
-        wait_until(lambda: child.cpu_affinity() == [a_cpu(worker)], "the stressor on its CPU")
-    finally:
-        contention.close()
-
-
-@needs_stress_ng
-def test_a_competitor_that_ends_by_itself_is_told(worker, wait_until):
-    """A contention that is not in force must not pass for one: the error has what stress-ng said."""
-    contention = Contention(schedule(Task(0, 0, 9)), [ProcessPlace(worker.pid, 1.0, 2**20, 9999)])
-
-    def told():
-        try:
-            contention.update(1)
-        except ContentionError as error:
-            return str(error)
-
-    try:
-        contention.update(0)
-        assert re.search("ended with status .*9999", wait_until(told, "the error"))
-    finally:
-        contention.close()
-
-
-def test_without_stress_ng_nothing_starts(monkeypatch):
-    """The error says what to install."""
-    monkeypatch.setenv("PATH", "/nowhere")
-
-    with pytest.raises(ContentionError, match="apt-get install stress-ng"):
-        Contention(schedule(), [ProcessPlace(os.getpid(), 1.0, 2**20)])
-
-
-def test_the_command_scales_the_demand_to_the_worker():
-    """Half of what a worker of 0.4 cores may use is a fifth of a CPU; memory is held, not worked on."""
-    command = " ".join(stress_command(Task(0, 0, 1, cpu=0.5, memory=0.25), 0.4, 2**30))
-
-    assert "--cpu 1 --cpu-load 20 " in command
-    assert f"--vm-bytes {2**28} " in command
-    assert "--vm-hang 0" in command
-    assert "--cpu-load 100 " in " ".join(stress_command(Task(0, 0, 1), 0.4, 2**30))

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.experiments import efficiency
-from lab.experiments.coordination import choose, relate
 
 
 def curve(*points):
@@ -54,20 +53,6 @@ def test_a_target_is_crossed_where_the_first_point_reaches_it(accuracies, target
         assert found[1] == pytest.approx(found[0] / 5)
 
 
-def test_a_mean_takes_all_runs_or_none():
-    """Two of three runs that reached the target are no mean of their updates, but have one of their times."""
-    runs = [
-        {"per_update_s": 1.0, "updates_to_target": 10, "seconds_to_target": 5},
-        {"per_update_s": 3.0, "updates_to_target": None, "seconds_to_target": None},
-    ]
-
-    assert efficiency.summarise(runs) == {
-        "per_update_s": 2.0,
-        "updates_to_target": None,
-        "seconds_to_target": None,
-    }
-
-
 def test_figures_are_shares_of_bsps():
     """A figure that is missing on either side has no share."""
     schemes = {
@@ -79,26 +64,3 @@ def test_figures_are_shares_of_bsps():
         "bsp": {"per_update_s": 1.0, "updates_to_target": 1.0, "seconds_to_target": None},
         "asp": {"per_update_s": 0.5, "updates_to_target": None, "seconds_to_target": None},
     }
-
-
-def test_the_default_target_is_near_what_bsp_ends_with():
-    """98% of the mean of BSP's runs; a run that stays below it has not reached it, BSP's own included."""
-    entry = {"schemes": {}}
-    for name, ends in (("bsp", (0.9, 1.0)), ("asp", (0.95, 0.5))):
-        runs = [{"accuracy": e, "per_update_s": 1.0, "curve": curve((0, 0, 0), (10, 100, e))} for e in ends]
-        entry["schemes"][name] = {"runs": runs}
-    relate(entry, None)
-
-    assert entry["target"] == pytest.approx(0.98 * 0.95)
-    assert [entry["schemes"][name]["reached"] for name in ("bsp", "asp")] == [1, 1]
-    relate(entry, 0.5)
-    assert entry["schemes"]["bsp"]["updates_to_target"] == pytest.approx((50 / 0.9 + 50) / 2)
-    assert entry["schemes"]["asp"]["updates_to_target"] == pytest.approx((50 / 0.95 + 100) / 2)
-    assert entry["schemes"]["bsp"]["of_bsp"]["updates_to_target"] == 1
-
-
-def test_bsp_comes_first_and_lb_bsp_with_each_policy():
-    """The baseline runs without being asked for."""
-    names = [scheme.name for scheme in choose(["ssp", "lb-bsp"], ["proportional", "leader_straggler"])]
-
-    assert names == ["bsp", "ssp", "lb-bsp:proportional", "lb-bsp:leader_straggler"]

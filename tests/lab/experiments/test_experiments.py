@@ -14,11 +14,9 @@ from evenpace.local.cluster import LocalCluster
 from lab.experiments import overhead, scheme_run
 from lab.experiments.overhead import OverheadConfig
 from lab.experiments.overhead import run as measure_overhead
-from lab.experiments.schemes import SCHEMES, choose_schemes
 from lab.observer import Observer
 from lab.traces import read_trace
-from lab.workloads.by_name import WORKLOADS, Training
-from predictors import PREDICTORS, PredictorOptions
+from predictors import PredictorOptions
 from rpc.processes import ProcessFailedError
 from tests.evenpace.commands import invoke
 from tests.lab.experiments.samples import write_svmlight
@@ -51,32 +49,6 @@ def test_a_service_that_dies_is_named_at_once(tmp_path):
         observer.poll = die_first  # after the look at the processes, before that at the job
         with pytest.raises(ProcessFailedError, match="manager was killed by SIGKILL; its log"):
             next(scheme_run.followed(cluster, observer))
-
-
-def test_each_scheme_has_its_baseline_before_it():
-    """BSP comes first without being asked for, and so does BSP one sample at a time where it is needed."""
-    assert [scheme.name for scheme in choose_schemes("flexrr,lb-bsp:ema")] == [
-        "bsp-one-by-one",
-        "flexrr",
-        "bsp",
-        "lb-bsp:ema",
-    ]
-
-
-def test_there_is_a_scheme_for_each_predictor():
-    """Each predictor in the table can be compared."""
-    assert {f"lb-bsp:{name}" for name in PREDICTORS} <= set(SCHEMES)
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_every_workload_can_be_made(name):
-    """Each has a model to train and data by default."""
-    training = Training(name)
-    workload = training.make(training.options())
-
-    assert len(workload.train_set) > 0
-    assert sum(parameter.numel() for parameter in workload.model.parameters()) > 0
 
 
 @pytest.fixture

@@ -1,11 +1,6 @@
 """FlexRR's work stealing: every sample exactly once, and slow workers are helped."""
 
-import fcntl
 import multiprocessing
-import os
-import struct
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,15 +31,6 @@ def test_every_position_comes_exactly_once(tmp_path_factory, counts, data):
     assert sorted(seen) == list(range(sum(counts)))
 
 
-def test_who_has_not_begun_is_not_helped(tmp_path):
-    """A worker that is still in the iteration before keeps its samples of that."""
-    board = Board(tmp_path / "board", 2)
-    board.begin(1, iteration=3, start=100, count=50)
-
-    assert list(positions(board, 0, 3, 0, 10)) == list(range(10))
-    assert list(board.take(1, 50)) == list(range(100, 150))
-
-
 def test_a_straggler_is_helped(tmp_path):
     """A worker that has stopped after its first samples loses most of the others to a fast one."""
     board = Board(tmp_path / "board", 2)
@@ -55,50 +41,6 @@ def test_a_straggler_is_helped(tmp_path):
     assert [position for position in fast if position < 100] == list(range(100))
     assert len(fast) > 160
     assert sorted([*first, *fast, *slow]) == list(range(200))
-
-
-def test_equal_workers_keep_their_own(tmp_path):
-    """Nobody takes anything from a worker that keeps up."""
-    board = Board(tmp_path / "board", 2)
-    pair = [positions(board, 0, 0, 0, 100), positions(board, 1, 0, 100, 100)]
-    taken = [[next(worker) for worker in pair] for _ in range(100)]
-
-    assert [row[0] for row in taken] == list(range(100))
-    assert [row[1] for row in taken] == list(range(100, 200))
-
-
-def test_a_slice_is_not_taken_from_while_it_is_written(tmp_path, wait_until):
-    """A worker that is held up half-way through its entry on the board is waited for, not misread."""
-    path, (half_way, go_on) = tmp_path / "board", (_CONTEXT.Event(), _CONTEXT.Event())
-    writer = _CONTEXT.Process(target=_write_slowly, args=(path, half_way, go_on))
-    writer.start()
-    assert half_way.wait(240)
-    with ThreadPoolExecutor(1) as thread:
-        stolen = thread.submit(Board(path, 2).steal, victim=1, iteration=1, progress=1.0)
-        wait_until(lambda: stolen.done() or _waits_for_a_lock(), "the thief at the writer's lock")
-        go_on.set()
-
-    assert stolen.result() == range(198, 200)
-    writer.join(240)
-
-
-def _write_slowly(path, half_way, go_on):
-    """Enter the positions from 100 to 200 as the second worker's; wait after the iteration's number."""
-    entry = struct.pack("<qqqq", 1, 100, 200, 100)
-    with path.open("w+b", buffering=0) as file:
-        file.truncate(2 * len(entry))
-        file.seek(len(entry))
-        fcntl.lockf(file, fcntl.LOCK_EX, len(entry), len(entry))
-        file.write(entry[:8])
-        half_way.set()
-        go_on.wait(240)
-        file.write(entry[8:])
-
-
-def _waits_for_a_lock():
-    """Return whether this process waits for a lock on any file."""
-    waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
-    return any(str(os.getpid()) in words for words in waiting)
 
 
 def test_processes_share_a_board(tmp_path):

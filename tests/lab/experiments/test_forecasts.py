@@ -1,4 +1,4 @@
-"""`evenpace lab experiment forecast`: forecasts of made noise curves, of the real ones, and bad folders."""
+"""`evenpace lab experiment forecast`: forecasts of made noise curves, and of the real ones."""
 
 import json
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from lab.experiments.forecasts import ForecastConfig, errors, held, read_noise
+from lab.experiments.forecasts import ForecastConfig, errors
 from predictors.batch_sizes import FORECASTERS, forecast
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
@@ -50,46 +50,6 @@ def test_growth_is_forecast_better_than_by_the_last_value(shown):
         assert all(one["errors"][name]["mean"] < 0.8 * last["mean"] for name in FORECASTERS if name != "last")
 
 
-def test_forecasts_are_made_where_their_truth_is_known(shown):
-    """Of 14 epochs, 4, 7, 10 and 13 are known at each third; three epochs ahead is one less."""
-    (model,) = shown[1]["models"]
-
-    assert [(one["epochs"], one["forecasts"]) for one in model["horizons"]] == [(1, 2 * 4), (3, 2 * 3)]
-
-
-def test_tables_and_plot_show_all_forecasters(shown):
-    """There is a table for each horizon, with the time of a forecast, and a plot."""
-    output, figures, plot = shown
-
-    assert all(name in output for name in (*FORECASTERS, "1 epoch ahead", "3 epochs ahead", "growing"))
-    assert "short" not in output
-    assert 0 < figures["seconds"]["gaussian-process"] < 5
-    assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_noise_scale_is_in_samples(tmp_path):
-    """The variance is that of the smallest batch, for every training of the model."""
-    write(tmp_path, "model", 100, [(0, 700.0)], 20)
-    write(tmp_path, "model", 20, [(0, 500.0)], 20)
-
-    assert [scales.tolist() for scales in read_noise(tmp_path)["model"]] == [
-        [pytest.approx(500)],
-        [pytest.approx(700)],
-    ]
-
-
-def test_an_epoch_without_noise_is_no_truth_and_keeps_the_last_value(tmp_path):
-    """Such an epoch is not forecast; for those after it, the scale before it counts."""
-    write(tmp_path, "model", 20, enumerate([100.0, 100.0, 100.0, 100.0, 0, 200.0]), 20)
-    (scales,) = read_noise(tmp_path)["model"]
-    (horizon,) = errors([scales], ForecastConfig(tmp_path, (1,), 1), {name: [] for name in FORECASTERS})
-
-    assert held(scales).tolist() == pytest.approx([100] * 5 + [200])
-    assert np.isnan(held(np.array([np.nan, 3.0]))).tolist() == [True, False]
-    assert horizon["forecasts"] == 1
-    assert horizon["errors"]["last"]["mean"] == pytest.approx(0.5)
-
-
 def test_forecasts_do_not_see_what_they_forecast(tmp_path):
     """The error is that of a forecast from the epochs before."""
     scales = np.array([100.0, 130.0, 150.0, 190.0, 230.0, 900.0])
@@ -98,26 +58,6 @@ def test_forecasts_do_not_see_what_they_forecast(tmp_path):
     assert horizon["forecasts"] == 1
     for name, its in horizon["errors"].items():
         assert its["mean"] == pytest.approx(1 - forecast(scales[:4], 2, name)[1] / 900)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("validation-x.csv", HEADER, "there is no MODEL/validation-M.csv"),
-        ("validation-8.csv", HEADER + "1,1,1,1,1\n", "no training has the 5 epochs"),
-        ("validation-8.csv", "progress,grad_sqr\n", "no column 'grad_var'"),
-        ("validation-8.csv", HEADER + "1,1,1,-2,1\n", "line 2: grad_sqr '-2': must be a number, at least 0"),
-    ],
-)
-def test_bad_folders_are_refused(name, text, message, tmp_path):
-    """The error names the folder or the line, and what is wanted."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / name).write_text(text)
-    result = experiment(tmp_path)
-
-    assert result.exit_code == 1
-    assert message in result.output
 
 
 @pytest.mark.release

@@ -8,7 +8,6 @@ import torch
 
 from lab.experiments.mapping import MappedTraining, MappingConfig
 from lab.experiments.mappings import MAPPINGS, VIRTUALFLOW
-from lab.experiments.scheme_run import RunTooShortError
 from tests import ROOT
 from tests.evenpace.commands import invoke
 
@@ -149,11 +148,3 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path, monkeypatch):
     assert (begun, "has been run" in other.output) == (["1"], False)
     asked = experiment("--again", until="1")
     assert (begun, "has been run" in asked.output) == (["1"], False)
-
-
-@pytest.mark.release
-def test_an_event_that_did_not_come_about_is_an_error(tmp_path):
-    """A training that ends before all events shows nothing of them."""
-    config = MappingConfig(out=tmp_path, iterations=1, batch_size=24, samples=60, test_samples=60)
-    with pytest.raises(RunTooShortError, match="ended before worker-1 joins: give more iterations than 1"):
-        MappedTraining("digits", config).run(MAPPINGS["joins"], tmp_path)

@@ -1,14 +1,10 @@
 """`evenpace lab experiment noise`: estimates from drawn gradients, small, against their known truth."""
 
 import json
-import math
 
-import numpy as np
 import pytest
 
-from idl.gradient_norms import GradientNorms
-from lab.experiments.noise import AVERAGE, OURS, WEIGHTED, local_estimates, theorem_weights
-from lab.experiments.noise_training import draw
+from lab.experiments.noise import AVERAGE, OURS, WEIGHTED
 from tests.evenpace.commands import invoke
 
 
@@ -44,48 +40,6 @@ def test_the_analysis_of_variance_has_the_smallest_deviation(shown):
     assert ours["sqr"]["deviation"] < weighted["sqr"]["deviation"] < average["sqr"]["deviation"]
 
 
-def test_the_covariance_is_the_same_for_every_contribution(shown):
-    """It is 4GᵀΣG/B, whatever the contribution's samples, and not Lemma B.5's.
-
-    The smallest contribution's norms vary most: its covariance has a deviation of 6% in 4,000 draws.
-    """
-    _, figures = shown
-
-    assert [row["samples"] for row in figures["covariance"]] == [8, 16, 32, 200]
-    for row in figures["covariance"]:
-        assert row["expected"] == pytest.approx(4 * 9 * 0.25 / 256)
-        assert row["measured"] == pytest.approx(row["expected"], rel=0.25)
-    assert figures["covariance"][-1]["lemma"] > 10 * figures["covariance"][-1]["measured"]
-
-
-def test_the_cosine_of_halves_follows_from_the_noise_scale(shown):
-    """Measured cosines of two halves are 1/(1 + 2φ/B), but for terms of higher order in 1/d."""
-    _, figures = shown
-
-    assert [row["batch"] for row in figures["similarity"]] == [16, 64, 256]
-    for row in figures["similarity"]:
-        assert row["measured"] == pytest.approx(row["expected"], abs=0.01)
-
-
-def test_tables_show_estimators_and_truth(shown):
-    """Each estimator has a line, whole, and the truth stands above the columns."""
-    output, _ = shown
-
-    assert all(name in output for name in (OURS, AVERAGE, WEIGHTED, "var, 7.5", "sqr, 9", "Lemma B.5"))
-
-
-def test_two_equal_contributions_leave_no_choice():
-    """With two equal contributions all three estimators are the same."""
-    counts, norms, squared = np.array([16, 16]), np.array([[3.0, 5.0]]), np.array([2.5])
-    var, sqr = local_estimates(counts, norms, squared)
-    var_weights, sqr_weights = theorem_weights(counts)
-    ours = GradientNorms.of([(16, 3.0), (16, 5.0)], 2.5)
-
-    assert var_weights == pytest.approx([0.5, 0.5])
-    assert sqr_weights == pytest.approx([0.5, 0.5])
-    assert (var.mean(), sqr.mean()) == pytest.approx((ours.var, ours.sqr))
-
-
 @pytest.fixture(scope="module")
 def training(tmp_path_factory):
     """What the command prints of a training on digits with three workers, its figures, and its plot."""
@@ -107,27 +61,6 @@ def test_a_training_is_looked_at_again_and_again(training):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_interval_without_an_end_is_drawn_to_the_top():
-    """The band of two standard errors ends where the axis does, and scales are in samples on a log axis."""
-    looks = [
-        {
-            "iteration": iteration,
-            "truth": {"scale": 100.0 * iteration},
-            "followed": {"scale": followed, "least": 50.0, "most": most},
-        }
-        for iteration, followed, most in ((1, 90.0, 400.0), (2, 180.0, math.inf), (3, math.inf, math.inf))
-    ]
-    (axes,) = draw(looks).axes
-    (band,) = axes.collections
-    line, points = axes.lines
-
-    ends = {x: y for x, y in band.get_paths()[0].vertices if y > 50}
-    assert ends == {1: 400, 2: axes.get_ylim()[1], 3: axes.get_ylim()[1]}
-    assert list(points.get_ydata()) == [100, 200, 300]
-    assert list(line.get_ydata()) == pytest.approx([90, 180, math.nan], nan_ok=True)
-    assert (axes.get_yscale(), axes.get_ylabel()) == ("log", "noise scale (samples)")
-
-
 def test_estimates_of_a_networks_gradients_are_those_of_its_single_samples(training):
     """The mean of a hundred batches is that of 400 samples' gradients, whose error is some 7%."""
     for look in training[1]["training"]["looks"]:
@@ -140,13 +73,6 @@ def test_the_noise_is_followed_while_the_network_learns(training):
     for look in training[1]["training"]["looks"]:
         assert 0.5 < look["followed"]["scale"] / look["truth"]["scale"] < 2
         assert look["followed"]["least"] < look["followed"]["scale"] < look["followed"]["most"]
-
-
-def test_the_similarity_of_halves_follows_from_the_scale(training):
-    """The mean cosine of a hundred batches' halves is 1/(1 + 2φ/B), as for drawn gradients."""
-    for look in training[1]["training"]["looks"]:
-        (row,) = look["similarity"]
-        assert row["measured"] == pytest.approx(row["expected"], abs=0.08)
 
 
 def normalised(folder, batches):

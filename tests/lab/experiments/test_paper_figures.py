@@ -1,12 +1,5 @@
-"""All figures of the paper in one page: what was run is used again, what cannot be run is told."""
+"""All figures of the paper in one page; what cannot be measured is told."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-
-import psutil
 import pytest
 
 from lab.experiments import paper
@@ -14,7 +7,6 @@ from lab.experiments.paper_claims import FIGURES
 from lab.experiments.paper_page import ExperimentOutcome, write
 from tests.evenpace.commands import invoke
 from tests.evenpace.reports.pages import Page
-from tests.services import has_ended
 
 SIZES = "--workers 4 --iterations 40 --predictor ema --first-fit 20 --refit-every 20"
 
@@ -109,48 +101,3 @@ def test_what_cannot_be_measured_is_told(tmp_path):
     page = Page(write(outcomes, tmp_path, "small").read_text())
     assert "Not measured: this needs root" in page.text
     assert page.tags.count("figure") == 1
-
-
-@pytest.mark.release
-def test_what_was_run_is_not_run_again(tmp_path):
-    """The second run draws from the first one's figures; with other options, or when asked, it runs anew."""
-    arguments = ("--only", "fig11", "--set", f"fig11:{SIZES}")
-    first = paper_page(tmp_path, *arguments)
-    assert first.exit_code == 0, first.output
-    figures = tmp_path / "fig11" / "figures.json"
-    (size,) = json.loads(figures.read_text())["sizes"]
-    assert f"{size['share']:.2%}" in Page((tmp_path / "index.html").read_text()).text
-    before = figures.read_bytes()
-    second = paper_page(tmp_path, *arguments)
-    assert second.exit_code == 0, second.output
-    assert "fig11: has been run" in second.output
-    assert figures.read_bytes() == before
-    third = paper_page(tmp_path, *arguments, "--again")
-    assert third.exit_code == 0, third.output
-    assert figures.read_bytes() != before
-
-
-@pytest.mark.release
-def test_stopping_it_leaves_a_page_and_no_process(tmp_path, wait_until):
-    """SIGINT in the middle of an experiment: what was complete is drawn, and all processes have ended."""
-    arguments = ("--only", "fig11,fig6", "--set", f"fig11:{SIZES}", "--set", "fig6:--shares 0.4,0.2")
-    command = [sys.executable, "-m", "evenpace", "lab", "experiment", "paper", "--out", str(tmp_path)]
-    command += arguments
-    with (tmp_path / "log").open("wb") as log:
-        popen = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
-        wait_until(lambda: list((tmp_path / "fig6").rglob("*.log")), "the start of the second experiment")
-        process = psutil.Process(popen.pid)
-        started = wait_until(lambda: process.children(recursive=True), "the experiment's processes")
-        popen.send_signal(signal.SIGINT)
-        assert popen.wait(timeout=240) == 130, (tmp_path / "log").read_text()
-        wait_until(lambda: all(map(has_ended, started)), "the end of the experiment's processes")
-    finally:
-        if popen.poll() is None:
-            os.killpg(popen.pid, signal.SIGKILL)
-            popen.wait()
-    assert "Stopped; what is complete is in" in (tmp_path / "log").read_text()
-    page = Page((tmp_path / "index.html").read_text())
-    assert page.tags.count("figure") == 1
-    assert "has not been run to its end" in page.text
-    assert not (tmp_path / "fig6" / "settings.json").exists()

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.experiments.contention_schedule import (
-    Disturbance,
     Schedule,
     Task,
     random_schedule,
@@ -69,21 +68,6 @@ def test_random_phases_keep_their_bounds(seed, shortest, more, iterations):
     assert not tasks or tasks[-1].start < iterations
 
 
-def test_the_same_seed_gives_each_worker_the_same():
-    """A worker's disturbance does not depend on who else is disturbed."""
-    together, alone = random_schedule([0, 1, 2], 300, 7), random_schedule([1], 300, 7)
-
-    assert [task for task in together.tasks if task.worker == 1] == list(alone.tasks)
-    assert random_schedule([1], 300, 8).tasks != alone.tasks
-
-
-def test_who_is_not_there_is_not_disturbed():
-    """The schedule of the first two workers has no task of the third."""
-    tasks = (Task(0, 0, 1), Task(1, 0, 1), Task(2, 0, 1))
-
-    assert Schedule(tasks, "seconds", "made up").of_first(2).tasks == tasks[:2]
-
-
 def test_a_trace_becomes_tasks_of_the_same_demand(tmp_path):
     """Steps of about the same demand are one task, idle steps have none but for their memory."""
     path = write_usage(tmp_path / "usage.csv.gz", [50, 52, 90], [0, 30, 30])
@@ -96,34 +80,3 @@ def test_a_trace_becomes_tasks_of_the_same_demand(tmp_path):
         (0, 20, 30, 0.9),
     ]
     assert all(t.memory == pytest.approx(0.2) for t in tasks)
-
-
-def test_machines_are_drawn_by_the_seed(tmp_path):
-    """The same seed draws the same machines, each at most once; too few machines are refused."""
-    path = write_usage(tmp_path / "usage.csv.gz", *([10 * i, 5] for i in range(1, 9)))
-    first, again = (trace_schedule(path, 4, 10, seed=3) for _ in range(2))
-
-    assert first == again
-    assert len({task.cpu for task in first.tasks if task.start == 0}) == 4
-    with pytest.raises(ValueError, match="8 machines, but 9 workers"):
-        trace_schedule(path, 9, 10, seed=3)
-    with pytest.raises(ValueError, match="there is no machine 'x'"):
-        trace_schedule(path, 1, 10, seed=3, machines=["x"])
-    with pytest.raises(ValueError, match="one for each of 2 workers"):
-        trace_schedule(path, 2, 10, seed=3, machines=["1"])
-
-
-def test_a_disturbance_makes_the_schedule_that_it_names(tmp_path):
-    """From a file, from machines' usage, or at random, of the workers that are named."""
-    usage = write_usage(tmp_path / "usage.csv.gz", [50, 52, 90], [0, 30, 30])
-    path = tmp_path / "schedule.csv"
-    write_schedule(Schedule((Task(1, 0, 5),), "seconds", "made up"), path)
-
-    assert Disturbance(file=path, unit="seconds").schedule(2, 100, 7) == read_schedule(path, "seconds")
-    used = Disturbance(usage=usage, step_seconds=10, machines=("1", "0")).schedule(2, 100, 7)
-    assert used == trace_schedule(usage, 2, 10, 7, ["1", "0"])
-    assert Disturbance(usage=usage).schedule(2, 100, 7) == trace_schedule(usage, 2, 5, 7)
-    assert Disturbance(phases=(3, 9)).schedule(2, 100, 7) == random_schedule(range(2), 100, 7, 3, 9)
-    assert Disturbance(contended=(1,)).schedule(2, 100, 7) == random_schedule([1], 100, 7)
-    with pytest.raises(ValueError, match="a task for worker 1, but there are 1 workers"):
-        Disturbance(file=path).schedule(1, 100, 7)

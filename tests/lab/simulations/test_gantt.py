@@ -47,13 +47,6 @@ def test_a_job_keeps_its_devices_when_it_grows():
     assert placed == {("a", 0): (0, 1), ("b", 0): (2,), ("b", 60): (0, 2)}
 
 
-def test_a_job_returns_to_its_devices():
-    """After a time without devices it has those of before, as far as they are free."""
-    placed = lanes(life("a", 60, (0, 2)), life("b", 180, (0, 2), (60, 0), (120, 2)))
-
-    assert placed["b", 120] == placed["b", 0] == (2, 3)
-
-
 def test_batches_of_a_time_begin_with_the_one_before():
     """A change at the start counts as the first, and one at the end not at all."""
     one = life("a", 100, (0, 1))

@@ -1,6 +1,5 @@
 """Simulations of published workloads, against the published results."""
 
-import csv
 import statistics
 from dataclasses import replace
 
@@ -121,49 +120,3 @@ def test_sia_is_near_the_published_mean(mixed_applications):
     """Another solver finds other optima, and another fit other step times; the mean varies by percents."""
     published = published_mean(PHILLY / "workload-3.csv", "sia", conditions("sia", MIXED_CLUSTER))
     assert mixed_mean(3, "sia", mixed_applications) == pytest.approx(published, rel=0.03)
-
-
-def write_published(folder, **columns):
-    """Write published figures beside workloads' folders."""
-    with (folder / "pollux-published.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, ["load", "policy", *columns])
-        writer.writeheader()
-        writer.writerow({"load": "1.0", "policy": "tiresias", **columns})
-        writer.writerow({"load": "1.5", "policy": "tiresias", **dict.fromkeys(columns, 7.5)})
-
-
-@pytest.mark.parametrize(
-    ("workload", "policy", "other", "mean"),
-    [
-        # The folder's name has the load, 1 where it has none, and the file's the column.
-        ("pollux-workloads/workload-1.csv", "tiresias", {}, 2.5),
-        ("pollux-workloads/workload-2.csv", "tiresias", {}, 3.5),
-        ("pollux-workloads-1.5/workload-1.csv", "tiresias", {}, 7.5),
-        # Workloads, loads and policies without a figure have none.
-        ("pollux-workloads/workload-3.csv", "tiresias", {}, None),
-        ("pollux-workloads/workload-1.csv", "optimus", {}, None),
-        ("pollux-workloads-2.0/workload-1.csv", "tiresias", {}, None),
-        ("pollux-workloads-realistic/workload-1.csv", "tiresias", {}, None),
-        ("own/workload-1.csv", "tiresias", {}, None),
-        ("pollux-workloads/own.csv", "tiresias", {}, None),
-        # The figures need not lie beside a workload.
-        ("elsewhere/pollux-workloads/workload-1.csv", "tiresias", {}, None),
-        # They hold for the published cluster, rules and clock.
-        ("pollux-workloads/workload-1.csv", "tiresias", {"cluster": "gpu=8x4"}, None),
-        ("pollux-workloads/workload-1.csv", "tiresias", {"rules": "mixed"}, None),
-        ("pollux-workloads/workload-1.csv", "tiresias", {"interval": 30}, None),
-        ("pollux-workloads/workload-1.csv", "tiresias", {"restart_cost": 2}, None),
-        # On the mixed cluster, the folder's name has the arrivals, and the file's their number.
-        ("heterogeneous-workloads-philly/workload-2.csv", "sia", MIXED_CLUSTER, 2.5),
-        ("heterogeneous-workloads-philly/workload-2.csv", "gavel", MIXED_CLUSTER, None),
-        ("heterogeneous-workloads-philly/workload-1.csv", "sia", MIXED_CLUSTER, None),
-        ("heterogeneous-workloads-saturn/workload-2.csv", "sia", MIXED_CLUSTER, None),
-        ("pollux-workloads/workload-2.csv", "sia", MIXED_CLUSTER, None),
-    ],
-)
-def test_a_published_mean_is_found_by_workload_policy_and_settings(tmp_path, workload, policy, other, mean):
-    """Where there is one, and else nothing is."""
-    write_published(tmp_path, workload_1=2.5, workload_2=3.5)
-    rows = "policy,workload,mean_completion_s\nsia,philly-2,2.5\n"
-    (tmp_path / "heterogeneous-published.csv").write_text(rows)
-    assert published_mean(tmp_path / workload, policy, conditions(policy) | other) == mean

@@ -81,140 +81,12 @@ def test_the_life_of_each_job_is_kept(data):
     assert second["placements"] == [[180, [["gpu-0", 1], ["gpu-1", 1]]]]
 
 
-def test_a_workload_may_have_priorities(data):
-    """Of two jobs that wait for the same devices the one of larger priority starts first."""
-    rows = ["a,10,made,2,8", "b,20,made,2,8", "c,30,made,2,8"]
-    for name, column in (("plain", ["", "", "", ""]), ("ranked", [",priority", ",1", ",1", ",2.5"])):
-        lines = [line + value for line, value in zip([HEADER.strip(), *rows], column, strict=True)]
-        (data / "workloads" / "w.csv").write_text("\n".join(lines) + "\n")
-        shown = simulate(data, "--interval", 70, policies=("priority",))
-        assert shown.exit_code == 0, shown.output
-        (lives,) = (result["lives"] for result in results(data))
-        order = sorted(lives, key=lambda life: life["started"])
-        assert [life["name"] for life in order] == (list("abc") if name == "plain" else list("cab"))
-        (data / "out.json").unlink()
-
-
-def test_weighted_fair_sharing_resizes_jobs(data):
-    """The second job starts beside the first, which loses a device to it, and has both in the end."""
-    (data / "workloads" / "w.csv").write_text(HEADER + "a,10,made,2,4\nb,25,made,2,4\n")
-    simulate(data, "--interval", 20, "--restart-cost", 1, policies=("weighted_fair_sharing",))
-    (result,) = results(data)
-    numbers = [
-        [sum(count for _, count in placement) for _, placement in life["placements"]]
-        for life in result["lives"]
-    ]
-
-    assert numbers == [[2, 1], [1, 2]]
-
-
-def test_figures_are_shown_by_policy_and_workload(data):
-    """The workload's table has the mean that the file has, for each policy."""
-    shown = simulate(data, policies=("tiresias", "optimus", "pollux"))
-    assert "workloads/w" in shown.output
-
-    assert sorted(result["policy"] for result in results(data)) == ["optimus", "pollux", "tiresias"]
-    for result in results(data):
-        (line,) = [line for line in shown.output.splitlines() if line.split()[:1] == [result["policy"]]]
-        assert f"{result['figures']['mean_completion_s']:.1f}" in line
-
-
-@pytest.mark.ci
-def test_several_workloads_have_a_mean(data):
-    """A folder stands for its files; below their tables is the one of the means over them."""
-    (data / "workloads" / "v.csv").write_text(ARRIVALS.replace("70", "65"))
-    shown = simulate(data, "--jobs", 2)
-    means = [result["figures"]["mean_completion_s"] for result in results(data)]
-
-    assert len(means) == 2
-    assert f"{sum(means) / 2:.1f}" in shown.output.partition("mean of 2 workloads")[2]
-
-
-@pytest.mark.ci
-def test_tables_fit_into_80_columns(data):
-    """Nothing is cut or wrapped, also with a long name of the workload and long figures."""
-    long = data / "a-folder-with-the-name-of-a-trace-of-jobs-1.5"
-    (data / "workloads").rename(long)
-    (long / "w.csv").write_text(HEADER + "a,9999000,made,1,4\n")
-    shown = simulate(data, workload=long.name, policies=("tiresias", "pollux"), columns=80)
-
-    assert f"{long.name}/w" in shown.output
-    assert "…" not in shown.output
-    for result in results(data):
-        (line,) = [line for line in shown.output.splitlines() if line.split()[:1] == [result["policy"]]]
-        assert {f"{result['figures']['makespan_s']}", f"{result['figures']['restarts']}"} <= set(line.split())
-
-
 def test_a_simulation_is_not_run_again(data):
     """A result of the same files and settings is taken as it stands in the file."""
     simulate(data)
     spoil(data)
 
     assert "123456.0" in simulate(data).output
-
-
-def test_results_of_an_earlier_version_are_made_again(data):
-    """Without fair shares and figures of them, results stay until their simulation is run."""
-    simulate(data, policies=("tiresias", "optimus"))
-    complete = results(data)
-    older = json.loads(json.dumps(complete))
-    for result in older:
-        for life in result["lives"]:
-            del life["fair_share"]
-        del result["figures"]["worst_rho"]
-    (data / "out.json").write_text(json.dumps({"simulations": older}))
-    shown = simulate(data)
-
-    assert shown.exit_code == 0, shown.output
-    assert results(data) == [older[0], complete[1]]
-
-
-def test_fairness_and_utilisation_are_kept(data):
-    """The first has the two devices as if alone; the second waits for it, and shares them for a time."""
-    simulate(data)
-    (result,) = results(data)
-    first, second = (life["fair_share"] for life in result["lives"])
-    both = result["lives"][0]["ended"] - 70
-    age = result["lives"][1]["ended"] - 70
-
-    assert first["contention"] == (122 + both) / 122
-    assert second["contention"] == (age + both) / age
-    assert (first["devices"], first["completion"], first["rho"]) == (2, 122, 1.0)
-    assert second["rho"] == age / second["completion"]
-    assert result["figures"]["worst_rho"] == second["rho"]
-    assert result["figures"]["mean_queue"] == (50 + 110) / result["figures"]["makespan_s"]
-    assert result["figures"]["utilisation"] == pytest.approx(
-        3600 * result["figures"]["device_hours"] / (2 * result["figures"]["makespan_s"])
-    )
-
-
-@pytest.mark.ci
-def test_a_page_shows_results_of_an_earlier_run(data):
-    """It is the same to the byte with lives from the file and with those just simulated."""
-    policies = ("tiresias", "pollux")
-    simulate(data, "--page", data / "pages" / "first.html", policies=policies)
-    spoilt = (data / "out.json").read_bytes()
-    simulate(data, "--page", data / "pages" / "again.html", policies=policies)
-    first, again = ((data / "pages" / name).read_text() for name in ("first.html", "again.html"))
-
-    assert (data / "out.json").read_bytes() == spoilt
-    assert first == again
-    assert all(name in first for name in ("workloads/w", "pollux", "tiresias", "a: 1 device on 1 node"))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [("--interference", 0.25), ("--failures", 0.5), ("--share-nodes",), ("--capacity", "nodes.csv")],
-    ids=lambda options: options[0],
-)
-def test_a_simulation_with_other_settings_is_not_run_again(data, options):
-    """Settings are told from each other whether they are numbers, switches or files."""
-    (data / "nodes.csv").write_text("time_s,nodes\n0,2\n")
-    options = [data / option if option == "nodes.csv" else option for option in options]
-    simulate(data, *options)
-    spoil(data)
-
-    assert "123456.0" in simulate(data, *options).output
 
 
 @pytest.mark.parametrize("name", [setting.name for setting in fields(SimulationConfig)] + ["later"])
@@ -255,23 +127,6 @@ def test_a_run_adds_what_is_missing(data):
     assert [result["policy"] for result in results(data)] == ["optimus", "tiresias"]
 
 
-@pytest.mark.parametrize("other", ["arrivals", "measurements", "nodes"])
-def test_a_simulation_of_something_else_is_run(data, other):
-    """Other files or settings than those of a result are another simulation; the file keeps both."""
-    simulate(data)
-    spoil(data)
-    if other == "arrivals":
-        (data / "workloads" / "w.csv").write_text(ARRIVALS.replace("b,70", "b,75"))
-    elif other == "measurements":
-        shutil.rmtree(data / "traces")
-        write_traces(data / "traces", (4, 8, 16))
-    shown = simulate(data, *(["--cluster", "gpu=3x1"] if other == "nodes" else []))
-
-    assert shown.exit_code == 0, shown.output
-    assert "123456.0" not in shown.output
-    assert len(results(data)) == 2
-
-
 @pytest.mark.ci
 def test_results_repeat(data):
     """The file is the same to the byte, however many simulations run at once."""
@@ -284,16 +139,6 @@ def test_results_repeat(data):
     assert (data / "out.json").read_bytes() == first
 
 
-def test_without_a_file_the_table_is_all(data):
-    """Nothing is written that was not asked for."""
-    before = sorted(data.rglob("*"))
-    arguments = ["--workload", data / "workloads", "--traces", data / "traces", "--policy", "tiresias"]
-    shown = invoke("lab", "simulate", *arguments)
-
-    assert shown.exit_code == 0, shown.output
-    assert sorted(data.rglob("*")) == before
-
-
 PLACEMENTS = f"placement,local_bsz,{SECONDS}"
 EPOCHS = "progress,iteration,grad_sqr,grad_var\n"
 CAPACITY = ("--capacity", "nodes.csv")
@@ -302,7 +147,6 @@ CAPACITY = ("--capacity", "nodes.csv")
 @pytest.mark.parametrize(
     ("path", "text", "options", "said"),
     [
-        ("workloads/w.csv", HEADER, (), "w.csv: there is no row"),
         (
             "workloads/w.csv",
             HEADER + "a,1,huge,1,4\n",
@@ -310,15 +154,10 @@ CAPACITY = ("--capacity", "nodes.csv")
             "w.csv: job 'a' trains 'huge'; the applications are made",
         ),
         ("workloads/w.csv", None, (), "there is no CSV file in this folder"),
-        ("workloads", None, (), "workloads: there is no such file or folder"),
         ("traces/made", None, (), "there is no MODEL with placements.csv, scalability.csv, validation-M.csv"),
-        ("traces/made/validation-*.csv", None, (), "there is no validation-M.csv"),
         ("traces/made/placements.csv", PLACEMENTS + "1a,2,1.0,0.1\n", (), "placement '1a': must be a digit"),
-        ("traces/made/placements.csv", PLACEMENTS, (), "placements.csv: there is no row"),
         ("traces/made/placements.csv", PLACEMENTS + "1,2,1.0,1.1\n", (), "sync_time '1.1': must be"),
         ("traces/made/validation-4.csv", EPOCHS + "10,10,0,0\n", (), "neither gradient nor noise"),
-        ("traces/made/validation-4.csv", EPOCHS, (), "validation-4.csv: there is no row"),
-        ("nodes.csv", "time_s,nodes\n0,0\n", CAPACITY, "nodes.csv: no node is ever there"),
         (
             "nodes.csv",
             "time_s,nodes\n0,2\n",
@@ -357,20 +196,6 @@ def test_nodes_come_and_go_as_a_file_says(data):
     assert lost["mean_completion_s"] > always["mean_completion_s"]
 
 
-@pytest.mark.ci
-def test_a_page_tells_of_lost_nodes(data):
-    """It names the setting, and counts the losses; without any there is no such row."""
-    (data / "nodes.csv").write_text("time_s,nodes\n0,2\n100,0\n900,1\n90000,2\n")
-    for name, options in (("lost.html", ["--capacity", data / "nodes.csv"]), ("kept.html", [])):
-        shown = simulate(data, *options, "--page", data / name)
-        assert shown.exit_code == 0, shown.output
-    lost, kept = ((data / name).read_text() for name in ("lost.html", "kept.html"))
-
-    for told in ("; capacity ", "devices lost with a node"):
-        assert told in lost
-        assert told not in kept
-
-
 @pytest.fixture
 def mixed(data):
     """Measurements on two kinds of devices, their trainings in another folder, and one workload."""
@@ -400,24 +225,13 @@ def test_clusters_of_several_kinds_are_simulated(mixed):
     assert all(life["ended"] for life in sia["lives"])
 
 
-def test_a_restart_cost_is_for_all_models(mixed):
-    """Without a cost, jobs end sooner."""
-    simulate_mixed(mixed, "--restart-cost", 0, policies=("sia",))
-    simulate_mixed(mixed, policies=("sia",))
-    free, costly = (result["figures"]["mean_completion_s"] for result in results(mixed))
-
-    assert free < costly
-
-
 @pytest.mark.parametrize(
     ("cluster", "policy", "message"),
     [
         ("slow=1x2,huge=1x2", "sia", "model 'made': there is no placements-huge.csv in "),
-        ("gpu=1x2,huge=1x2", "sia", "model 'made': there is no placements-huge.csv in "),
         ("slow=1x2,fast=1x2", "pollux", "policy 'pollux' takes all devices to be alike; for several kinds"),
         ("slow=1x2,slow=2x2", "sia", "a kind comes twice"),
         ("slow=1x0", "sia", "cluster 'slow=1x0': give KIND=NODESxDEVICES for each kind"),
-        ("slow", "sia", "cluster 'slow': give KIND=NODESxDEVICES for each kind"),
     ],
 )
 def test_a_cluster_that_cannot_be_simulated_is_refused(mixed, cluster, policy, message):
@@ -427,9 +241,3 @@ def test_a_cluster_that_cannot_be_simulated_is_refused(mixed, cluster, policy, m
     assert shown.exit_code != 0
     assert message in shown.output
     assert not (mixed / "out.json").exists()
-
-
-def test_a_model_that_no_job_trains_need_not_be_measured_on_all_kinds(mixed):
-    """It is left out, as if it were not there."""
-    write_traces(mixed / "traces", model="other", suffix="-slow")
-    assert simulate_mixed(mixed, policies=("gavel",)).exit_code == 0

@@ -48,34 +48,6 @@ def test_a_limit_of_memory_replaces_the_measured_one():
     assert tiny_application(JobLimits(most_local={"gpu": 3})).batches["gpu"] == Limits(4, 16, 2, 3)
 
 
-def by_placement():
-    """The model with the memory of placements: two on one node take 4 samples at once, others more."""
-    times = tiny_step_times()
-    two = np.array([2.0, 4.0]), times.placements[2,][1]
-    three = np.array([2.0, 6.0]), times.placements[1, 2][1]
-    measured = StepTimes({**times.placements, (2,): two, (1, 2): three}, times.scalability)
-    ones = np.ones(1)
-    trainings = {size: Epochs(ones, ones, ones, ones) for size in (4, 32)}
-    return Application("made", {"gpu": measured}, trainings, JobLimits(memory_by_placement=True))
-
-
-@pytest.mark.parametrize(("shape", "most"), [((1,), 8), ((2,), 4), ((2, 1), 6), ((2, 2), 8), ((9, 9), 8)])
-def test_memory_may_count_by_placement(shape, most):
-    """A placement has what was measured on it, or else on wider ones, or else on any."""
-    assert by_placement().batches_at("gpu", shape) == Limits(4, 32, 2, most)
-
-
-def test_memory_counts_for_all_placements_together_by_default():
-    """The largest local batch of any placement is that of all."""
-    assert tiny_application().batches_at("gpu", (2,)) == Limits(4, 16, 2, 8)
-
-
-@pytest.mark.parametrize(("replicas", "local", "found"), [(2, 9, 8), (3, 9, 6), (5, 9, 6), (5, 5, 5)])
-def test_a_local_batch_is_lessened_to_what_was_measured_with_as_many_replicas(replicas, local, found):
-    """Where nothing was, the largest whole batch alone is a limit: five replicas of six make 30 of 32."""
-    assert by_placement().fitting("gpu", replicas, local, 0) == found
-
-
 @pytest.mark.parametrize(
     ("of", "expected"),
     [

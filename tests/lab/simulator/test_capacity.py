@@ -57,14 +57,6 @@ def test_the_lost_are_those_that_are_gone_at_some_second(events, begin, length):
     assert capacity.lost(begin, begin + length) == expected
 
 
-def test_numbers_of_nodes_stand_for_the_first_ones():
-    """More than there are count as all, and the numbers begin anew after the last time."""
-    capacity = Capacity.of_counts([(0.0, 1), (10.0, 9), (30.0, 2)], NAMES)
-
-    assert [capacity.at(time) for time in (0, 10, 29.5, 30)] == [{"a"}, set(NAMES), set(NAMES), {"a"}]
-    assert capacity.lost(10, 35) == {"b": 30.0, "c": 30.0}
-
-
 def test_failures_are_as_frequent_as_they_should_be():
     """A node runs for 10 hours in the mean and is away for one: 796 times in a year, within four errors."""
     hour = 3600.0

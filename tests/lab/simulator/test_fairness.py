@@ -48,15 +48,6 @@ def test_rho_is_against_a_cluster_of_the_fair_share():
     assert [share.rho(life) for share, life in zip(shares, lives, strict=True)] == [126 / 156, 246 / 126]
 
 
-def test_a_job_alone_is_treated_fairly():
-    """Its fair share is the cluster that it has."""
-    applications = {"tiny": tiny_application()}
-    lives = simulate([arrival()], applications, POLICIES["tiresias"](), CLUSTER, Rules())
-    (share,) = fair_shares(lives, [arrival()], applications, POLICIES["tiresias"](), CLUSTER, Rules())
-
-    assert (share.contention, share.devices, share.rho(lives[0])) == (1.0, 2, 1.0)
-
-
 @pytest.mark.parametrize(
     ("of", "alone", "seconds"),
     [
@@ -76,20 +67,6 @@ def test_a_job_alone_takes_as_long_as_on_its_share(of, alone, seconds):
     assert isolated(of, **alone) == seconds
 
 
-def test_an_isolated_job_trains_as_under_the_policy():
-    """The user's batch counts under Optimus; under Pollux the job chooses its own."""
-    small, large = arrival(batch=4), arrival(batch=16)
-
-    assert isolated(small, policy="optimus") != isolated(large, policy="optimus")
-    assert isolated(small, policy="pollux") == isolated(large, policy="pollux")
-
-
-def test_an_isolated_job_is_on_few_nodes():
-    """Two devices of one node are faster than one each of two."""
-    packed, spread = (isolated(arrival(batch=4), policy="optimus", cluster=its) for its in (PACKED, CLUSTER))
-    assert packed < spread
-
-
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=8))
 def test_presence_counts_jobs_in_each_second(times):
     """Over a job's life it is the sum of the numbers of jobs in its seconds."""
@@ -106,8 +83,3 @@ def test_each_job_is_present_in_its_own_life(times):
 
     for life, seconds in zip(lives, presence(lives), strict=True):
         assert 1 <= seconds / max(life.completion, 1) <= len(lives)
-
-
-def test_a_job_within_a_second_has_a_rho():
-    """Its completion time counts as one second."""
-    assert FairShare(1.0, 1, 0).rho(lived([(5, 5)])[0]) == 1.0

@@ -3,7 +3,7 @@
 from idl.noise import Noise
 from lab.simulator.applications import StepTime
 from lab.simulator.learning import Learner
-from lab.simulator.rules import JobLimits, Rules
+from lab.simulator.rules import Rules
 from lab.simulator.training import SimulatedJob
 from lab.simulator.workloads import Arrival
 from scheduler.goodput import Goodput
@@ -35,28 +35,6 @@ def test_goodput_is_that_of_all_that_was_seen():
     assert learner.most_replicas("gpu") == 3
 
 
-def test_nothing_is_fitted_again_before_something_new_is_seen():
-    """As long as step times and noise stay, the goodput is the same object."""
-    learner = Learner(tiny_application().batches, None)
-    assert learner.goodput("gpu") is None
-    learner.observe("gpu", 1, 1, 4, StepTime(2.0, 0.5), NOISE)
-    before = learner.goodput("gpu")
-    learner.observe("gpu", 1, 1, 4, StepTime(2.0, 0.5), NOISE)
-
-    assert learner.goodput("gpu") is before
-
-
-def test_new_noise_keeps_the_fitted_step_times():
-    """A goodput with other noise has the very model of step times that there was."""
-    learner = Learner(tiny_application().batches, None)
-    learner.observe("gpu", 1, 1, 4, StepTime(2.0, 0.5), NOISE)
-    before = learner.goodput("gpu")
-    learner.observe("gpu", 1, 1, 4, StepTime(2.0, 0.5), Noise(1.0, 100.0))
-
-    assert learner.goodput("gpu").throughput is before.throughput
-    assert learner.goodput("gpu").noise == Noise(1.0, 100.0)
-
-
 def test_a_job_starts_with_the_initial_batch_and_then_follows_its_goodput():
     """Before it has trained it knows nothing; afterwards it has the batch that its goodput says."""
     application, job = learning_job()
@@ -70,14 +48,6 @@ def test_a_job_starts_with_the_initial_batch_and_then_follows_its_goodput():
     assert total > 4
     assert job.life.batches == [(0, 4), (35, total)]
     assert job.seen(35, {"gpu": 2}).goodputs == {"gpu": expected}
-
-
-def test_a_job_that_knows_nothing_feeds_all_its_devices():
-    """Its first batch is large enough for the fewest samples on each device."""
-    _, job = learning_job()
-    job.place((("gpu-0", 2), ("gpu-1", 1)), 0, "gpu")
-
-    assert job.life.batches == [(0, 6)]
 
 
 def test_a_job_may_have_twice_the_devices_that_it_has_trained_on():
@@ -120,17 +90,6 @@ def test_all_that_was_measured_is_fitted():
     assert application.throughput("gpu") == fit(measured)
     assert measured[2, 2, 2] == tuple(times[0])
     assert measured[3, 6, 8] == tuple(times[1])
-
-
-def test_a_model_may_have_a_fixed_batch_and_a_limit_of_devices():
-    """Its jobs train with that batch whatever the goodput, and on no more devices."""
-    _, job = learning_job(JobLimits(batch=16, most_devices=1))
-    job.place(ONE, 0, "gpu")
-    job.advance(0, 60)
-
-    assert job.life.batches == [(0, 16)]
-    assert job.seen(60, {"gpu": 2}).most_devices == 1
-    assert job.seen(60, {"gpu": 2}).goodputs["gpu"].total == 16
 
 
 def test_step_times_are_learned_by_kind_and_noise_for_all():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.simulator.record import FIGURES, Life, Span, summary
+from lab.simulator.record import Life, summary
 
 ONE = (("gpu-0", 1),)
 TWO = (("gpu-0", 1), ("gpu-1", 1))
@@ -27,20 +27,10 @@ def short():
     return Life("short", "tiny", 150, started=150, ended=200, device_seconds=50, placements=[(150, ONE)])
 
 
-def test_spans_are_the_times_with_devices():
-    """A time without devices is none, and the last one ends with the job."""
-    assert moved().spans == [Span(120, 150, ONE), Span(160, 200, TWO)]
-
-
 def test_a_life_is_waiting_and_running():
     """A job waits before its start and whenever its devices are taken away."""
     life = moved()
     assert (life.waited, life.ran, life.completion) == (20 + 10, 30 + 40, 100)
-
-
-def test_figures_have_all_names():
-    """By the names a reader of results tells complete ones from those of earlier versions."""
-    assert summary([short()], [1.0], devices=4).keys() == FIGURES
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import pytest
 
 from lab.simulator.capacity import Capacity
-from lab.simulator.record import summary
 from lab.simulator.rules import RULES, Rules
 from lab.simulator.simulation import simulate
 from lab.simulator.workloads import Arrival
@@ -28,52 +27,12 @@ def arrival(name="a", submitted=0, devices=1, batch=4, application="tiny"):
     return Arrival(name, submitted, application, devices, batch)
 
 
-def test_a_job_starts_in_the_round_after_its_submission():
-    """Submitted at 60 s it is in the round of then, at 61 s in that of 120 s."""
-    assert [life.started for life in run(arrival("a", 60), arrival("b", 61))] == [60, 120]
-
-
 def test_devices_that_fall_free_wait_for_the_next_round():
     """The first job ends at 130 s, 30 s + 40 s after the round of 60 s; the second starts at 180 s."""
     first, second = run(arrival("a", devices=2, batch=16), arrival("b", devices=2, batch=16))
 
     assert first.ended == 60 + 30 + 18 + 18
     assert (second.started, second.ended) == (180, 180 + 30 + 18 + 18)
-
-
-def test_lives_are_in_the_order_of_submission():
-    """Arrivals may come in any order; the one submitted first has devices first."""
-    lives = run(arrival("late", 50, devices=2), arrival("early", 10, devices=2))
-
-    assert [life.name for life in lives] == ["early", "late"]
-    assert lives[0].started < lives[1].started
-
-
-def test_rules_set_the_clock():
-    """Rounds come with the interval, and pauses have the length that they are given."""
-    (life,) = run(arrival(), rules=Rules(interval=7, restart_cost=3))
-
-    assert (life.started, life.ended) == (7, 7 + 3 + 40)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_simulations_repeat(policy):
-    """The same arrivals under a new policy of the same kind have the same lives."""
-    arrivals = [arrival(f"job-{i}", 13 * i, devices=1 + i % 2, batch=8) for i in range(12)]
-
-    assert run(*arrivals, policy=policy) == run(*arrivals, policy=policy)
-
-
-def test_figures_are_over_all_jobs():
-    """Mean of completion, end of all, restarts and device time are of all lives."""
-    figures = summary(run(arrival("a"), arrival("b", 70, devices=2)), [1.0, 1.0], devices=2)
-    ends = [60 + 30 + 40, 180 + 30]  # the second, with 2 samples on each of two nodes, is worked out below
-    second = round(10 / (1 / 1.5)) * 2
-
-    assert figures["mean_completion_s"] == (ends[0] + ends[1] + second - 70) / 2
-    assert figures["makespan_s"] == ends[1] + second
-    assert figures["device_hours"] == (70 + 2 * (30 + second)) / 3600
-    assert (figures["jobs"], figures["restarts"]) == (2, 0)
 
 
 @pytest.mark.parametrize("policy", [name for name, its in POLICIES.items() if its.mixes])

@@ -27,12 +27,6 @@ def test_epochs_last_as_long_as_their_iterations_and_the_change():
     assert second.efficiency == pytest.approx(4 / 7)
 
 
-def test_the_same_nodes_cost_no_pause():
-    """Only a changed number of nodes does."""
-    _, second = train(tiny_application(), lambda epoch, before: PLAN[0], 1, 30)
-    assert second.seconds == pytest.approx(20)
-
-
 def test_a_choice_sees_the_epoch_before():
     """Before the first there is none."""
     seen = []
@@ -43,11 +37,6 @@ def test_a_choice_sees_the_epoch_before():
 
     trained = train(tiny_application(), choose, 1, 0)
     assert seen == [(0, None), (1, trained[0])]
-
-
-def test_accumulated_gradients_are_not_synchronised():
-    """Of the first gradient the synchronisation, 0.5 s of 2 s, is left out."""
-    assert step_seconds(tiny_application(), Configuration(1, 4, 1), 1) == pytest.approx(2 + 1.5)
 
 
 @pytest.mark.parametrize(

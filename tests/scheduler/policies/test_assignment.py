@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,17 +100,3 @@ def test_jobs_make_room_for_one_that_gains_more():
     assert len(third) == 1
     assert third[0][1] == 2
     assert first[0][0] == second[0][0]
-
-
-def test_no_job_spans_more_nodes_than_it_may():
-    """A job that could use all devices has those of two nodes."""
-    job = Costs(np.array([10.0, 9.0, 8.0]), np.array([10.0, np.inf, *range(7, 2, -1)]))
-    (parts,) = assign(SIZES, [job], 2)
-    assert sorted(parts) == [(0, 2), (1, 2)]
-
-
-@pytest.mark.parametrize(("sizes", "jobs"), [([], 2), ([2], 0), ([], 0)])
-def test_without_nodes_all_jobs_wait(sizes, jobs):
-    """Without jobs or nodes nothing is given."""
-    waiting = Costs(np.array([1.0]), np.array([1.0]))
-    assert assign(sizes, [waiting] * jobs, 16) == [()] * jobs

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.allocation import Allocation, devices
+from scheduler.allocation import Allocation
 from scheduler.nodes import Cluster
 from scheduler.policies.base import Round
 from scheduler.policies.gavel import Gavel, equal_split, max_min_shares, max_sum_shares
-from tests.scheduler.policies.rounds import asking, play
-
-TWO_KINDS = Cluster.of([("slow", 1, 2), ("fast", 1, 2)])
+from tests.scheduler.policies.rounds import asking
 
 
 def with_speeds(name, number, slow, fast):
@@ -89,19 +87,6 @@ def test_throughputs_are_by_weight():
     assert shares == pytest.approx(np.array([[0.75], [0.25]]), abs=1e-4)
 
 
-def test_like_jobs_have_like_shares():
-    """Three jobs with equal speeds share two devices by thirds, though any two of them could have these."""
-    shares = max_sum_shares(np.ones((3, 1)), np.ones(3, dtype=int), np.array([2]))
-    assert shares == pytest.approx(np.full((3, 1), 2 / 3), abs=1e-5)
-
-
-def test_a_job_is_on_the_kind_where_it_gains_the_most():
-    """Of two jobs the one that gains more by fast devices has these."""
-    its = [with_speeds("a", 2, slow=1.0, fast=2.0), with_speeds("b", 2, slow=1.0, fast=5.0)]
-    for _, allocation in play(Gavel(), TWO_KINDS, its, rounds=2):
-        assert (allocation["a"], allocation["b"]) == ((("slow-0", 2),), (("fast-0", 2),))
-
-
 def test_jobs_take_turns():
     """Of like jobs that do not fit together each runs about as often as the others."""
     its = [with_speeds(name, 2, slow=1.0, fast=0.5) for name in "abc"]
@@ -125,13 +110,3 @@ def test_a_job_that_goes_on_keeps_its_devices():
     after = policy.allocate(Round(360.0, [second], cluster, before))
 
     assert after["b"] == before["b"]
-
-
-def test_a_job_may_cross_nodes():
-    """Devices are taken in the nodes' order, also where only parts of two nodes are free."""
-    cluster = Cluster.of([("slow", 2, 3)])
-    its = [with_speeds("a", 4, slow=1.0, fast=1.0), with_speeds("b", 2, slow=1.0, fast=1.0)]
-    allocation = Gavel().allocate(Round(0.0, its, cluster, Allocation()))
-
-    assert allocation["a"] == (("slow-0", 3), ("slow-1", 1))
-    assert devices(allocation["b"]) == 2

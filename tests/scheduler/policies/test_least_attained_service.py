@@ -52,12 +52,6 @@ def test_the_second_queue_is_in_the_order_of_entry():
     assert numbers(allocate(policy, replace(first, attained=500.0), second)) == {"second": 8}
 
 
-def test_a_small_job_passes_one_that_does_not_fit():
-    """Devices that the next job cannot use go to the one after."""
-    placements = allocate(LeastAttainedService(), asking("a", 5), asking("b", 4), asking("c", 3))
-    assert numbers(placements) == {"a": 5, "c": 3}
-
-
 def test_the_node_with_most_free_devices_is_taken_first():
     """Of equal ones the first; a second node has the rest."""
     placements = allocate(LeastAttainedService(), asking("a", 1), asking("b", 5))

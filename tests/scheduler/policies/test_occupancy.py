@@ -81,12 +81,3 @@ def test_devices_are_as_free_after_their_release_as_before(taken):
         occupancy.take(99, parts)
         occupancy.release(99, parts)
     assert (occupancy.free, occupancy.most_within(), occupancy.most_across()) == before
-
-
-def test_a_job_does_not_fit_beside_another_one_that_spans_nodes():
-    """Devices are free, but the network is taken; a job of one node fits."""
-    occupancy = Occupancy([4, 4, 4], 16)
-    occupancy.take(0, ((0, 4), (1, 1)))
-    assert not occupancy.fits(((1, 3), (2, 1)))
-    assert occupancy.fits(((1, 3),))
-    assert not occupancy.fits(((1, 4),))

@@ -106,16 +106,6 @@ def test_allocations_are_no_less_fit_than_to_change_nothing(at, power, avoid):
     assert fitness(at, allocation, power) >= fitness(at, at.allocation, power) * (1 - 1e-9)
 
 
-def test_nodes_are_shared_by_jobs_that_span_them_where_nothing_is_avoided():
-    """Three devices each for two jobs on three nodes of two: someone spans a node with another one."""
-    jobs = [Job(name, 0.0, 0.0, 3) for name in ("a", "b")]
-    at = Round(0.0, jobs, Cluster.of([("t4", 3, 2)]), Allocation())
-    shared, apart = (Pollux(avoid=avoid).allocate(at) for avoid in (False, True))
-
-    assert sum(shared.used().values()) == 6
-    assert sum(apart.used().values()) < 6
-
-
 @given(rounds())
 def test_no_job_gains_from_devices_that_are_left_free(at):
     """With free devices of one node in addition to its own, or in their place, none would do better."""
@@ -181,14 +171,6 @@ def every_allocation(at):
             yield Allocation(placements)
 
 
-def test_a_job_keeps_its_placement_while_nothing_changes():
-    """A second round of the same jobs moves none of them."""
-    jobs = [Job(f"job-{i}", 0.0, 5000.0, 8, goodputs={"t4": goodput(i % 3, 3.0)}) for i in range(6)]
-    cluster = Cluster.of([("t4", 4, 4)])
-    first = Pollux().allocate(Round(0.0, jobs, cluster, Allocation()))
-    assert Pollux().allocate(Round(60.0, jobs, cluster, first)) == first
-
-
 @pytest.mark.parametrize(
     ("job", "nodes", "size", "before", "number"),
     [
@@ -207,10 +189,3 @@ def test_a_job_alone_has_the_devices_that_it_may_use(job, nodes, size, before, n
     cluster, had = Cluster.of([("t4", nodes, size)]), {"a": (("t4-0", before),)} if before else {}
     placement = Pollux().allocate(Round(0.0, [job], cluster, Allocation(had)))["a"]
     assert (devices(placement), len(placement)) == (number, min(number, nodes))
-
-
-@pytest.mark.parametrize("jobs", [0, 1])
-def test_a_cluster_without_nodes_gives_nothing(jobs):
-    """Jobs wait."""
-    at = Round(0.0, [Job("a", 0.0, 1.0, 1)] * jobs, Cluster(()), Allocation())
-    assert not Pollux().allocate(at).placements

@@ -9,7 +9,7 @@ from scheduler.allocation import devices
 from scheduler.nodes import Cluster
 from scheduler.policies.weighted_fair_sharing import WeightedFairSharing, fair_shares
 from tests.scheduler.policies import rounds
-from tests.scheduler.policies.rounds import asking, numbers, play, weighted
+from tests.scheduler.policies.rounds import asking, play, weighted
 
 NODE = Cluster.of([("gpu", 1, 4)])
 NODES = Cluster.of([("gpu", 2, 4)])
@@ -87,51 +87,6 @@ def test_a_job_that_leaves_costs_nobody_a_device(case, total, data):
     after = fair_shares(stay, {job.name: 1 for job in stay}, total)
 
     assert all(after[job.name] >= before[job.name] for job in stay)
-
-
-def test_shares_are_in_proportion_to_weights():
-    """16 devices are shared 1 to 5 to 10 where nobody asks for less."""
-    chosen = [asking(str(weight), 16, weight=weight) for weight in (1.0, 5.0, 10.0)]
-    assert fair_shares(chosen, {"1.0": 1, "5.0": 1, "10.0": 1}, 16) == {"1.0": 1, "5.0": 5, "10.0": 10}
-
-
-def test_of_equal_numbers_for_the_weight_the_larger_weight_is_next():
-    """After one and ten devices for weights of 1 and 10, the twelfth goes to the larger."""
-    chosen = [asking("small", 16), asking("large", 16, weight=10.0)]
-    assert fair_shares(chosen, {"small": 1, "large": 1}, 12) == {"small": 1, "large": 11}
-
-
-def test_the_paper_s_three_jobs_are_downsized_as_they_arrive():
-    """On 4 devices, demands of 4, 2 and 4 with rising priorities run at once from the third arrival on."""
-    first, second, third = (
-        asking(name, demand, weight=weight)
-        for name, demand, weight in (("0", 4, 1.0), ("1", 2, 5.0), ("2", 4, 10.0))
-    )
-    alone = allocate(first)
-    both = allocate(first, second, before=alone)
-    all_of_them = allocate(first, second, third, before=both)
-
-    assert numbers(alone) == {"0": 4}
-    assert numbers(both) == {"0": 2, "1": 2}
-    assert numbers(all_of_them) == {"0": 1, "1": 1, "2": 2}
-
-
-def test_a_job_of_small_weight_waits_for_what_larger_ones_leave():
-    """The larger weight keeps all that it can use; a third job of its own weight shares with it."""
-    large, small = asking("large", 8, weight=10.0), asking("small", 8)
-    before = {"large": (("gpu-0", 4),)}
-
-    assert numbers(allocate(large, small, before=before)) == {"large": 4}
-    equal = asking("equal", 4, weight=10.0)
-    assert numbers(allocate(large, small, equal, before=before)) == {"large": 2, "equal": 2}
-
-
-def test_devices_that_a_larger_weight_leaves_do_not_wait():
-    """A smaller job has them though its fair share would be larger, at the larger weight's expense."""
-    large, small = asking("large", 3, weight=5.0), asking("small", 4, weight=4.0)
-    before = {"large": (("gpu-0", 3),)}
-
-    assert numbers(allocate(large, small, before=before)) == {"large": 3, "small": 1}
 
 
 def test_a_job_that_shrinks_leaves_nodes():

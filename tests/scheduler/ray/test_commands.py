@@ -1,7 +1,6 @@
 """The command lines, files and resources of a job's processes, and the job's secrets."""
 
 import contextlib
-import itertools
 import os
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from scheduler.ray.commands import resources, task
 from scheduler.ray.process_actor import FOLDER, LISTEN, TLS, make_folder
 from scheduler.ray.secrets import TOKEN_FILE, TOKEN_KEY_FILE, make_secrets
 from scheduler.ray.submission import MANAGER, Scale, Submission
-from scheduler.ray.training import FOLDER_VARIABLE, WORKER_VARIABLE
+from scheduler.ray.training import WORKER_VARIABLE
 from tests import ROOT
 from tests.services import manager_service, serving
 
@@ -72,26 +71,6 @@ def test_the_commands_of_all_processes_are_read_by_evenpace(secrets, job):
         assert one.is_service == (name in job.services)
 
 
-def test_a_worker_has_the_addresses_of_all_services_in_order(secrets):
-    """It finds each where its file says, by the service's name."""
-    words = task("w1", JOBS[0], secrets).command
-    pairs = list(itertools.pairwise(words))
-    assert [pair for pair in pairs if pair[0] in ("--manager", "--ps")] == [
-        ("--manager", f"@{FOLDER}/manager.address"),
-        ("--ps", f"@{FOLDER}/ps-0.address"),
-        ("--ps", f"@{FOLDER}/ps-1.address"),
-    ]
-    assert ("--name", "w1") in pairs
-    assert ("--job", "job") in pairs
-
-
-def test_the_scripts_arguments_come_last_and_are_its_own(secrets):
-    """What follows the script is no option of the worker; a script that is sent is run from there."""
-    words = task("w0", JOBS[2], secrets).command
-    assert words[-5:] == (f"{FOLDER}/inner/train.py", "--epochs", "3", "--workers", "nine")
-    assert task("w0", JOBS[1], secrets).command[-1] == "/x/train.py"
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -103,28 +82,6 @@ def test_the_scripts_arguments_come_last_and_are_its_own(secrets):
 def test_more_options_reach_the_processes_that_they_are_for(secrets, name, options):
     """Each kind of process is given its own, and no other."""
     assert [one for one in names(JOBS[2]) if options[0] in task(one, JOBS[2], secrets).command] == [name]
-
-
-def test_the_manager_starts_a_job_with_the_least_of_its_workers(secrets):
-    """It does not wait for workers that may never come."""
-    words = task(MANAGER, JOBS[0], secrets).command
-    assert words[words.index("--workers") + 1] == "2"
-
-
-def test_services_keep_their_state_in_the_jobs_folder_but_for_a_group(secrets):
-    """Each has a folder of its own; the manager of a group begins anew with it."""
-    assert parsed(task(MANAGER, JOBS[0], secrets).command)["state"] == Path("/jobs/job/manager")
-    words = [task(name, JOBS[0], secrets).command for name in ("ps-0", "ps-1")]
-    assert [one[one.index("--state") + 1] for one in words] == ["/jobs/job/ps-0", "/jobs/job/ps-1"]
-    assert "--state" not in task(MANAGER, JOBS[1], secrets).command
-
-
-def test_a_worker_knows_the_job_and_what_the_user_has_set(secrets):
-    """Variables of the user are added, and take the place of ours."""
-    environment = task("w1", JOBS[0], secrets).environment
-    assert (environment[FOLDER_VARIABLE], environment[WORKER_VARIABLE]) == ("/jobs/job", "w1")
-    environment = task("w0", JOBS[2], secrets).environment
-    assert (environment["MODE"], environment[WORKER_VARIABLE]) == ("fast", "theirs")
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -190,18 +190,6 @@ def test_a_job_that_did_not_finish_is_resumed(jobs, wait_until):
     assert json.loads((jobs.storage / "again/result.json").read_text())["state"] == "done"
 
 
-@pytest.mark.release
-def test_a_job_of_one_worker_outlives_it(jobs, wait_until):
-    """Its worker's actor is killed: another one goes on from the iteration that the job had reached."""
-    with jobs.submit("one", iterations=300, pace=0.02, workers=1) as command:
-        wait_until(lambda: "running, iteration" in command.text, "an iteration")
-        (worker,) = job_processes("one", "w0")
-        worker.parent().kill()
-        assert command.end() == 0, command.text
-    assert command.text.count("for iteration 0 on") == 1
-    jobs.assert_trained("one", 300)
-
-
 def test_an_address_without_a_cluster_is_named(tmp_path):
     """At once, where Ray alone would try for minutes."""
     with Jobs(tmp_path, {"HOME": str(tmp_path)}, "127.0.0.1:1").run("attach", "nobody") as command:

@@ -77,19 +77,6 @@ def test_a_worker_on_a_frozen_node_gives_way(jobs, add_node, wait_until):
     jobs.assert_trained("frozen", 1500)
 
 
-def test_nodes_that_come_are_used(jobs, add_node, wait_until):
-    """A job that starts with one worker gets another when there is a node for it."""
-    add_node("first")
-    options = (*WORKERS, *SERVICES, "--workers", "1:2")
-    with jobs.submit("grows", *options, iterations=1000, pace=0.02) as command:
-        wait_until(lambda: "running, iteration" in command.text, "an iteration")
-        wait_until(lambda: "w1 needs 1 place, and all are taken" in command.text, "the reason")
-        add_node("second")
-        wait_until(lambda: "w1 joined" in jobs.log("grows", "manager"), "a second worker")
-        assert command.end() == 0, command.text
-    jobs.assert_trained("grows", 1000)
-
-
 def test_workers_leave_a_node_that_is_about_to_go(jobs, add_node, wait_until):
     """They are drained and start elsewhere; nothing is computed twice, and the node's end costs nothing."""
     nodes = [add_node("one"), add_node("two")]
@@ -129,22 +116,6 @@ def test_services_leave_a_node_that_is_about_to_go(tmp_path, wait_until):
     assert "failure" not in command.text
     assert jobs.computed("moves") == samples(1200)
     jobs.assert_trained("moves", 1200)
-
-
-def test_a_job_is_resized(jobs, add_node, wait_until):
-    """Workers are added, and drained, while it trains; nothing is computed twice."""
-    add_node("places", places=3)
-    with jobs.submit("sized", *WORKERS, *SERVICES, iterations=1500, pace=0.02) as command:
-        running(jobs, "sized", wait_until)
-        with jobs.run("job", "resize", "sized", 3) as resize:
-            assert resize.end() == 0, resize.text
-        wait_until(lambda: "w2 joined" in jobs.log("sized", "manager"), "a third worker")
-        with jobs.run("job", "resize", "sized", 1) as resize:
-            assert resize.end() == 0, resize.text
-        wait_until(lambda: len(job_processes("sized")) == 3, "the end of two workers")
-        assert command.end() == 0, command.text
-    assert jobs.computed("sized") == samples(1500)
-    jobs.assert_trained("sized", 1500)
 
 
 def test_the_heads_loss_is_told(head, jobs, add_node, wait_until):

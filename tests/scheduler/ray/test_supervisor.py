@@ -156,13 +156,6 @@ def test_a_job_is_done_once_its_manager_says_so_and_no_worker_runs(cluster):
     assert cluster.step().finish == Finish("done")
 
 
-def test_a_job_is_done_once_all_workers_have_ended_well(cluster):
-    """The manager need not say it."""
-    cluster.end("w0", 0)
-    cluster.end("w1", 0)
-    assert cluster.step().finish == Finish("done")
-
-
 @pytest.mark.parametrize(
     ("status", "finish"),
     [(3, Finish("failed", "w1 ended with status 3:\nits last words")), (-9, Finish("done"))],
@@ -215,6 +208,17 @@ def test_an_actor_that_cannot_begin_is_a_failure(cluster, name):
     assert cluster.finish == Finish("failed", f"{name} cannot run:\nno module named evenpace")
 
 
+@pytest.mark.parametrize(("lost", "meeting"), [("w0", "10.0.0.7"), ("w1", "10.0.0.1")])
+def test_a_group_meets_where_its_first_worker_is_now(lost, meeting):
+    """All of a generation are told one place, also after the first worker was started on another node."""
+    made = Cluster(submission(3, shards=0)).until_all_run()
+    made.host = "10.0.0.7"
+    made.lose(lost)
+    made.step().until_all_run().step()
+    assert {made.starts[name][-1][1]["MASTER_ADDR"] for name in made.supervisor.workers} == {meeting}
+    assert {len(made.starts[name]) for name in made.supervisor.workers} == {2}
+
+
 def test_a_job_that_cannot_start_in_time_says_who_is_missing():
     """It starts with the least number of workers, and waits for no more of them."""
     made = Cluster(submission(Scale(2, 3), start_timeout=10))
@@ -229,13 +233,6 @@ def test_a_job_that_cannot_start_in_time_says_who_is_missing():
         made.step(place=False)
     assert made.finish is None
     assert made.supervisor.waited_for(made.seen) == ["w2"]
-
-
-def test_a_cancelled_job_ends(cluster):
-    """Whatever else there would be to do."""
-    cluster.supervisor.cancelled = True
-    cluster.lose("w0")
-    assert cluster.step().finish == Finish("cancelled", "it was ended by its user")
 
 
 def test_a_group_of_workers_starts_again_together():
@@ -253,30 +250,6 @@ def test_a_group_of_workers_starts_again_together():
     assert len({made.seen[name].generation for name in made.supervisor.names}) == 1
     with pytest.raises(InvalidRequestError, match="keeps its size"):
         made.supervisor.resize(4)
-
-
-@pytest.mark.parametrize(("lost", "meeting"), [("w0", "10.0.0.7"), ("w1", "10.0.0.1")])
-def test_a_group_meets_where_its_first_worker_is_now(lost, meeting):
-    """All of a generation are told one place, also after the first worker was started on another node."""
-    made = Cluster(submission(3, shards=0)).until_all_run()
-    made.host = "10.0.0.7"
-    made.lose(lost)
-    made.step().until_all_run().step()
-    assert {made.starts[name][-1][1]["MASTER_ADDR"] for name in made.supervisor.workers} == {meeting}
-    assert {len(made.starts[name]) for name in made.supervisor.workers} == {2}
-
-
-def test_workers_are_drained_from_a_node_that_is_about_to_go(cluster):
-    """Each is asked for until it ends, and then started elsewhere."""
-    cluster.change("w1", goes_in=0.0)
-    cluster.step().step()
-    assert cluster.said[-2:] == [Drain("w1"), Drain("w1")]
-    cluster.end("w1", 0)
-    cluster.step()
-    assert Remove("w1") in cluster.said
-    cluster.until_all_run()
-    assert len(cluster.starts["w1"]) == 2
-    assert cluster.finish is None
 
 
 @pytest.mark.parametrize(
@@ -323,17 +296,6 @@ def test_a_service_that_crashes_again_and_again_is_started_ever_later(cluster):
         waits.append(cluster.now - before)
     assert waits == [0.5, 1.0, 1.5, 2.5, 4.5, 8.5, 16.5, 30.5, 30.5, 0.5]
     assert cluster.supervisor.failures == 0
-
-
-@pytest.mark.ci
-def test_a_service_may_crash_for_days(cluster):
-    """However often, it is started again after the longest wait."""
-    for _ in range(1100):
-        cluster.end("manager", -11)
-        before = cluster.now
-        while cluster.seen["manager"].phase != "running":
-            cluster.step()
-    assert cluster.now - before == 30.5
 
 
 def test_services_leave_a_node_while_the_job_is_paused(cluster):

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import pickle
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -53,12 +52,6 @@ def test_reports_are_read_in_the_order_in_which_they_were_made(job, monkeypatch)
     assert {one["checkpoint"] for one in reports} == {None}
 
 
-def test_a_job_without_reports_has_none(job):
-    """Neither reports nor a checkpoint are there before the first."""
-    assert read_reports(job) == []
-    assert get_checkpoint() is None
-
-
 def test_the_last_checkpoint_is_found_though_its_folder_was_removed(job, tmp_path):
     """A checkpoint is kept in the job's folder, with all that it has; the next one is found in its place."""
     for text in ("first", "second"):
@@ -72,34 +65,6 @@ def test_the_last_checkpoint_is_found_though_its_folder_was_removed(job, tmp_pat
             assert folder == str(found.path)
         assert (found.path / "state").read_text() == text
         assert read_reports(job)[-1]["checkpoint"] == str(found.path)
-
-
-def test_a_new_checkpoint_is_the_last_though_old_ones_were_removed(job, tmp_path):
-    """Numbers go on from the highest that is there."""
-    for text in ("first", "second", "third", "fourth"):
-        report({}, files(tmp_path / text, text))
-        if text == "third":
-            for number in (0, 1):
-                shutil.rmtree(job / "checkpoints" / f"checkpoint_{number:06d}")
-    assert (get_checkpoint().path / "state").read_text() == "fourth"
-
-
-def test_a_checkpoint_is_copied_into_a_folder_of_the_users(tmp_path):
-    """`to_directory` adds the files to what is there."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "other").write_text("kept")
-    path = files(tmp_path / "given", "text").to_directory(tmp_path / "mine")
-    assert {file.name: file.read_text() for file in (tmp_path / "mine").iterdir()} == {
-        "other": "kept",
-        "state": "text",
-    }
-    assert path == str(tmp_path / "mine")
-
-
-def test_a_checkpoint_of_no_folder_is_refused(tmp_path):
-    """The error names the path."""
-    with pytest.raises(InvalidRequestError, match=r"checkpoint '.*/nothing': no such folder"):
-        Checkpoint.from_directory(tmp_path / "nothing")
 
 
 def report_often(number, *, folder, barrier):
@@ -144,16 +109,6 @@ def test_a_report_that_was_cut_off_is_left_out(job):
     report({"step": 3})
     report({"step": 4})
     assert [one["metrics"]["step"] for one in read_reports(job)] == [1, 3, 4]
-
-
-@pytest.mark.parametrize("call", [lambda: report({"loss": 1.0}), get_checkpoint])
-def test_outside_of_a_job_the_error_says_so(monkeypatch, call):
-    """A script that is run by itself learns what it would have to be started by."""
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    with pytest.raises(
-        InvalidRequestError, match=r"not a worker on a Ray cluster: see evenpace\.ray\.Trainer"
-    ):
-        call()
 
 
 def test_metrics_that_json_cannot_hold_are_refused_and_nothing_is_kept(job, tmp_path):
