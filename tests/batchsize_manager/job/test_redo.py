@@ -468,6 +468,26 @@ def test_a_piece_is_late_where_who_waits_for_it_had_been_silent_itself():
     assert list(driver.job.members) == ["b"]
 
 
+def test_who_was_silent_waits_for_the_others_from_its_return_on():
+    """Also where all who had reported have left, and another has done its part."""
+    driver = Beating("a", "b", "c", total=30, report_timeout=100.0)
+    driver.beat("a", "b", "c")
+    late, _ = driver.next("b"), driver.next("c")
+    driver.finish("a")
+    driver.now = 5.0
+    driver.beat("a", "c")
+    driver.tick_at(10.0)
+    assert driver.span("a") == (0, 10, 5)  # of b's
+    driver.finish("a")
+    driver.now = 20.0
+    driver.report_part("b", late)
+    driver.job.leave("a", "a", 20.0)
+    for now, members in ((119.9, ["b", "c"]), (120.0, ["b"])):
+        driver.beat("b", "c")
+        driver.tick_at(now)
+        assert list(driver.job.members) == members
+
+
 # -- all gone
 
 
