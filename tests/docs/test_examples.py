@@ -23,6 +23,7 @@ SCRIPTS = [
     "train_digits_evenpace.py",
     *(f"train_digits_{way}_evenpace.py" for way in ("ddp", "jax", "stream")),
 ]
+SOURCES = TUTORIAL | {name: (EXAMPLES / name).read_text() for name in (*SCRIPTS, KERAS, TENSORFLOW)}
 # What the workers of the frameworks that PyTorch's processes do not have import.
 IMPORTED = {
     "keras": ("evenpace.keras", "sklearn.datasets"),
@@ -32,12 +33,11 @@ LATER = "14:report:0"  # in the second epoch, or a later one
 
 
 def _script(name: str, folder: Path) -> Path:
-    """Return a script's file; the tutorial's are written to the folder, with fewer epochs."""
-    if name not in TUTORIAL:
-        return EXAMPLES / name
-    assert "(1000)" in TUTORIAL[name]
+    """Write a script to the folder, with fewer epochs, and return its file."""
     path = folder / name
-    path.write_text(TUTORIAL[name].replace("(1000)", "(6)"))
+    text, count = re.subn(r"(\(|epochs=)(15|1000)(?=[,)])", r"\g<1>6", SOURCES[name])
+    assert count == 1
+    path.write_text(text)
     return path
 
 

@@ -144,7 +144,7 @@ def test_the_demos_figures_are_its_records(finished):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.release), signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path, wait_until, number):
     """Ctrl-C, and SIGTERM, stop every process that the demo started, and those that limit its workers."""
     command = demo(tmp_path, "--limit-kind", "duty-cycle")

@@ -4,6 +4,7 @@ import json
 import math
 from functools import partial
 from itertools import pairwise
+from xml.sax.saxutils import quoteattr
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
 from evenpace.overview import terms
 from evenpace.overview.job_view import JobView
-from evenpace.reports import run_panels
+from evenpace.reports import run_page, run_panels
 from evenpace.reports.numbers import span
 from evenpace.reports.run_data import gather
 from evenpace.reports.run_panels import parts_panels, prediction_panels, timeline_panels
@@ -34,6 +35,12 @@ from tests.services import MemberWorker, serving
 report = partial(invoke, "report", catch_exceptions=False)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Have pages with the words of their plots, which take seconds to draw, in the plots' places."""
+    monkeypatch.setattr(run_page, "svg", lambda panel: f"<svg role='img' aria-label={quoteattr(panel.alt)}/>")
+
+
 def page_of(state, run="digits"):
     """Return the page of a run in a state, and its JSON."""
     out, numbers = state / "page.html", state / "numbers.json"
@@ -42,6 +49,7 @@ def page_of(state, run="digits"):
     return read_page(out), json.loads(numbers.read_text(), parse_constant=pytest.fail)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.ci
 @pytest.mark.parametrize("iterations", [3, 80])
 def test_figures_have_the_bounds_of_the_headline(tmp_path, iterations):
@@ -90,6 +98,7 @@ def test_the_page_says_what_the_state_has(tmp_path):
     assert any(f"worker-3 {last['worker-3'].batch_size}" in label for label in labels)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.ci
 def test_a_timeline_has_the_records_values(tmp_path):
     """Each point of each worker is the record's, and an absent worker has none."""
@@ -105,6 +114,7 @@ def test_a_timeline_has_the_records_values(tmp_path):
     assert predicted[1:] == [record.parts["worker-0"].predicted_speed for record in iterations[1:]]
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.ci
 def test_the_page_has_the_gradient_noise(tmp_path):
     """A figure and a plot have the scale, where the records have norms, and what it says in words."""
@@ -122,6 +132,7 @@ def labelled(page, words):
     return [label for label in page.values("aria-label") if label and words in label]
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.ci
 def test_the_page_has_efficiency_and_goodput_of_batches_that_have_grown(tmp_path):
     """Plots have them over the iterations, and figures of late."""
@@ -142,6 +153,7 @@ def test_the_page_has_efficiency_and_goodput_of_batches_that_have_grown(tmp_path
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.ci
 def test_hundreds_of_changes_of_the_batchs_size_are_not_listed(tmp_path):
     """They are counted and drawn; in their place among the events is one line, and JSON has them all."""
@@ -164,6 +176,7 @@ def test_hundreds_of_changes_of_the_batchs_size_are_not_listed(tmp_path):
     assert numbers["resizes"] == 200
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.ci
 @pytest.mark.parametrize("measured", [True, False])
 def test_hidden_transfers_are_in_the_report_where_they_were_measured(tmp_path, measured):
@@ -185,7 +198,7 @@ def test_hidden_transfers_are_in_the_report_where_they_were_measured(tmp_path, m
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (11, 5), (1000, 6)])
+@pytest.mark.parametrize(("workers", "iterations"), [(1, 1), (1000, 6)])
 def test_any_size_of_run_has_a_page(tmp_path, workers, iterations):
     """The page is whole and small for one worker, one iteration, or more workers than are drawn."""
     page, numbers = page_of(write_run(tmp_path, records(workers, iterations)))
@@ -206,6 +219,7 @@ def test_long_runs_are_thinned(tmp_path):
     assert numbers["figures"]["iterations"] == 4000
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.slow
 def test_names_are_escaped(tmp_path):
     """A job's name with HTML's special characters appears as it is, and the default file's name is plain."""
@@ -216,6 +230,7 @@ def test_names_are_escaped(tmp_path):
     assert job in page.text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.ci
 def test_a_run_is_named_by_its_job_or_by_its_id(tmp_path, monkeypatch):
     """A job's name means its last run; the first characters of an id are enough if unambiguous."""
@@ -273,6 +288,7 @@ def test_wrong_usage_is_an_error(arguments, message):
     assert message in result.output
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.ci
 def test_a_manager_that_runs_is_asked(tmp_path):
     """A live manager and its state give the same numbers, while the job runs and after its end."""
@@ -395,6 +411,7 @@ def test_a_workers_bars_are_its_whole_time_in_each_iteration(tmp_path):
                 assert np.isclose(heights, end).any()
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.ci
 def test_the_page_explains_its_words(tmp_path):
     """In a list, and on the words themselves; each card has the bar of its worker's time, in words, too."""
