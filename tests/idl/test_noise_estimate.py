@@ -167,8 +167,8 @@ def drifting(problem):
 
 
 @functools.cache
-def looked_at(problem, runs=150):
-    """Return what 150 runs say of a drifting truth, at every 10th iteration, after the step if there is one.
+def looked_at(problem, runs=75):
+    """Return what 75 runs say of a drifting truth, at every 10th iteration, after the step if there is one.
 
     Returns:
         Of the mean over the long horizon, and of the estimate, (looks, runs, 3) each: the least, the likely
@@ -208,7 +208,7 @@ def held(shares):
 def test_intervals_hold_a_noise_scale_that_drifts(problem, before, after):
     """They do far more often than those of one mean, from the 20th iteration, or from the step, to the 500th.
 
-    Means of 600 runs are given; those of 150, whose looks depend on each other, are within 0.06 of them.
+    Means of 600 runs are given; those of 75, whose looks depend on each other, are within 0.06 of them.
     """
     long, ours = looked_at(problem)
 

@@ -5,12 +5,11 @@ import pytest
 from tests.simulation import groups
 from tests.simulation.cluster import simulate
 from tests.simulation.groups import GROUP_KINDS, GroupScenario
+from tests.simulation.test_simulation import seeds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.ci] * (seed >= 4)) for seed in range(50)]
-)
+@pytest.mark.parametrize("seed", seeds(quick=4, often=25, all_=50))
 def test_a_job_in_groups_ends_right_whatever_befalls_it(seed):
     """All workers that live end well, with the parameters of one process."""
     outcome = simulate(GroupScenario.of(seed))

@@ -9,7 +9,7 @@ from tests.simulation.scale import measure
 
 pytestmark = pytest.mark.ci
 
-FEW, MANY = 12, 48  # workers; a quarter as many join, die, and are replaced at once
+FEW, MANY = 8, 32  # workers; a quarter as many join, die, and are replaced at once
 
 
 def calls(workers):

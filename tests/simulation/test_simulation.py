@@ -40,11 +40,14 @@ def run(world, *processes, seconds=100.0):
     return [results[number] for number in sorted(results)]
 
 
+def seeds(quick, often, all_):
+    """Return seeds from 0: so many for each run of the tests, for a change, and for a release."""
+    marks = pytest.mark.ci, pytest.mark.release
+    return [pytest.param(seed, marks=marks[seed >= often] if seed >= quick else ()) for seed in range(all_)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(seed, marks=[pytest.mark.ci] * (seed >= 8)) for seed in range(100)],
-)
+@pytest.mark.parametrize("seed", seeds(quick=8, often=50, all_=100))
 def test_a_job_ends_right_whatever_befalls_it(simulated, seed):
     """All workers that live end well, with the parameters of one process."""
     outcome = simulate(Scenario.of(seed))

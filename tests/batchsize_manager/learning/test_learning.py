@@ -2,7 +2,6 @@
 
 import math
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -36,8 +35,13 @@ def predictions(address, job):
 
 
 @pytest.mark.ci
-def test_what_was_learned_is_used_kept_and_used_again(tmp_path, wait_until):
-    """The job goes on while its model is fitted; the model is kept, and a later manager starts from it."""
+def test_what_was_learned_is_used_kept_and_used_again(tmp_path, monkeypatch, wait_until):
+    """The job goes on while its model is fitted; the model is kept, and a later manager starts from it.
+
+    The training set is built in the trainer's process; in the manager's, rounds would wait for it.
+    """
+    built_here = []
+    monkeypatch.setattr(networks, "samples", built_here.append)
     with serving(narx(tmp_path)) as address:
         worker = MemberWorker(address)
         for _ in range(25):
@@ -48,6 +52,7 @@ def test_what_was_learned_is_used_kept_and_used_again(tmp_path, wait_until):
         worker.client.close()
     models = load_models(file)
 
+    assert not built_here
     assert math.isnan(predicted[0])
     assert predicted[1:] == pytest.approx([JOB / 0.5] * 25, rel=0.02)
     assert models.keys() == {"narx", "ema"}
@@ -58,28 +63,6 @@ def test_what_was_learned_is_used_kept_and_used_again(tmp_path, wait_until):
         worker = MemberWorker(address)
         for _ in range(3):
             worker.iterate()
-        worker.client.close()
-
-
-@pytest.mark.ci
-def test_rounds_go_on_while_the_training_set_is_built(tmp_path, monkeypatch, wait_until):
-    """The training set is built in the trainer's process; in the manager's, rounds would wait here."""
-    rounds_are_over = threading.Event()
-    samples = networks.samples
-
-    def patient(block):
-        rounds_are_over.wait(240)
-        return samples(block)
-
-    monkeypatch.setattr(networks, "samples", patient)
-    with serving(narx(tmp_path)) as address:
-        worker = MemberWorker(address)
-        try:
-            for _ in range(25):
-                worker.iterate()
-        finally:
-            rounds_are_over.set()
-        wait_until(lambda: list(tmp_path.glob("*.npz")), "the file of models")
         worker.client.close()
 
 
