@@ -163,6 +163,7 @@ class JobStore:
         # Seconds on the monotonic clock when the last was written; None before.
         self.written_at: float | None = None
         self.versions = self._found() if found else ()  # changed by the job's thread alone
+        self._unread: set[int] = set()  # versions whose files may be there, and do not count
         self.tried = max(self.versions, default=-1)
         self._common = -1  # the latest version of which all shards have a checkpoint, as far as is known
         self._tried_by_all: int | None = None  # no other up to this one will be; None where nobody says
@@ -191,9 +192,13 @@ class JobStore:
         """Read a checkpoint in the background, as `read` does, and remove later ones."""
         return self._thread.submit(self._go_back, version)
 
-    def reset(self) -> "Future[None]":
-        """Remove all checkpoints in the background, those that are still to be written included."""
-        return self._thread.submit(self._remove_after, -1)
+    def has_after(self, version: int) -> bool:
+        """Return whether there may be checkpoints of later versions, some of which count no more."""
+        return any(each > version for each in (*self.versions, *self._unread))
+
+    def remove_after(self, version: int) -> "Future[None]":
+        """Remove checkpoints of later versions in the background, those still to be written included."""
+        return self._thread.submit(self._remove_after, version)
 
     def close(self, *, wait: bool = True) -> None:
         """Accept no more work; what was accepted is still written.
@@ -238,6 +243,7 @@ class JobStore:
                 extra=log_fields(self._job, iteration=version),
             )
             self.versions = tuple(others)
+            self._unread.add(version)
             raise UnreadableError(f"version {version} cannot be read: {error}") from error
         return checkpoint
 
@@ -266,12 +272,16 @@ class JobStore:
         self._common = min(self._common, version)
         self._tried_by_all = None if self._tried_by_all is None else min(self._tried_by_all, version)
         self.tried = min(self.tried, version)
-        later = {v for v in self.versions if v > version}
+        later = {v for v in (*self.versions, *self._unread) if v > version}
         self.versions = tuple(v for v in self.versions if v <= version)
         with contextlib.suppress(UnavailableError):  # those that could not be read or flushed do not count
             later |= {v for v in self._found() if v > version}
+        self._unread = {v for v in self._unread if v <= version} | later
         for each in later:
             self._remove(each)
+        if later:
+            with contextlib.suppress(OSError):
+                _sync(self._folder)
 
     def _copy_and_write(self, checkpoint: ShardCheckpoint, copied: "Future[None]") -> None:
         version = checkpoint.snapshot.version
@@ -310,6 +320,7 @@ class JobStore:
             os.replace(part, path)
             _sync(self._folder)
             self.versions = tuple(sorted({*self.versions, version}))
+            self._unread.discard(version)
             self._retire()
             self.written += 1
             self.written_bytes += size
@@ -380,7 +391,8 @@ class JobStore:
 
     def _remove(self, version: int) -> None:
         with contextlib.suppress(OSError):
-            self._path(version).unlink()
+            self._path(version).unlink(missing_ok=True)
+            self._unread.discard(version)
 
 
 def _thread() -> ThreadPoolExecutor:

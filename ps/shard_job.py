@@ -284,6 +284,10 @@ class ShardJob:
         if self.fenced:
             if version != self.shard.version:
                 self._go_back(version)
+            elif (store := self.store) is not None and store.has_after(version):
+                # Of steps that count no more: a process that read one of them would go on from it.
+                self._await(("remove what came after", version), lambda: store.remove_after(version))
+                self.places = {its: place for its, place in self.places.items() if its <= version}
             self.shard.drop()
             self.fenced, self.rewound_to = False, version
             self._append_to_ledger({"rewound": version})
@@ -310,7 +314,8 @@ class ShardJob:
                 f"reset at version {version}, but the parameters are of version {self.shard.version}"
             )
         if self.store is not None:
-            self._await(("reset", version), self.store.reset)
+            store = self.store
+            self._await(("remove what came after", -1), lambda: store.remove_after(-1))
         self.shard.reset()
         self.places.clear()
         self.fenced = False

@@ -87,6 +87,30 @@ def test_a_shard_that_was_started_again_says_so_until_the_job_has_gone_back(tmp_
         again.close()
 
 
+def test_steps_that_count_no_more_do_not_come_back(tmp_path):
+    """The job goes on from what a shard could read when it was started, even if it can read more later."""
+    with here(tmp_path) as address:
+        worker = AttemptWorker(address)
+        iterate(worker, 6)
+        worker.close()
+    later = {path: path.read_bytes() for path in tmp_path.glob("*/*.checkpoint") if int(path.stem)}
+    assert sorted(int(path.stem) for path in later) == [5, 6]
+    for path, whole in later.items():
+        path.write_bytes(whole[:-1])
+    with here(tmp_path) as address:
+        again = Resumed(address, worker)
+        assert again.version == 0
+        for path, whole in later.items():
+            path.write_bytes(whole)
+        again.fence(1)
+        again.rewind(1, 0)
+        again.close()
+    with here(tmp_path) as address:
+        last = Resumed(address, worker)
+        assert last.version == 0
+        last.close()
+
+
 def test_a_killed_shard_goes_on_from_its_checkpoint(shards, tmp_path, wait_until):
     """After SIGKILL a shard has its newest checkpoint, and refuses workers of the former process."""
     popen, address = shards("a")
