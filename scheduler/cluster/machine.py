@@ -207,12 +207,12 @@ class ClusterMachine:
                     job.state = "running"
                     job.started = self._now if job.started is None else job.started
             case WorkerGone(worker=worker, finished=finished):
-                lease_or_none = job.leases.pop(worker, None)
+                gone = job.leases.pop(worker, None)
                 if finished and job.trains:
                     job.state = "ending"
                     self.target.pop(event.job, None)
-                elif lease_or_none is not None and lease_or_none.phase == "starting":
-                    job.back_off(lease_or_none.node, self._now)
+                elif gone is not None and gone.phase == "starting":
+                    job.back_off(gone.node, self._now)
             case Suspended():
                 job.leases.clear()
                 if job.state == "ending":
@@ -266,13 +266,12 @@ class ClusterMachine:
             job.leases.setdefault(worker, Lease(on, "draining"))
         for name, job in self.jobs.items():
             if job.has_processes:
-                gone = [
-                    w
-                    for w, its in job.leases.items()
-                    if its.phase == "running" and w not in found.get(name, ())
-                ]
-                for worker in gone:
-                    del job.leases[worker]
+                known = found.get(name, ())
+                job.leases = {
+                    worker: lease
+                    for worker, lease in job.leases.items()
+                    if worker in known or lease.phase != "running"
+                }
                 self._repeat(name, job)
         self._deciding = False
         self._ask()
@@ -287,11 +286,10 @@ class ClusterMachine:
             self._actions.append(End(name, job.attempt))
         if job.trains:
             for worker, lease in job.leases.items():
-                drains = lease.phase == "draining"
-                action = (
-                    Drain(name, job.attempt, worker) if drains else Add(name, job.attempt, worker, lease.node)
-                )
-                self._actions.append(action)
+                if lease.phase == "draining":
+                    self._actions.append(Drain(name, job.attempt, worker))
+                else:
+                    self._actions.append(Add(name, job.attempt, worker, lease.node))
 
     # -- the policy
 
