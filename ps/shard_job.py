@@ -277,7 +277,7 @@ class ShardJob:
             RewoundError: There is no such version, or this process was started after the attempt began.
                 Another attempt has to begin.
             InvalidRequestError: There are no parameters, or the attempt went on from another version.
-            UnavailableError: The checkpoint is being read; the call is to be repeated.
+            UnavailableError: Checkpoints are being read or removed; the call is to be repeated.
         """
         if not self.shard.initialised:
             raise InvalidRequestError(f"rewind to version {version}, but there are no parameters yet")
@@ -286,7 +286,7 @@ class ShardJob:
                 self._go_back(version)
             elif (store := self.store) is not None and store.has_after(version):
                 # Of steps that count no more: a process that read one of them would go on from it.
-                self._await(("remove what came after", version), lambda: store.remove_after(version))
+                self._remove_after(store, version)
                 self.places = {its: place for its, place in self.places.items() if its <= version}
             self.shard.drop()
             self.fenced, self.rewound_to = False, version
@@ -314,8 +314,7 @@ class ShardJob:
                 f"reset at version {version}, but the parameters are of version {self.shard.version}"
             )
         if self.store is not None:
-            store = self.store
-            self._await(("remove what came after", -1), lambda: store.remove_after(-1))
+            self._remove_after(self.store, -1)
         self.shard.reset()
         self.places.clear()
         self.fenced = False
@@ -441,6 +440,10 @@ class ShardJob:
         self.places = dict(checkpoint.places)
         self.shard.place = self.places.get(version)
         self.readers.clear()
+
+    def _remove_after(self, store: JobStore, version: int) -> None:
+        """Remove checkpoints of later versions (UnavailableError: it is not done yet)."""
+        self._await(("remove what came after", version), lambda: store.remove_after(version))
 
     def _await(self, what: tuple[str, int], begin: "Callable[[], Future[T]]") -> T:
         """Return the result of another thread's work, begun by the first of several calls for it.

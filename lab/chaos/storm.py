@@ -48,7 +48,8 @@ _AWAITS_THE_JOB = (
 # is killed and started again.
 _TAKE_OUT = ("kill", "drain", "cut", "half-open", "black-hole", "partition", _UNTIL_OUT)
 _RETURN_SECONDS = 15.0  # seconds after such a fault in which a worker that lives is certain to have come back
-_EVIDENCE_SECONDS = 240.0  # that a fault may last longer, until there is evidence: on a busy machine
+# Seconds that a fault may last longer, until there is evidence of it: a busy machine starts processes slowly.
+_EVIDENCE_SECONDS = 240.0
 _OUT_SECONDS = (
     90.0  # seconds without other faults within which a frozen worker must be out, or one come or go
 )

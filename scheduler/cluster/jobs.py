@@ -9,10 +9,8 @@ State: TypeAlias = Literal["waiting", "starting", "running", "suspending", "susp
 """A job waits until its first device is free, and starts until its first worker is a member."""
 
 _HOLDING = ("starting", "running", "suspending", "ending")
-_FIRST_BACKOFF, _LONGEST_BACKOFF = (
-    1.0,
-    60.0,
-)  # seconds until a node is tried again on which a worker did not start
+# Seconds until a node is tried again on which a worker did not start.
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 60.0
 
 
 @dataclass
@@ -39,7 +37,7 @@ class LiveJob:
     how: How | None = None  # how it has ended, or is to end
     reason: str = ""
     attained: float = 0.0  # device-seconds
-    failures: dict[str, int] = field(default_factory=dict)  # by node: starts in a row that came to nothing
+    backoffs: dict[str, float] = field(default_factory=dict)  # by node where none started: the last wait
     again: dict[str, float] = field(default_factory=dict)  # by node: when it is tried again
     facts: dict[str, Any] = field(default_factory=dict)  # as reported; not saved
 
@@ -65,13 +63,19 @@ class LiveJob:
 
     def back_off(self, node: str, now: float) -> None:
         """Note that a worker did not start on a node, which is tried again later each time."""
-        self.failures[node] = self.failures.get(node, 0) + 1
-        self.again[node] = now + min(_FIRST_BACKOFF * 2.0 ** (self.failures[node] - 1), _LONGEST_BACKOFF)
+        before = self.backoffs.get(node)
+        self.backoffs[node] = _FIRST_BACKOFF if before is None else min(2 * before, _LONGEST_BACKOFF)
+        self.again[node] = now + self.backoffs[node]
 
     def forgive(self, node: str) -> None:
         """Note that a worker has started on a node, or that the node is gone."""
-        self.failures.pop(node, None)
+        self.backoffs.pop(node, None)
         self.again.pop(node, None)
+
+    def drain_all(self) -> None:
+        """Let all leases be on their way out."""
+        for lease in self.leases.values():
+            lease.phase = "draining"
 
     def saved(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

@@ -85,7 +85,7 @@ class ClusterMachine:
             job.attained += len(job.leases) * (now - self._now)
         self._now = now
         match event:
-            case Reported():  # asked for in rounds, and by no change of leases
+            case Reported():  # for the next round: it changes no lease
                 if (reported := self.jobs.get(event.job)) is not None:
                     reported.facts.update(event.facts)
                 return self._actions
@@ -137,7 +137,7 @@ class ClusterMachine:
         machine.jobs = {job.request.name: job for job in jobs}
         machine.nodes = {node["name"]: Node(**node) for node in saved["nodes"]}
         machine.leaving = set(saved["leaving"])
-        machine.target = _placements(saved["target"])
+        machine.target = {job: tuple(map(tuple, placement)) for job, placement in saved["target"].items()}
         machine._next_round, machine._now = saved["next_round"], saved["now"]
         machine._number, machine._capped = saved["number"], dict(saved["capped"])
         return machine
@@ -165,7 +165,7 @@ class ClusterMachine:
             self._end(job, "cancelled", "by its user")
         else:
             job.state, job.how = "ending", "cancelled"
-            self._drain_all(job)
+            job.drain_all()
             self.target.pop(event.job, None)
             self._actions.append(End(event.job, job.attempt))
 
@@ -354,7 +354,7 @@ class ClusterMachine:
         for name, job in living.items():
             if job.trains and self._is_stuck(name, job, excess, living):
                 job.state = "suspending"
-                self._drain_all(job)
+                job.drain_all()
                 self._actions.append(Suspend(name, job.attempt))
 
     def _excess(self, name: str, job: LiveJob) -> list[str]:
@@ -438,10 +438,6 @@ class ClusterMachine:
     def _cluster(self) -> Cluster:
         return Cluster(tuple(node for name, node in self.nodes.items() if name not in self.leaving))
 
-    def _drain_all(self, job: LiveJob) -> None:
-        for lease in job.leases.values():
-            lease.phase = "draining"
-
     def _end(self, job: LiveJob, how: How, reason: str) -> None:
         job.state, job.how, job.reason, job.ended = "ended", how, reason, self._now
         job.leases.clear()
@@ -451,7 +447,3 @@ class ClusterMachine:
 
     def _say(self, text: str) -> None:
         self._actions.append(Say(text))
-
-
-def _placements(saved: Mapping[str, Any]) -> dict[str, Placement]:
-    return {job: tuple((node, count) for node, count in placement) for job, placement in saved.items()}

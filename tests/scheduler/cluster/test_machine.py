@@ -180,7 +180,7 @@ def test_two_jobs_that_change_places_are_not_stuck():
 
 
 def test_a_node_on_which_no_worker_starts_is_tried_later_each_time():
-    """At once, after 1 s, after 2 s more; a worker that starts is the first again."""
+    """After 1 s, 2 s, 4 s, and never more than a minute; a worker that starts is the first again."""
     machine = machine_with("a")
     actions = decide(machine, 0, Submitted(JobRequest("x", 1)), {"x": (("a", 1),)})
     assert actions == [Begin("x", 1), Add("x", 1, "w0", "a")]
@@ -189,6 +189,9 @@ def test_a_node_on_which_no_worker_starts_is_tried_later_each_time():
         assert machine.next_tick == again
         assert machine.handle(again - 0.1, Tick()) == []
         assert machine.handle(again, Tick()) == [Add("x", 1, f"w{int(worker[1]) + 1}", "a")]
+    for _ in range(2000):
+        machine.jobs["x"].back_off("b", 8)
+    assert machine.jobs["x"].again["b"] == 8 + 60
     machine.handle(9, WorkerJoined("x", 1, "w3"))
     machine.handle(10, WorkerGone("x", 1, "w3"))
     assert machine.jobs["x"].attempt == 1
