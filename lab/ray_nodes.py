@@ -25,7 +25,7 @@ from rpc.processes import Process
 from rpc.tokens import write_secret
 
 _OBJECT_STORE = 80 * 2**20  # bytes; the least that Ray takes
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 _POLL_SECONDS = 0.1
 _STARTED = "Ray runtime started"  # in a node's log
 _ID = "--node_id="  # in the command line of Ray's own process

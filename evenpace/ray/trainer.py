@@ -25,12 +25,15 @@ class ScalingConfig:
         use_gpu: Whether each takes a GPU, unless `resources_per_worker` says how many.
         resources_per_worker: Resources that Ray sets aside for each, such as "CPU" (1 by default) and "GPU".
         shards: Shards of the parameter server; 0 where the workers reduce gradients among themselves.
+        fixed_group: Whether these are then a group that the function makes, by torchrun's variables. It keeps
+            its size, and a loss starts all workers again.
     """
 
     num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
     resources_per_worker: Mapping[str, float] = field(default_factory=dict)
     shards: int = 1
+    fixed_group: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ class Trainer:
             gpus_per_worker=wanted.pop("GPU", float(scaling.use_gpu)),
             resources_per_worker=wanted,
             shards=scaling.shards,
+            fixed_group=scaling.fixed_group,
             storage=Path(run.storage_path).expanduser().absolute(),
             resume=run.resume,
             max_failures=run.failure_config.max_failures,

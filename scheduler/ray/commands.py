@@ -49,5 +49,5 @@ def resources(name: str, submission: Submission) -> Mapping[str, float]:
 
 
 def _state(name: str, submission: Submission) -> tuple[str, ...]:
-    """Return the option for a service's state; a group of workers begins again without any."""
-    return () if submission.all_reduce else ("--state", str(submission.folder / name))
+    """Return the option for a service's state; a fixed group of workers begins again without any."""
+    return () if submission.fixed_group else ("--state", str(submission.folder / name))

@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import logging
+import shutil
 import threading
 import time
 import uuid
@@ -246,8 +247,13 @@ class Controller:
         """Look at the processes, and do what is decided."""
         self._look()
         now = time.monotonic() - self._begun
+        progress = self._manager.progress
         actions = self._supervisor.decide(
-            self._seen, now, self._manager.job_state, self._manager.iteration_seconds
+            self._seen,
+            now,
+            self._manager.job_state,
+            self._manager.iteration_seconds,
+            progress.reason if progress is not None else "",
         )
         self._save()
         self._remove([action.name for action in actions if isinstance(action, Remove)])
@@ -380,6 +386,8 @@ class Controller:
                 raise InvalidRequestError(
                     f"{folder} is the folder of a job of this name {how}; another --name starts another job"
                 )
+            if self._submission.all_reduce:  # workers begin again, and so does what the manager knows of them
+                shutil.rmtree(folder / MANAGER, ignore_errors=True)
         result.unlink(missing_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         self._prepared = True
@@ -420,7 +428,7 @@ class Controller:
         if self._seen[name].phase != "ready" and self._told.get(name) != action.generation:
             self._told[name] = action.generation
             self._say(f"{name} is started again")
-        if name in self._submission.services or self._submission.all_reduce:
+        if name in self._submission.services or self._submission.fixed_group:
             start()
         else:
             key = f"start {self._watched[name].id} {action.generation}"

@@ -34,6 +34,7 @@ class Progress:
     state: str
     iteration: int
     batch_size: int
+    reason: str = ""
 
 
 class Pace:
@@ -151,5 +152,5 @@ class ManagerCalls:
                 members = client.status(self._job).members
                 state = PAUSING if any(one.state == "working" for one in members) else state
             self.job_state = state
-            self.progress = Progress(summary.state, summary.iteration, summary.batch_size)
+            self.progress = Progress(summary.state, summary.iteration, summary.batch_size, summary.reason)
             self._pace.note(summary.iteration, time.monotonic())

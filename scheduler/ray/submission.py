@@ -60,6 +60,8 @@ class Submission:
         resources_per_service: Resources of Ray that each service takes, by name; none by default, so that
             they fit beside workers that take all CPUs.
         shards: Shards of the parameter server; 0 where the workers reduce gradients among themselves.
+        fixed_group: Whether these are then a group of `torch.distributed` that the script makes, by the
+            variables that torchrun sets; otherwise the manager forms their groups, as workers come and go.
         storage: The folder in which the job's own folder is, with its logs and the state of its services; its
             path is absolute, where a job is submitted.
         manager_options, shard_options, worker_options: More options of `evenpace manager`, `ps` and `worker`.
@@ -86,6 +88,13 @@ class Submission:
     resources_per_worker: Mapping[str, float] = field(default_factory=dict)
     resources_per_service: Mapping[str, float] = field(default_factory=dict)
     shards: Annotated[int, Setting("Shards of the parameter server.", least=0)] = 1
+    fixed_group: Annotated[
+        bool,
+        Setting(
+            "With --all-reduce: the script makes the workers' group, by torchrun's variables. It keeps its "
+            "size; a loss starts all workers again."
+        ),
+    ] = False
     storage: Annotated[
         Path,
         Setting(
@@ -117,10 +126,10 @@ class Submission:
             for name, amount in amounts.items():
                 if not 0 <= amount < math.inf:
                     raise ValueError(f"resource {name} of each {of}: {amount}: must be a number from 0 on")
-        if self.all_reduce and self.workers.least != self.workers.most:
-            raise ValueError(
-                f"workers {self.workers}: must be one number with all-reduce, whose group is fixed"
-            )
+        if self.fixed_group and not self.all_reduce:
+            raise ValueError("a fixed group: only with all-reduce, and not with shards of a parameter server")
+        if self.fixed_group and self.workers.least != self.workers.most:
+            raise ValueError(f"workers {self.workers}: must be one number where their group is fixed")
 
     @property
     def all_reduce(self) -> bool:

@@ -132,9 +132,9 @@ class _Suspect:
 class Supervisor:
     """The supervisor of one job: decides which processes are created, started and started again.
 
-    With a parameter server each worker is replaced alone, and the others go on. With all-reduce the group of
-    workers is fixed: when one is lost, all are started again as the next generation, the manager too, and the
-    script goes on from its own checkpoint.
+    Each worker is replaced alone, and the others go on. But where the workers are a fixed group, all are
+    started again when one is lost, as the next generation, the manager too, and the script goes on from its
+    own checkpoint.
 
     A node that is about to go is left in time: its workers are drained as late as is safe, and started
     elsewhere; for services a job is paused at an iteration's end, so that they go on elsewhere from the
@@ -156,7 +156,7 @@ class Supervisor:
         self._suspects: dict[int, _Suspect] = {}  # by the group's generation
         self._due: dict[str, float] = {}  # when a process may be started again
         self._failures: dict[str, int] = {}
-        self._group = 0  # the generation of the workers of all-reduce
+        self._group = 0  # the generation of a fixed group of workers
         self._broken = False  # whether one of them was lost, or has failed
         self._asked: dict[str, int] = {}  # the generation in which each of them was to be started
         self._enough = False  # whether as many workers have run as the job starts with
@@ -189,7 +189,7 @@ class Supervisor:
         """
         if workers < 1:
             raise InvalidRequestError(f"workers {workers}: must be at least 1")
-        if self._submission.all_reduce:
+        if self._submission.fixed_group:
             raise InvalidRequestError(
                 f"workers {workers}: a group of workers that reduce gradients among themselves keeps its size"
             )
@@ -205,7 +205,12 @@ class Supervisor:
         self._wanted, self._paused, self._failures = workers, paused, dict(failures)
 
     def decide(
-        self, seen: Mapping[str, Seen], now: float, job_state: str = "", iteration_seconds: float = 0.0
+        self,
+        seen: Mapping[str, Seen],
+        now: float,
+        job_state: str = "",
+        iteration_seconds: float = 0.0,
+        job_reason: str = "",
     ) -> list[Action]:
         """Return what is to be done.
 
@@ -214,12 +219,18 @@ class Supervisor:
             now: Seconds since the job was submitted.
             job_state: The job's state as its manager says, or `PAUSING`; empty before it knows the job.
             iteration_seconds: How long an iteration takes at present.
+            job_reason: Why the job is in that state, as its manager says.
         """
         if self.cancelled:
             return [Finish("cancelled", "it was ended by its user")]
         for name, one in seen.items():
             self._generations[name] = max(self._generations.get(name, -1), one.generation)
-        finish = self._failed(seen, now) or self._done(seen, job_state) or self._late(seen, now)
+        finish = (
+            self._without_state(job_state, job_reason)
+            or self._failed(seen, now)
+            or self._done(seen, job_state)
+            or self._late(seen, now)
+        )
         if finish is not None:
             return [finish]
         moves = [*self._worker_moves(seen, iteration_seconds), *self._service_moves(seen, job_state)]
@@ -250,7 +261,7 @@ class Supervisor:
         """Take in ends that are new, and return the end of a job that has too many failures."""
         for name in self.names:
             one = seen.get(name)
-            if one is None or (self._submission.all_reduce and name not in self._submission.services):
+            if one is None or (self._submission.fixed_group and name not in self._submission.services):
                 continue
             failure = self._is_failure(name, one)
             if not failure and (name not in self._submission.services or one.phase != "ended"):
@@ -261,7 +272,7 @@ class Supervisor:
             self._back_off(name, now, at_once=not failure)
             if failure and (finish := self._count(name, name, one)) is not None:
                 return finish
-        return self._failed_group(seen, now) if self._submission.all_reduce else None
+        return self._failed_group(seen, now) if self._submission.fixed_group else None
 
     def _failed_group(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
         """Take in that workers of a group have failed, as `_failed` does; they fail together.
@@ -288,6 +299,15 @@ class Supervisor:
             if (finish := self._count("group", suspect.name, suspect.seen)) is not None:
                 return finish
         return None
+
+    def _without_state(self, job_state: str, reason: str) -> Finish | None:
+        """Return the end of a job whose workers have lost its parameters, which they alone had.
+
+        They would begin anew, and nobody would know.
+        """
+        if not self._submission.all_reduce or self._submission.fixed_group or job_state != "failed":
+            return None
+        return Finish("failed", f"{reason}: --resume starts it again, from the script's own checkpoint")
 
     def _count(self, key: str, name: str, one: Seen) -> Finish | None:
         """Count a failure, and return the end of a job that has too many."""
@@ -323,7 +343,7 @@ class Supervisor:
         workers = {name: seen[name] for name in self.workers if name in seen}
         finished = [name for name, one in workers.items() if one.finished]
         released = [name for name in finished if name in self._draining]
-        over = job_state == "ended" and not self._submission.all_reduce
+        over = job_state == "ended" and not self._submission.fixed_group
         if len(finished) - len(released) == self._wanted or (finished and over):
             self._finishing = True
         if not self._finishing or any(one.phase == "running" for one in workers.values()):
@@ -353,7 +373,7 @@ class Supervisor:
         # It finishes what it was given; if it comes too late, others redo one iteration's part.
         needed = _LEAVING_SECONDS + _LEAVING_ITERATIONS * iteration_seconds
         for name, one in seen.items():
-            if name in self._submission.services or self._submission.all_reduce or self._finishing:
+            if name in self._submission.services or self._submission.fixed_group or self._finishing:
                 continue
             if not one.leaving and name in self.workers:
                 if one.phase in ("ready", "running"):
@@ -369,7 +389,7 @@ class Supervisor:
         """Yield what is to be done for services whose node is about to go; the others wait for them."""
         services = {name: seen[name] for name in self._submission.services if name in seen}
         leaving = [name for name, one in services.items() if one.leaving and one.phase != "placing"]
-        if self._submission.all_reduce:
+        if self._submission.fixed_group:
             return  # a group begins again without its manager, be it lost or moved
         if leaving and job_state in ("running", "recovering"):
             self._paused = True
@@ -395,7 +415,7 @@ class Supervisor:
                 yield Start(name, self._generations[name] + 1)
         if self._finishing:
             return
-        if self._submission.all_reduce:
+        if self._submission.fixed_group:
             yield from self._group_starts(seen, now)
         elif all(self._listens(seen.get(name)) for name in self._submission.services):
             for name in self.workers:

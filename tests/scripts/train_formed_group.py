@@ -223,9 +223,14 @@ def main():
     parser.add_argument("--connect", type=int, help="A port to connect to while groups form.")
     parser.add_argument("--hold", type=Path, help="Compute the first batch once there is this file.")
     parser.add_argument(
-        "--out", type=Path, required=True, help="Beside it are .txt, a line a batch, and .pt."
+        "--out",
+        type=Path,
+        required=True,
+        help="Beside it are .txt, a line a batch, and .pt; for a folder these have the worker's name.",
     )
     options = parser.parse_args()
+    if options.out.is_dir():
+        options.out /= evenpace.session().config.worker
 
     if options.backend != "gloo":
         from tests.scripts import stand_in_nccl  # which is not found under torchrun

@@ -35,7 +35,7 @@ _PATIENCE = 120_000  # milliseconds
 def chromium():
     """A browser, for all tests."""
     expect.set_options(timeout=_PATIENCE)
-    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    options = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=options, timeout=_PATIENCE)
         yield browser

@@ -117,6 +117,79 @@ class Jobs:
         np.testing.assert_allclose(np.load(self.out(name)), trained_alone(iterations), rtol=0, atol=1e-12)
 
 
+class FormedGroup:
+    """A job that trains by DDP in groups that its manager forms, as long as the test is in `with`.
+
+    Args:
+        jobs: The commands about jobs on its cluster.
+        options: Further options of `evenpace submit`.
+    """
+
+    def __init__(self, jobs, name, wait_until, *options):
+        self._jobs, self._name, self._wait_until = jobs, name, wait_until
+        self._out = jobs.out(name).with_suffix("")
+        self._stop = self._out / "stop"
+        self._attempt = "0"  # of the last group
+        self._out.mkdir(exist_ok=True)
+        arguments = ("--optimizer", "sgd", "--pause", 0.02, "--stop", self._stop, "--out", self._out)
+        script = ROOT / "tests/scripts/train_formed_group.py"
+        self._command = jobs.submit(name, "--all-reduce", *options, script=script, arguments=arguments)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._command.__exit__(*exception)
+
+    def _last(self, worker):
+        """The attempt, the iteration and the size of the group of a worker's last batch."""
+        file = self._out / f"{worker}.txt"
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []
+        return [lines[-1].split()[number] for number in (0, 1, 5)] if lines else ["0", "0", "0"]
+
+    def trains_with(self, *workers):
+        """Wait until these workers are a new group."""
+
+        def is_new():
+            last = [self._last(worker) for worker in workers]
+            attempts = {attempt for attempt, _, _ in last}
+            if len(attempts) > 1 or int(last[0][0]) <= int(self._attempt):
+                return False
+            return {size for _, _, size in last} == {str(len(workers))} and attempts.pop()
+
+        self._attempt = self._wait_until(is_new, f"a new group of {', '.join(workers)}")
+
+    @property
+    def status(self):
+        """The status with which the command ends."""
+        return self._command.end()
+
+    @property
+    def text(self):
+        """What the command has printed."""
+        return self._command.text
+
+    def resize(self, workers):
+        """Have the job use up to so many workers."""
+        with self._jobs.run("job", "resize", self._name, workers) as command:
+            assert command.end() == 0, command.text
+
+    def end(self):
+        """Have the job end some iterations later, and check that `w0` has the parameters of one process."""
+        import torch
+
+        from tests.scripts.train_formed_group import trained_alone
+
+        last = int(self._last("w0")[1]) + 20
+        self._stop.with_suffix(".part").write_text(str(last))
+        self._stop.with_suffix(".part").rename(self._stop)
+        assert self._command.end() == 0, self._command.text
+        end = torch.load(self._out / "w0.pt")
+        parameters, average = trained_alone(0, last, "sgd")
+        torch.testing.assert_close(dict(end["parameters"]), dict(parameters), rtol=0, atol=1e-12)
+        torch.testing.assert_close(end["average"], average, rtol=0, atol=1e-12)
+
+
 def left_folders(folder):
     """The actors' folders that are left."""
     return [*Path(folder).glob("evenpace-*")]

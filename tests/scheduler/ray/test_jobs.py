@@ -13,7 +13,7 @@ import pytest
 
 from tests import ROOT
 from tests.evenpace.dashboard.live_pages import Page
-from tests.scheduler.ray.submitted import Jobs, left_folders
+from tests.scheduler.ray.submitted import FormedGroup, Jobs, left_folders
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
@@ -242,7 +242,44 @@ def test_a_job_that_cannot_run_says_why(jobs, tmp_path):
     assert not job_processes("broken")
 
 
-def test_workers_of_all_reduce_start_again_together(jobs, tmp_path, wait_until):
+def test_workers_of_all_reduce_come_and_go(jobs, wait_until):
+    """The job grows, loses a worker and its manager, and shrinks: the parameters are one process's.
+
+    Nobody is started again but what was killed.
+    """
+    with FormedGroup(jobs, "group", wait_until) as group:
+        group.trains_with("w0", "w1")
+        group.resize(3)
+        group.trains_with("w0", "w1", "w2")
+        for name in ("w1", "manager"):
+            (process,) = job_processes("group", name)
+            process.kill()
+            wait_until(
+                lambda name=name: f"{name} is started again" in jobs.log("group"), f"a restart of {name}"
+            )
+            group.trains_with("w0", "w1", "w2")
+        group.resize(1)
+        group.trains_with("w0")
+        group.end()
+    assert jobs.log("group").count("is started again") == 2
+
+
+@pytest.mark.release  # the supervisor's own tests have the decision
+def test_a_group_that_has_lost_its_parameters_ends_and_is_resumed(jobs, wait_until):
+    """It does not begin anew by itself; resumed, it begins with its script's own checkpoint, if any."""
+    with FormedGroup(jobs, "lost", wait_until, "--workers", 1) as group:
+        group.trains_with("w0")
+        job_processes("lost", "w0")[0].kill()
+        assert group.status == 1
+    assert "job 'lost' failed: no worker has its state any more" in group.text
+    assert "--resume starts it again, from the script's own checkpoint" in group.text
+    with FormedGroup(jobs, "lost", wait_until, "--workers", 2, "--resume") as group:
+        group.trains_with("w0", "w1")
+        group.end()
+
+
+@pytest.mark.release  # likewise, but for what the variables do
+def test_a_fixed_group_starts_again_together(jobs, tmp_path, wait_until):
     """When one of a fixed group is killed, all are started again."""
     script = tmp_path / "group.py"
     script.write_text(_GROUP)
@@ -252,13 +289,14 @@ def test_workers_of_all_reduce_start_again_together(jobs, tmp_path, wait_until):
         """The process ids of the groups that have taken a step."""
         return [{file.name.split("-")[1] for file in tmp_path.glob(f"{rank}-*-of-2")} for rank in (0, 1)]
 
-    with jobs.submit("group", "--all-reduce", script=script, arguments=(go, tmp_path)) as command:
+    options = ("--all-reduce", "--fixed-group")
+    with jobs.submit("fixed", *options, script=script, arguments=(go, tmp_path)) as command:
         wait_until(lambda: all(len(ids) == 1 for ids in groups()), "a group")
-        job_processes("group", "w1")[0].kill()
+        job_processes("fixed", "w1")[0].kill()
         wait_until(lambda: all(len(ids) == 2 for ids in groups()), "another group")
         go.touch()
         assert command.end() == 0, command.text
-    assert "manager is started again" in jobs.log("group")
+    assert "manager is started again" in jobs.log("fixed")
 
 
 @pytest.mark.release  # the documentation tests run one, too

@@ -48,7 +48,11 @@ def test_a_text_is_a_scale_or_an_error(text):
         ),
         ({"gpus_per_worker": float("nan")}, "gpus_per_worker nan: must be at least 0"),
         ({"start_timeout": float("inf")}, "start_timeout inf: must be above 0 and below inf"),
-        ({"shards": 0, "workers": Scale(2, 4)}, "workers 2:4: must be one number with all-reduce"),
+        ({"fixed_group": True}, "a fixed group: only with all-reduce"),
+        (
+            {"shards": 0, "fixed_group": True, "workers": Scale(2, 4)},
+            "workers 2:4: must be one number where their group is fixed",
+        ),
     ],
 )
 def test_a_wrong_value_of_a_job_is_named(values, message):

@@ -44,6 +44,7 @@ class Cluster:
         self.seen = {}
         self.now = 0.0
         self.state = ""
+        self.reason = ""
         self.iteration_seconds = 0.0
         self.finish = None
         self.starts = {}  # all starts, by process
@@ -54,7 +55,8 @@ class Cluster:
         """Look, and do what is decided; then actors that were created are placed."""
         self.now += STEP
         assert self.finish is None
-        for action in self.supervisor.decide(dict(self.seen), self.now, self.state, self.iteration_seconds):
+        seen = dict(self.seen), self.now, self.state, self.iteration_seconds, self.reason
+        for action in self.supervisor.decide(*seen):
             self.do(action)
         if place:
             for name, one in self.seen.items():
@@ -211,7 +213,7 @@ def test_an_actor_that_cannot_begin_is_a_failure(cluster, name):
 @pytest.mark.parametrize(("lost", "meeting"), [("w0", "10.0.0.7"), ("w1", "10.0.0.1")])
 def test_a_group_meets_where_its_first_worker_is_now(lost, meeting):
     """All of a generation are told one place, also after the first worker was started on another node."""
-    made = Cluster(submission(3, shards=0)).until_all_run()
+    made = Cluster(submission(3, shards=0, fixed_group=True)).until_all_run()
     made.host = "10.0.0.7"
     made.lose(lost)
     made.step().until_all_run().step()
@@ -237,7 +239,7 @@ def test_a_job_that_cannot_start_in_time_says_who_is_missing():
 
 def test_a_group_of_workers_starts_again_together():
     """Each has its rank; when one is lost, the manager and all start again as the next generation."""
-    made = Cluster(submission(3, shards=0)).until_all_run()
+    made = Cluster(submission(3, shards=0, fixed_group=True)).until_all_run()
     made.lose("w1")
     made.step().until_all_run()
     made.step()
@@ -258,7 +260,7 @@ def test_a_group_of_workers_starts_again_together():
 )
 def test_a_group_fails_for_want_of_a_lost_node_without_a_failure(then, failures):
     """Its others fail before the loss is known; where nobody was lost, that is a failure of the group."""
-    made = Cluster(submission(3, shards=0)).until_all_run()
+    made = Cluster(submission(3, shards=0, fixed_group=True)).until_all_run()
     made.end("w0", 1)
     made.end("w2", 1)
     made.step(place=False)
@@ -268,6 +270,20 @@ def test_a_group_fails_for_want_of_a_lost_node_without_a_failure(then, failures)
         made.step()
     assert made.supervisor.failures == failures
     assert made.finish is None
+
+
+def test_a_job_whose_workers_have_lost_its_parameters_ends():
+    """It does not begin anew without a word; a fixed group does, from the script's checkpoint."""
+    made = Cluster(submission(2, shards=0)).until_all_run()
+    made.end("w0", 1)
+    made.end("w1", 1)
+    made.state, made.reason = "failed", "no worker has its state any more"
+    made.step()
+    assert made.finish.state == "failed"
+    assert made.finish.reason.startswith("no worker has its state any more: --resume starts it again")
+    made = Cluster(submission(2, shards=0, fixed_group=True)).until_all_run()
+    made.state = "failed"
+    assert made.step().finish is None
 
 
 @pytest.mark.parametrize(("iteration_seconds", "last_moment"), [(0.0, 1.0), (10.0, 13.5)])
@@ -363,12 +379,15 @@ FAULTS = st.sampled_from(("lose", "kill", "error", "leave", "silence", "resize")
 
 @given(
     shards=st.integers(0, 2),
+    fixed_group=st.booleans(),
     workers=st.integers(1, 4),
     faults=st.lists(st.tuples(FAULTS, st.integers(0, 6), st.integers(0, 3)), max_size=12),
 )
-def test_a_job_runs_again_once_faults_stop(shards, workers, faults):
+def test_a_job_runs_again_once_faults_stop(shards, fixed_group, workers, faults):
     """Whatever is lost, killed, silent or about to go, in any order: in the end all processes run."""
-    made = Cluster(submission(workers, shards, max_failures=1000)).until_all_run()
+    fixed_group = fixed_group and not shards
+    job = submission(workers, shards, fixed_group=fixed_group, max_failures=1000)
+    made = Cluster(job).until_all_run()
     made.state = "running"
     for fault, which, steps in faults:
         names = [name for name in made.supervisor.names if name in made.seen]
@@ -385,7 +404,7 @@ def test_a_job_runs_again_once_faults_stop(shards, workers, faults):
             made.step(place=False)
             if made.seen.get(name) == replace(before, phase="placing", host=None):
                 made.seen[name] = before
-        elif fault == "resize" and shards:
+        elif fault == "resize" and not fixed_group:
             made.supervisor.resize(1 + which)
         for _ in range(steps):
             obey_drains(made)
