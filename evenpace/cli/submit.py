@@ -31,8 +31,14 @@ _HTTP = click.option(
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @example("evenpace submit --workers 4 --shards 2 --address 10.0.0.1:6379 train.py --epochs 10")
-@configured(Submission, "submission", without=("shards",))
+@configured(Submission, "submission", without=("shards", "fixed_group"))
 @with_exchange
+@click.option(
+    "--fixed-group",
+    is_flag=True,
+    help="With --all-reduce: the script makes the workers' group, by torchrun's variables. It keeps its size; a "
+    "loss starts all workers again.",
+)
 @passed_on
 @click.option(
     "--resource",
@@ -67,6 +73,7 @@ _HTTP = click.option(
 def submit(
     submission: Submission,
     shards: int,
+    fixed_group: bool,
     manager_options: tuple[str, ...],
     ps_options: tuple[str, ...],
     worker_options: tuple[str, ...],
@@ -103,6 +110,7 @@ def submit(
             script=script if working_dir is not None else script.resolve(),
             arguments=arguments,
             shards=shards,
+            fixed_group=fixed_group,
             storage=submission.storage.expanduser().absolute(),
             manager_options=manager_options,
             shard_options=ps_options,

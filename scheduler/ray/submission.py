@@ -88,13 +88,7 @@ class Submission:
     resources_per_worker: Mapping[str, float] = field(default_factory=dict)
     resources_per_service: Mapping[str, float] = field(default_factory=dict)
     shards: Annotated[int, Setting("Shards of the parameter server.", least=0)] = 1
-    fixed_group: Annotated[
-        bool,
-        Setting(
-            "With --all-reduce: the script makes the workers' group, by torchrun's variables. It keeps its "
-            "size; a loss starts all workers again."
-        ),
-    ] = False
+    fixed_group: bool = False
     storage: Annotated[
         Path,
         Setting(

@@ -34,7 +34,11 @@ def submit(tmp_path, monkeypatch):
         (["--working-dir", "nowhere", "train.py"], "'nowhere' does not exist"),
         ([], "Missing argument 'SCRIPT'"),
         (["--workers", "many", "train.py"], "workers 'many': must be a number from 1 on, or LEAST:MOST"),
-        (["--workers", "2:8", "--all-reduce", "train.py"], "workers 2:8: must be one number with all-reduce"),
+        (
+            ["--workers", "2:8", "--all-reduce", "--fixed-group", "train.py"],
+            "workers 2:8: must be one number where their group is fixed",
+        ),
+        (["--fixed-group", "train.py"], "a fixed group: only with all-reduce"),
         (["--shards", "2", "--all-reduce", "train.py"], "give --shards or --all-reduce, not both"),
         (["--detach", "train.py"], "--detach needs --address"),
         (
