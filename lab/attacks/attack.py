@@ -44,13 +44,9 @@ _HARMS = 100  # kinds of harm, after which the attack is over: it has succeeded
 
 
 def run(config: HostileConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
-    """Attack, and print and return the results.
+    """Attack, and print and return the results (UnavailableError: the honest job did not start).
 
-    Args:
-        json_path: The figures' file; beside it are the services' logs, and the inputs sent before each harm.
-
-    Raises:
-        UnavailableError: The honest job did not start.
+    Beside the figures' file are the services' logs, and the inputs sent before each harm.
     """
     allow_files(_FILES)
     figures: dict[str, Any] = {"config": asdict(config)}
@@ -229,11 +225,7 @@ def _honest(seconds: Sequence[float]) -> dict[str, Any]:
 def _bits_changed(
     config: HostileConfig, console: Console, iterations: int, parameters: NDArray[np.float64]
 ) -> int:
-    """Return the number of bits in which the honest job's parameters differ from an undisturbed run's.
-
-    Raises:
-        UnavailableError: That run did not end well.
-    """
+    """Return the number of bits in which the honest job's parameters differ from an undisturbed run's."""
     console.print(f"{iterations} iterations again, undisturbed")
     with (
         _services(config) as (cluster, tokens),

@@ -93,11 +93,7 @@ class Attacker:
         return self._socket.fileno()
 
     def connect(self) -> None:
-        """Make a new connection and send the first batch; again, where the service resets it meanwhile.
-
-        Raises:
-            OSError: The service takes no connection.
-        """
+        """Make a new connection and send the first batch; again, where the service resets it meanwhile."""
         while True:
             self._open()
             try:
@@ -254,12 +250,7 @@ class Attacker:
 
 
 class Attackers:
-    """All attackers of this process.
-
-    Args:
-        targets: One for each attacker.
-        seed: Seed of their choices other than the inputs.
-    """
+    """All attackers of this process."""
 
     def __init__(self, targets: Sequence[Target], seed: int) -> None:
         self.tally = Tally()

@@ -9,15 +9,7 @@ from idl.settings import Checked, Setting
 
 @dataclass(frozen=True)
 class HostileConfig(Checked):
-    """The length and the size of an attack.
-
-    Attributes:
-        tokens: Whether the services ask for tokens. Without them nothing keeps others from the honest job, so
-            attackers leave its name alone.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """The length and the size of an attack (InvalidRequestError: a value is not allowed)."""
 
     seconds: Annotated[float, Setting("At most.", name="minutes", unit=60, above=0, below=inf)] = 60.0
     # The inputs at most; None for no limit.

@@ -30,10 +30,7 @@ _ANSWER_SECONDS = 30.0  # seconds in which the manager must answer
 class HonestJob:
     """The honest job's workers and their progress; they end with the cluster.
 
-    Args:
-        credentials: Credentials with the job's token, where the services ask for one.
-        pace: Seconds that each iteration takes longer, as if a worker computed more.
-        last: Iteration after which the job ends; None to go on until `finish`.
+    The job ends after the iteration `last`, or goes on until `finish`.
     """
 
     def __init__(

@@ -72,19 +72,12 @@ class Input:
 
 @dataclass
 class Inputs:
-    """Endless inputs for one service.
-
-    Args:
-        definition: The Thrift service.
-        jobs: Names of the attackers' own jobs.
-        seed: Seed of the choices.
-        victim: The honest job, if inputs are to name it; None to leave it alone.
-    """
+    """Endless inputs for one service, of attackers who have `jobs` of their own there."""
 
     definition: type
     jobs: Sequence[str]
     seed: str
-    victim: Known | None = None
+    victim: Known | None = None  # the honest job, if inputs are to name it
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)

@@ -11,11 +11,7 @@ from rpc.tokens import TokenKeys, issue, write_new_key
 
 
 class Tokens:
-    """Tokens of one attack.
-
-    Args:
-        folder: Folder for the files, which only this attack uses.
-    """
+    """Tokens of one attack."""
 
     def __init__(self, folder: Path) -> None:
         self.key = folder / "key"  # file of the services' keys

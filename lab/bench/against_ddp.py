@@ -90,12 +90,7 @@ _FEW = 12  # iterations in which stock DDP takes one sample a worker
 
 
 def run(config: TrainConfig, console: Console) -> dict[str, Any]:
-    """Train all ways in turn, by workers of `against_ddp_worker`; print and return the figures.
-
-    Raises:
-        EvenpaceError: A process failed; the message has the end of its log.
-        ValueError: The data cannot be read, or do not fit the options.
-    """
+    """Train all ways in turn, by workers of `against_ddp_worker`; print and return the figures."""
     data = config.data.partition(":")[0]
     evaluator = Evaluator(Training("digits", _workload(config)))
     if config.total_batch_size > evaluator.samples:
@@ -268,7 +263,6 @@ def allowed(
     transfer: 2 (n - 1) / n times each way in a ring, once to and from a parameter server.
 
     Args:
-        config: The trainings.
         whole: CPU seconds of stock DDP for each worker's equal part of the batch; (workers,).
         single: The same for batches of one sample.
         size: Bytes of the model.

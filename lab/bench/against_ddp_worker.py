@@ -112,12 +112,7 @@ def _train(
     loss_function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     options: argparse.Namespace,
 ) -> tuple[list[float], list[int], list[float], list[NDArray[Any]]]:
-    """Train in an ordinary loop.
-
-    Returns:
-        Of each iteration its end, batch size and CPU time; and after each epoch the parameters, on rank 0
-        alone.
-    """
+    """Train; return iterations' ends, batch sizes and CPU times, and rank 0's parameters after each epoch."""
     ends, sizes, cpu, snapshots = [], [], [], []
     for _ in range(options.epochs):
         since = time.process_time()

@@ -73,11 +73,7 @@ def _read_change(text: str) -> Change:
 
 @dataclass(frozen=True)
 class BalanceConfig:
-    """Policies, clusters and noise.
-
-    Raises:
-        InvalidRequestError: A number is out of its range, or there are both an all-reduce and links.
-    """
+    """Policies, clusters and noise."""
 
     curves: Annotated[
         Path | None,
@@ -206,10 +202,6 @@ def run(config: BalanceConfig, console: Console) -> dict[str, Any]:
     that the policy predicts, in the end, for batches of 0.75 to 1.25 times the size with the best split of
     each; `null` for policies that predict none. `never` counts runs; they are left out of the median and of
     the maximum.
-
-    Raises:
-        ValueError: The curves, or what was chosen from them, are wrong.
-        OSError: A file cannot be read or written.
     """
     curves = made_up_step_times() if config.curves is None else read_step_times(config.curves)
     clusters = _clusters(curves, config)

@@ -44,11 +44,7 @@ GROUP_CHANGES = ("join", "drain", "kill", "kill-while-forming")
 
 @dataclass(frozen=True)
 class GroupChangesConfig:
-    """The job, its model and its changes.
-
-    Raises:
-        InvalidRequestError: A value is out of its range, or the batch has no equal parts.
-    """
+    """The job, its model and its changes."""
 
     workers: Annotated[int, Setting("Of the job.", least=2, most=16)] = 3
     parameters: Annotated[
@@ -105,12 +101,7 @@ class _Line:
 
 
 class _Job:
-    """Workers that train a model of some size, each with a file of its iterations.
-
-    Args:
-        config: What is measured.
-        parameters: Size of the model.
-    """
+    """Workers that train a model of some size, each with a file of its iterations."""
 
     def __init__(
         self, config: GroupChangesConfig, parameters: int, folder: Path, cluster: LocalCluster
@@ -153,16 +144,7 @@ class _Job:
         return len(self.lines(name)) >= iterations
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds.
-
-        Args:
-            what: The event to wait for, for the error's message.
-            condition: Function that returns True once it holds.
-
-        Raises:
-            UnavailableError: It did not hold in time.
-            ProcessFailedError: A process failed.
-        """
+        """Wait until a condition holds."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not condition():
             if time.monotonic() > deadline:
@@ -183,12 +165,7 @@ def _job(config: GroupChangesConfig, parameters: int) -> Iterator[tuple[_Job, Lo
 
 
 def run(config: GroupChangesConfig, console: Console) -> dict[str, Any]:
-    """Measure by model size what workers that come and go cost the others, and what it costs that they could.
-
-    Raises:
-        UnavailableError: The job did not go on.
-        ProcessFailedError: A process failed.
-    """
+    """Measure by model size what workers that come and go cost the others, and that they could."""
     sizes = []
     with make_progress(console, transient=True) as progress:
         for parameters in config.parameters:

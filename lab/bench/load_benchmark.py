@@ -29,12 +29,7 @@ from rpc.address import Address
 
 
 def run(config: LoadConfig, console: Console) -> dict[str, Any]:
-    """Put a manager under load, and print and return the figures.
-
-    Raises:
-        InvalidRequestError: This machine allows too few open files.
-        UnavailableError, ProtocolError: The manager failed under the load.
-    """
+    """Put a manager under load, and print and return the figures."""
     needed = config.connections + load_limits.SPARE_CONNECTIONS + 100
     allowed = allow_files(needed)
     if allowed < needed:

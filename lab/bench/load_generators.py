@@ -97,11 +97,7 @@ class Generators:
         self._stack.close()
 
     def listen(self, seconds: float) -> None:
-        """Take in the generators' lines for some seconds.
-
-        Raises:
-            UnavailableError: A generator has failed, or none has reported anything for `SILENCE_SECONDS`.
-        """
+        """Take in the generators' lines for some seconds."""
         until = time.monotonic() + seconds
         silent_since = time.monotonic()
         while (left := until - time.monotonic()) > 0:

@@ -60,11 +60,7 @@ _MEMORY_ITERATIONS = 2
 
 
 def run(config: MicroBatchesConfig, console: Console) -> dict[str, Any]:
-    """Measure times and memory with workers of `micro_batches_worker`; print and return the figures.
-
-    Raises:
-        UnavailableError: A worker failed; the message has what it said.
-    """
+    """Measure times and memory with workers of `micro_batches_worker`; print and return the figures."""
     cases = [(name, options, size) for name, options, sizes in _CASES for size in sizes]
     times = [
         _compare(name, size, _measure(name, options, size, config.number, config.iterations))

@@ -140,12 +140,7 @@ _WORDS = {
 
 
 def run(config: NodesConfig, console: Console) -> dict[str, Any]:
-    """Cause all losses to a job, one after the other, and print and return their costs.
-
-    Raises:
-        ValueError: There is no such loss.
-        UnavailableError: The job did not go on, or failed.
-    """
+    """Cause all losses to a job, one after the other, and print and return their costs."""
     if unknown := sorted({*config.losses} - {*LOSSES}):
         raise ValueError(f"losses {', '.join(unknown)}: there are {', '.join(LOSSES)}")
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in config.losses or LOSSES}

@@ -62,10 +62,6 @@ def run(config: OverlapConfig, console: Console) -> dict[str, Any]:
 
     Each way's transfers are timed without computing, and then with as much computing as they take where the
     step makes them all; the ways take turns.
-
-    Raises:
-        NetworkError: Links of limited bandwidth cannot be made here.
-        EvenpaceError: A worker failed.
     """
     taken: dict[str, list[float]] = {way: [] for way in (*_WAYS, _STOCK)}
     alone: dict[str, list[float]] = {way: [] for way in taken}

@@ -36,11 +36,7 @@ class _Slow(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A linear layer that computes for as long as `seconds` says.
-
-    Args:
-        seconds: (1,) for one forward pass.
-    """
+    """A linear layer that computes for as long as `seconds` says."""
 
     def __init__(self, seconds: list[float]) -> None:
         super().__init__()

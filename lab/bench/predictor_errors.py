@@ -45,18 +45,15 @@ _FIT_REPEATS, _FIT_SECONDS = 5, 10.0  # timed fits, likewise
 
 @dataclass(frozen=True)
 class Grid:
-    """A trace laid out for a replay; arrays are (iterations, workers), over all iterations of any worker.
-
-    Attributes:
-        cpu_usage: CPU usage as the iteration begins, 0 to 1. Where a worker has no row, that of its last row
-            stays; before its first row, it is that of the first.
-    """
+    """A trace laid out for a replay; arrays are (iterations, workers), over all iterations of any worker."""
 
     workers: tuple[str, ...]  # names, in the order of the columns
     iterations: NDArray[np.int64]  # iteration numbers, increasing, (iterations,)
     speeds: Array  # samples per second; NaN where a worker had no samples, or no row
+    # Usage as the iteration begins, 0 to 1. Where a worker has no row, that of its last row stays; before its
+    # first row, it is that of the first.
     cpu_usage: Array
-    memory_usage: Array  # memory usage, as `cpu_usage`
+    memory_usage: Array
     expected: Array  # samples per second that a perfect predictor would name; NaN where not known
     # True where a prediction counts: there is a speed, one came before it, and the worker's warm-up is over.
     scored: NDArray[np.bool_]
@@ -122,13 +119,6 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
     dominate; `pooled` is over all rows as they are, in samples/s, as are the workers' own. `gap_closed` is
     (rmse_ema - rmse) / (rmse_ema - floor). The floor is known where each row that is scored has `expected`.
     `timing` is `null` where it is left out, `fit_s` for predictors that do not learn.
-
-    Args:
-        json_path: File for the figures before times are measured, which takes long and may be interrupted.
-
-    Raises:
-        ValueError: The trace is invalid, or too short for the warm-up.
-        OSError: A file cannot be read or written.
     """
     options, timing_workers = config.options, config.timing_workers if config.timing else ()
     warm_up = options.first_fit if config.warm_up is None else config.warm_up
@@ -183,14 +173,7 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
 
 
 def lay_out(trace: Trace, warm_up: int) -> Grid:
-    """Lay a trace out for a replay.
-
-    Args:
-        warm_up: Rows of each worker that do not count.
-
-    Raises:
-        ValueError: No row is left to count.
-    """
+    """Lay a trace out for a replay; the first `warm_up` rows of each worker do not count."""
     iterations = np.unique(np.concatenate([series.iterations for series in trace.values()]))
     shape = (len(iterations), len(trace))
     speeds, expected = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -223,12 +206,7 @@ def replay(
     executor: Executor,
     advance: Callable[[], None] = lambda: None,
 ) -> Replay:
-    """Let a predictor predict each iteration's speeds before it sees them.
-
-    Args:
-        grid: The trace.
-        advance: Called after each iteration.
-    """
+    """Let a predictor predict each iteration's speeds before it sees them."""
     predictor = make_predictor(name, options)
     predictor.set_workers(grid.workers)
     done = Replay(np.empty(grid.speeds.shape))
@@ -249,10 +227,7 @@ def replay(
 def score(grid: Grid, predictions: Mapping[str, Array]) -> dict[str, Any]:
     """Return the errors of predictions, as the module's docstring describes them.
 
-    Args:
-        grid: The trace.
-        predictions: Samples per second by the predictor's name, (iterations, workers); `REFERENCE` must be
-            among them.
+    They are in samples per second, (iterations, workers), by predictor, `REFERENCE` among them.
     """
     columns = [column for column in range(len(grid.workers)) if grid.scored[:, column].any()]
     names = [grid.workers[column] for column in columns]

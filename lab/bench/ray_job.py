@@ -56,16 +56,7 @@ def difference(error: float) -> dict[str, Any]:
 
 
 class RayCluster:
-    """Context manager that has a Ray cluster on this machine, whose nodes come and go.
-
-    Args:
-        silence: Seconds of silence after which Ray gives up a node; None for Ray's own setting.
-
-    Attributes:
-        folder: Folder of everything that is written, which is removed at the end.
-        head: The head, which computes nothing.
-        nodes: The other nodes that are there.
-    """
+    """Context manager that has a Ray cluster on this machine, whose nodes come and go."""
 
     def __init__(self, silence: float | None) -> None:
         self._silence = silence
@@ -162,11 +153,7 @@ class Progress:
 class RayJob:
     """A job on a cluster, submitted by `evenpace submit`, whose workers train until they are told to stop.
 
-    Args:
-        cluster: The cluster. Services need nodes that are `STEADY`, workers those that have a `PLACE`.
-        workers: As `--workers` has them.
-        checkpoint_every: Versions between two checkpoints.
-        arguments: More arguments of the workers' script, `lab.chaos.journalling_worker`.
+    Services need nodes that are `STEADY`, workers those that have a `PLACE`.
     """
 
     def __init__(
@@ -232,11 +219,7 @@ class RayJob:
         condition: Callable[[], bool],
         seconds: float = _PATIENCE_SECONDS,
     ) -> None:
-        """Wait until a condition holds, and follow the job meanwhile; `what` describes it in the error.
-
-        Raises:
-            UnavailableError: It did not hold within `seconds`, or the job has ended.
-        """
+        """Wait until a condition holds, and follow the job meanwhile; `what` describes it in the error."""
         deadline = time.monotonic() + seconds
         while not condition():
             result = self.result
@@ -286,12 +269,8 @@ class RayJob:
     def finish(self, steps: int = 20) -> tuple[int, float]:
         """Have the workers stop after some more steps, and wait for the job's end.
 
-        Returns:
-            The last version, and the relative error of its parameters: their largest difference from those
-            of one process that takes the whole batches in order.
-
-        Raises:
-            UnavailableError: The job failed, or its workers have no common last version.
+        Returned are the last version, and the relative error of its parameters: their largest difference from
+        those of one process that takes the whole batches in order.
         """
         last = self.progress.version + steps
         new = self._stop.with_suffix(".new")

@@ -66,15 +66,7 @@ class _Job:
         self._progress = Progress(cluster, self._name)
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds.
-
-        Args:
-            what: The event to wait for, e.g. "all workers to train", for the error's message.
-            condition: Function that returns True once it holds.
-
-        Raises:
-            UnavailableError: It did not hold in time, or a process ended that was not killed.
-        """
+        """Wait until a condition holds."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not condition():
             if time.monotonic() > deadline:
@@ -202,12 +194,7 @@ EVENTS: dict[str, Callable[[_Job], None]] = {
 
 
 def run(config: RecoveryConfig, console: Console) -> dict[str, Any]:
-    """Cause all faults to a job, one after the other, and print and return their costs.
-
-    Raises:
-        ValueError: There is no such event.
-        UnavailableError: The job did not go on.
-    """
+    """Cause all faults to a job, one after the other, and print and return their costs."""
     if unknown := sorted({*config.events} - {*EVENTS}):
         raise ValueError(f"events {', '.join(unknown)}: there are {', '.join(EVENTS)}")
     settings = ChaosConfig(

@@ -74,10 +74,6 @@ def run(config: ShardsConfig, console: Console) -> dict[str, Any]:
     """Measure, and print and return the figures.
 
     The numbers of shards take turns, so that other load of the machine falls on all of them alike.
-
-    Raises:
-        NetworkError: Links of limited bandwidth cannot be made here.
-        EvenpaceError: A worker or a shard failed.
     """
     rounds: dict[tuple[int, str], list[Round]] = {}
     with _cluster(config) as (workers, processes):

@@ -78,12 +78,7 @@ PLAIN, AHEAD, STATE = "no lookahead", "lookahead", "state"
 
 
 def run(config: SizesConfig, console: Console) -> dict[str, Any]:
-    """Train in each way in turn, and print and return durations of iterations with and without a change.
-
-    Raises:
-        UnavailableError: A record or a metric is missing.
-        ProcessFailedError: A process failed.
-    """
+    """Train in each way in turn, and print and return durations of iterations with and without a change."""
     rounds: dict[str, list[dict[str, Any]]] = {PLAIN: [], AHEAD: [], STATE: []}
     turns = [way for _ in range(config.repeats) for way in rounds]
     for way in track(turns, description="trainings", console=console):

@@ -68,11 +68,7 @@ class Event:
 
 
 def read_trace(path: Path) -> list[Event]:
-    """Read a trace; its columns are time_s, event and node.
-
-    Raises:
-        InvalidRequestError: The file is not of this form.
-    """
+    """Read a trace; its columns are time_s, event and node."""
     try:
         read = read_events(path)
     except ValueError as error:
@@ -143,11 +139,7 @@ class _Market:
         self._rest.append(self._threads.submit(self._kill, self._joining[name]))
 
     def lives(self) -> list[_Life]:
-        """Wait until all that was begun is done, and return the nodes' lives.
-
-        Raises:
-            EvenpaceError: A node could not be started, or its end not be announced.
-        """
+        """Wait until all that was begun is done, and return the nodes' lives."""
         for future in self._rest:
             future.result()
         self._rest = []
@@ -172,12 +164,7 @@ class _Market:
 
 
 def run(config: SpotConfig, console: Console) -> dict[str, Any]:
-    """Replay a trace while a job trains, and print and return what its nodes' capacity became.
-
-    Raises:
-        InvalidRequestError: The trace cannot be read, or has no node at its begin.
-        UnavailableError: The job did not go on, or failed.
-    """
+    """Replay a trace while a job trains, and print and return what its nodes' capacity became."""
     trace = read_trace(config.trace)
     events = take_nodes(trace, config.nodes)
     if events[0].time > 0:

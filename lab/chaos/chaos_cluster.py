@@ -42,13 +42,6 @@ class ChaosCluster:
 
     A kind of fault that cannot be caused on this machine is left out, or raises NotPossibleHereError if the
     settings name it.
-
-    Args:
-        folder: An empty folder, in which everything is written.
-
-    Attributes:
-        kinds: Kinds of faults that come.
-        manager: Address on which the manager listens, past the proxy.
     """
 
     def __init__(self, settings: ChaosConfig, folder: Path) -> None:

@@ -40,11 +40,7 @@ _AHEAD = 40  # iterations from the order to stop to the last one
 def run(settings: ChaosConfig, json_path: Path | None) -> bool:
     """Let a cluster train under faults, print the outcome, and write it to a file.
 
-    Returns:
-        True if there was no violation. If there was one, the run's folder is kept.
-
-    Raises:
-        NotPossibleHereError: The settings name a kind of fault that cannot be caused on this machine.
+    Returned is whether there was no violation. If there was one, the run's folder is kept.
     """
     folder = Path(tempfile.mkdtemp(prefix="evenpace-chaos-"))
     began = time.monotonic()
@@ -106,11 +102,7 @@ class _Run:
         self._screen = Screen()
 
     def go(self, versions: Mapping[str, int] | None = None) -> None:
-        """Train to the end: under faults, unless `versions`, the jobs' last ones, are given.
-
-        Raises:
-            ChaosError: The run did not end cleanly.
-        """
+        """Train to the end: under faults, unless `versions`, the jobs' last ones, are given."""
         cluster, seconds = self.cluster, _END_SECONDS
         self._until("the manager and the shards to listen", _START_SECONDS, cluster.listening)
         cluster.start_workers()
@@ -177,11 +169,7 @@ class _Run:
         time.sleep(_TICK_SECONDS)
 
     def _until(self, what: str, seconds: float, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds; `what` names it in the error's message, as "all workers to train".
-
-        Raises:
-            ChaosError: It does not hold within `seconds`.
-        """
+        """Wait until a condition holds; `what` names it in the error's message, as "all workers to train"."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:

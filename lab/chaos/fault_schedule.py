@@ -144,14 +144,8 @@ def schedule(
     """Draw faults, and yield them in the order of their times; one of each kind is in the first half.
 
     Args:
-        seed: Seed; the same one gives the same faults.
-        kinds: Names in `KINDS` that may come.
-        sites: Names of what they may befall.
         gap: Seconds between two moments at which faults come, on average.
         seconds: Seconds until the last fault.
-
-    Raises:
-        ValueError: No kind is given, or one that does not exist; or the gap is not above 0.
     """
     if not kinds or (unknown := set(kinds) - set(KINDS)):
         raise ValueError(f"faults {', '.join(sorted(unknown)) if kinds else '(none)'}: {', '.join(KINDS)}")

@@ -99,11 +99,7 @@ class FreezeUntilOut(Freeze):
 
 
 class Join(Injection):
-    """Start of another worker, which is told to leave at the end.
-
-    Args:
-        trains: Returns whether a process has trained since its last start.
-    """
+    """Start of another worker, which is told to leave at the end."""
 
     def __init__(self, supervisor: Supervisor, name: str, trains: Callable[[Process], bool]) -> None:
         self._supervisor, self._process, self._trains = supervisor, supervisor.processes[name], trains
@@ -120,11 +116,7 @@ class Join(Injection):
 
 
 class Drain(Injection):
-    """Drain of a worker by an operator; the supervisor starts it again after its end.
-
-    Args:
-        drain: Asks the manager to drain a worker, unless it was asked just now.
-    """
+    """Drain of a worker by an operator; the supervisor starts it again after its end."""
 
     def __init__(self, fault: Fault, supervisor: Supervisor, name: str, drain: Callable[[str], None]) -> None:
         self._popen = supervisor.expect_end(name, fault.seconds, 0)
@@ -144,8 +136,6 @@ class Damage(Injection):
     The shard is stopped meanwhile, lest it replaces the file.
 
     Args:
-        find: Returns the checkpoint that its job can lose, if there is one at present.
-        harm: Damages a file, and returns how, in words.
         noticed: What the shard's log must say of a version that it finds damaged; None if it says nothing.
     """
 
@@ -199,11 +189,7 @@ class Damage(Injection):
 
 
 class StateDamage(Injection):
-    """SIGKILL of the manager, and damage to its state before its next start, which must mend it.
-
-    Args:
-        harm: Damages the state, and returns how; None if there is nothing to damage.
-    """
+    """SIGKILL of the manager, and damage to its state before its next start, which must mend it."""
 
     def __init__(
         self, fault: Fault, supervisor: Supervisor, name: str, harm: Callable[[], DamagedState | None]
@@ -242,12 +228,7 @@ def _once_writable(harm: Callable[[], DamagedState | None]) -> DamagedState | No
 
 
 class Impostor(Injection):
-    """Second run of a running process's command beside it: it must be refused, and end.
-
-    Args:
-        command: Another command, by default its own.
-        refused: Pattern of the last message with which it is refused.
-    """
+    """Second run of a running process's command beside it: it must be refused, and end."""
 
     def __init__(
         self,
@@ -461,7 +442,6 @@ class Order(Injection):
     Args:
         order: Asks the manager for it, and returns its answer; None if it does not answer, or was asked just
             now.
-        undo: Takes the change back, if the manager answers.
         size: Samples of the whole batch from then on; None where it stays.
     """
 

@@ -99,15 +99,7 @@ def train(
     *,
     schedule: bool = False,
 ) -> None:
-    """Train until the iteration that the file `stop` has, once there is such a file, or until released.
-
-    Args:
-        stop: File that will have the last iteration.
-        pause: Seconds that each iteration takes longer.
-        micro_batch: Samples of a micro-batch; None for a job without.
-        per_sample: Seconds that each sample takes longer.
-        schedule: Whether the batch's size changes with every epoch.
-    """
+    """Train until the iteration that the file `stop` has, once there is such a file, or until released."""
     journal = JournalWriter(journal_path)
     inputs, labels = make_data()
     spec = SCHEDULED if schedule else SPEC

@@ -74,14 +74,11 @@ class ShardSteps:
 
 @dataclass
 class Journal:
-    """Journal of one worker, over all its starts.
-
-    Attributes:
-        computed: Slices by (attempt, iteration): start, count, crc of the samples' numbers, and of the batch
-            as the worker was told: epoch, start, and samples.
-    """
+    """Journal of one worker, over all its starts."""
 
     worker: str  # name of the worker
+    # Slices by (attempt, iteration): start, count, crc of the samples' numbers, and of the batch as the
+    # worker was told: epoch, start, and samples.
     computed: dict[tuple[int, int], list[tuple[int, int, int, int, int, int]]] = field(default_factory=dict)
     # For each start, (attempt, version) of the parameters that it received, in order.
     reached: list[list[tuple[int, int]]] = field(default_factory=list)

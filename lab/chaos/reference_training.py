@@ -73,8 +73,6 @@ def train_alone(
     """Train on whole batches, in order, for some iterations in this process.
 
     Args:
-        iterations: How many.
-        spec: The order of the samples.
         batch_of: Function from an iteration to its epoch, its batch's first position there, and its samples.
 
     Returns:

@@ -70,15 +70,7 @@ class Active:
 
 
 class Storm:
-    """The faults of a run; `tick` is to be called often.
-
-    Args:
-        faults: Faults in the order of their times.
-        log: File for JSON lines, one for each fault that is over.
-
-    Attributes:
-        active: Faults under way.
-    """
+    """The faults of a run; `tick` is to be called often."""
 
     def __init__(self, cluster: ChaosCluster, faults: Iterator[Fault], log: Path) -> None:
         self._cluster = cluster

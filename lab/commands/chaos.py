@@ -39,11 +39,7 @@ def chaos(context: click.Context, settings: ChaosConfig, json_path: Path | None)
 
 
 def _refuse_given(context: click.Context, names: Iterable[str], otherwise: str) -> None:
-    """Refuse options that were given, though they have no meaning with `otherwise`.
-
-    Raises:
-        click.UsageError: One of them was given.
-    """
+    """Refuse options that were given, though they have no meaning with `otherwise`."""
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')}: has no meaning with {otherwise}")

@@ -31,13 +31,7 @@ WAYS = ("torchft", "evenpace")
 
 
 class _Workers:
-    """Workers of one job, which are killed and started again.
-
-    Args:
-        folder: For their lines and logs.
-        command: Returns the command of a worker, without its script's arguments.
-        arguments: Of the script.
-    """
+    """Workers of one job, which are killed and started again."""
 
     def __init__(
         self, folder: Path, command: Callable[[int, int], list[str]], arguments: list[str], count: int
