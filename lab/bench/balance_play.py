@@ -110,8 +110,8 @@ class Play:
     noisy: Array  # seconds that the slowest worker takes, with noise, (iterations,)
     noisy_best: Array  # the same with the best split and the same noise, (iterations,)
     starts: tuple[int, ...]  # iterations in which a part begins: 0, and those of the changes
-    # The largest relative error of the seconds that the policy predicts in the end, for batches of other sizes
-    # with their best splits; None where it predicts none.
+    # The largest relative error of the seconds that the policy predicts, in the end, for other batches with
+    # their best splits; None where it predicts none.
     prediction_error: float | None = None
 
     def figures(self) -> dict[str, Any]:
