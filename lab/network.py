@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from idl.errors import EvenpaceError
@@ -62,9 +61,7 @@ class WorkerNetwork:
                 raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def prefix(self, place: int) -> list[str]:

@@ -15,6 +15,7 @@ from evenpace.local.cluster import LocalCluster
 from evenpace.reports import files
 from idl.errors import EvenpaceError, UnavailableError
 from lab.attacks import honest_worker
+from lab.chaos.journalling_worker import worker_argument
 from lab.observer import Observer
 from rpc.credentials import Credentials
 from rpc.processes import ProcessFailedError
@@ -49,18 +50,12 @@ class HonestJob:
         self.failures: list[str] = []  # failures of its processes, in words
         if last is not None:
             self._stop_after(last)
-        self._processes = [
-            cluster.start_worker(
-                name,
-                honest_worker.__file__,
-                [
-                    *("--journal", str(folder / f"{name}.jsonl"), "--stop", str(folder / "stop")),
-                    *("--out", str(folder / f"{name}.npz"), "--pause", str(pace)),
-                ],
-                {"--job": JOB},
-            )
-            for name in (f"worker-{number}" for number in range(WORKERS))
-        ]
+        self._processes = []
+        for name in (f"worker-{number}" for number in range(WORKERS)):
+            files_of = (folder / f"{name}.jsonl", folder / "stop", folder / f"{name}.npz")
+            argument = worker_argument(*files_of, pause=pace)
+            process = cluster.start_worker(name, honest_worker.__file__, [argument], {"--job": JOB})
+            self._processes.append(process)
 
     def __enter__(self) -> "HonestJob":
         return self

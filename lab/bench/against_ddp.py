@@ -35,6 +35,7 @@ from lab.experiments.comparison import Evaluator
 from lab.experiments.scheme_run import ParameterSnapshot
 from lab.fields import ImageData, Repeats, Seed, Shares, whole_numbers
 from lab.network import WorkerNetwork
+from lab.script_options import as_argument
 from lab.workloads.by_name import Training
 
 
@@ -128,30 +129,31 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
         shards = 1 if mode == "ps" else 0
         cluster = LocalCluster(folder, workers=ranks, shards=shards, host=host, policy=config.policy)
         stack.callback(cluster.stop)
-        services = []
+        services: dict[str, Any] = {}
         if mode != "ddp":
             cluster.start()
-            services = ["--manager", str(cluster.manager), "--ps", *map(str, cluster.shard_addresses)]
+            services = {"manager": str(cluster.manager), "ps": [*map(str, cluster.shard_addresses)]}
         for rank, share in enumerate(share_cpus(config.shares, config.limit_kind)):
-            values = {
-                "mode": mode,
-                "store": folder / "store",
-                "share": share.cores,
-                "limit-kind": share.kind,
-                "name": cluster.limit_name(str(rank)),
-                "out": folder / f"{rank}.npz",
-                "rank": rank,
-                "ranks": ranks,
-                "cpu": share.cpu,
-                "parent": os.getpid(),
-                "epochs": config.epochs,
-                "batch-size": config.total_batch_size,
-                "bucket-mb": config.bucket_mb,
-                "seed": config.seed,
-            }
-            options = [word for option, value in values.items() for word in (f"--{option}", str(value))]
-            line = [sys.executable, "-m", "lab.bench.against_ddp_worker", *services, *options]
-            cluster.start_other(f"worker-{rank}", [*places[rank], *line, "--", *_workload(config)])
+            options = as_argument(
+                mode=mode,
+                store=folder / "store",
+                share=share.cores,
+                limit_kind=share.kind,
+                name=cluster.limit_name(str(rank)),
+                out=folder / f"{rank}.npz",
+                rank=rank,
+                ranks=ranks,
+                cpu=share.cpu,
+                parent=os.getpid(),
+                epochs=config.epochs,
+                batch_size=config.total_batch_size,
+                bucket_mb=config.bucket_mb,
+                seed=config.seed,
+                workload=_workload(config),
+                **services,
+            )
+            line = [sys.executable, "-m", "lab.bench.against_ddp_worker", options]
+            cluster.start_other(f"worker-{rank}", [*places[rank], *line])
         cluster.wait()
         return [dict(np.load(folder / f"{rank}.npz")) for rank in range(ranks)]
 

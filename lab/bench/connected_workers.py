@@ -10,7 +10,6 @@ import ssl
 import struct
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from thriftpy2.thrift import TApplicationException, TMessageType
@@ -151,9 +150,7 @@ class Load:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for connection in self._connections.values():
             connection.close()
         self._poll.close()

@@ -37,6 +37,7 @@ from idl.settings import Setting, check_settings
 from lab.bench import group_changes_worker as script
 from lab.fields import Repeats, parse_names, whole_numbers
 from lab.new_lines import NewLines
+from lab.script_options import as_argument
 
 GROUP_CHANGES = ("join", "drain", "kill", "kill-while-forming")
 """Changes to a group of workers, from its own joining to deaths of members."""
@@ -106,7 +107,7 @@ class _Job:
     def __init__(
         self, config: GroupChangesConfig, parameters: int, folder: Path, cluster: LocalCluster
     ) -> None:
-        self._options = ["--parameters", str(parameters), "--batch-size", str(config.batch_size)]
+        self._options = {"parameters": parameters, "batch_size": config.batch_size}
         self._ranks = config.workers
         self._folder = folder
         self._cluster = cluster
@@ -121,16 +122,15 @@ class _Job:
         self._killed.add(name)
         os.kill(self._cluster.pid(name), signal.SIGKILL)
 
-    def start(self, name: str, *options: str) -> None:
-        """Start a worker of the job."""
-        self._cluster.start_worker(name, script.__file__, [*self._own(name), *options])
+    def start(self, name: str, turns: Path | None = None) -> None:
+        """Start a worker of the job, which waits for files of `turns` and a number, if given."""
+        self._cluster.start_worker(name, script.__file__, [self._argument(name, turns=turns)])
 
-    def start_stock(self, rank: int, *options: str) -> None:
+    def start_stock(self, rank: int, turns: Path) -> None:
         """Start a rank of stock DDP."""
-        name = f"stock{rank}"
-        place = ["--store", str(self._folder / "store"), "--rank", str(rank), "--ranks", str(self._ranks)]
-        words = [*self._own(name), *place, "--parent", str(os.getpid()), *options]
-        self._cluster.start_other(name, [sys.executable, "-m", script.__name__, *words])
+        place = {"store": self._folder / "store", "rank": rank, "ranks": self._ranks, "parent": os.getpid()}
+        argument = self._argument(name := f"stock{rank}", turns=turns, **place)
+        self._cluster.start_other(name, [sys.executable, "-m", script.__name__, argument])
 
     def lines(self, name: str) -> list[_Line]:
         """Return the iterations that a worker has ended so far."""
@@ -152,8 +152,9 @@ class _Job:
             self._cluster.check(self._killed)
             time.sleep(_LOOK_SECONDS)
 
-    def _own(self, name: str) -> list[str]:
-        return [*self._options, "--out", str(self._folder / f"{name}.jsonl")]
+    def _argument(self, name: str, **options: Any) -> str:
+        given = {key: value for key, value in options.items() if value is not None}
+        return as_argument(**self._options, out=self._folder / f"{name}.jsonl", **given)
 
 
 @contextlib.contextmanager
@@ -256,8 +257,8 @@ def _unchanged(config: GroupChangesConfig, parameters: int, progress: Progress) 
     bar = progress.add_task(f"no change, {parameters:,} parameters", total=2 * (config.turns + 1))
     with _job(config, parameters) as (job, _, folder):
         for rank in range(config.workers):
-            job.start_stock(rank, "--turns", str(folder / "stock"))
-            job.start(f"w{rank}", "--turns", str(folder / "job"))
+            job.start_stock(rank, folder / "stock")
+            job.start(f"w{rank}", folder / "job")
         for turn in range(config.turns + 1):
             for way, name in observed.items():
                 (folder / f"{way}-{turn}").touch()

@@ -150,7 +150,7 @@ def run(config: NodesConfig, console: Console) -> dict[str, Any]:
             str(config.workers),
             config.shards,
             config.checkpoint_every,
-            arguments=("--pause", str(config.pause)),
+            pause=config.pause,
         )
         losses = _Losses(config, cluster, job)
         losses.add_nodes()

@@ -1,4 +1,4 @@
-"""A shard's work done in the straightforward way, by a bare socket: `plain_transfers BYTES` serves one worker.
+"""A shard's work done in the straightforward way, by a bare socket, for one worker and so many bytes.
 
 It adds a weighted gradient and answers one byte, or sends the parameters.
 """

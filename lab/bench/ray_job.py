@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -75,9 +74,7 @@ class RayCluster:
             self._stack = self._stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def begin(self) -> None:
@@ -163,8 +160,8 @@ class RayJob:
         shards: int,
         checkpoint_every: int,
         *,
-        options: Sequence[str] = (),
-        arguments: Sequence[str] = (),
+        pause: float = 0.0,
+        per_sample: float = 0.0,
     ) -> None:
         self._cluster = cluster
         self.storage = cluster.folder / "results"
@@ -176,11 +173,9 @@ class RayJob:
             *("--workers", workers, "--cpus-per-worker", "0", "--resource", f"{PLACE}=1"),
             *("--shards", str(shards), "--service-resource", f"{STEADY}=1", "--name", JOB),
             *("--storage", str(self.storage), "--ps-options", f"--checkpoint-every {checkpoint_every}"),
-            *options,
         )
-        self._arguments = (
-            *("--journal", str(self._journals), "--stop", str(self._stop), "--out", str(self._finals)),
-            *arguments,
+        self._argument = journalling_worker.worker_argument(
+            self._journals, self._stop, self._finals, pause=pause, per_sample=per_sample
         )
         self.progress = Progress(self._journals)  # how far it has come
 
@@ -197,17 +192,9 @@ class RayJob:
 
     def submit(self, *, resume: bool = False) -> None:
         """Submit it, or go on with it on another cluster (UnavailableError: the command failed)."""
-        line = [
-            sys.executable,
-            "-m",
-            "evenpace",
-            "submit",
-            "--detach",
-            "--address",
-            self._cluster.head.address,
-        ]
-        line += [*self._options, *(["--resume"] if resume else [])]
-        line += [journalling_worker.__file__, *self._arguments]
+        line = [sys.executable, "-m", "evenpace", "submit", "--detach"]
+        line += ["--address", self._cluster.head.address, *self._options, *["--resume"] * resume]
+        line += [journalling_worker.__file__, self._argument]
         environment = {**os.environ, **self._cluster.head.environment}
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal, Self
 
 from rich.console import Console
@@ -119,9 +118,7 @@ class _Market:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._threads.shutdown(cancel_futures=True)
 
     def join(self, name: str) -> None:
@@ -177,7 +174,7 @@ def run(config: SpotConfig, console: Console) -> dict[str, Any]:
             f"1:{config.nodes}",
             config.shards,
             _CHECKPOINT_EVERY,
-            arguments=("--per-sample", str(config.per_sample)),
+            per_sample=config.per_sample,
         )
         first = [event for event in events if event.time == 0]
         for event in first:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from batchsize_manager.client import ManagerClient
@@ -164,9 +163,7 @@ class ChaosCluster:
                 clocks.set_offset(process.log.with_suffix(".offset"), 0.0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for role in ("worker", "shard", "manager"):
             self.supervisor.stop(role)
         self._ending.close()
@@ -334,14 +331,15 @@ class ChaosCluster:
         )
 
     def _worker_arguments(self, job: str, name: str, starts: int) -> Sequence[str]:
-        return (
-            *("--journal", str(self._journal(name, starts))),
-            *("--stop", str(self.stop_file(job))),
-            *("--out", str(self.folder / "parameters" / f"{name}.npz")),
-            *("--pause", str(self.settings.pause)),
-            *(("--schedule",) if self.settings.sizer == "schedule" else ()),
-            *(("--micro-batch", str(MICRO_BATCH)) if self.settings.exact else ()),
+        argument = journalling_worker.worker_argument(
+            self._journal(name, starts),
+            self.stop_file(job),
+            self.folder / "parameters" / f"{name}.npz",
+            pause=self.settings.pause,
+            micro_batch=MICRO_BATCH if self.settings.exact else None,
+            schedule=self.settings.sizer == "schedule",
         )
+        return [argument]
 
     def _surroundings(self, name: str) -> Surroundings:
         """Return surroundings with a clock that can be made to jump, its witness, and one thread for sums."""

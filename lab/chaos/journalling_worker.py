@@ -5,7 +5,6 @@ version of the parameters that the worker has then. Lines are written to the fil
 loses none. It uses the session itself, as a framework's adapter does.
 """
 
-import argparse
 import json
 import os
 import time
@@ -30,6 +29,7 @@ from lab.chaos.reference_training import (
     make_data,
     mean_gradient,
 )
+from lab.script_options import as_argument, read_options
 from worker import shard_clients
 from worker.data.slices import Slices
 from worker.exchanges.parameter_server import ParameterServer
@@ -49,43 +49,35 @@ class JournalWriter:
         os.write(self._file, (json.dumps(values, separators=(",", ":")) + "\n").encode())
 
 
-def parse_options() -> argparse.Namespace:
-    """Read the command line of a worker's script."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--journal", type=Path, required=True, help="a file, or a folder for WORKER-TIME.jsonl"
-    )
-    parser.add_argument("--stop", type=Path, required=True, help="a file that will have the last iteration")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="the final parameters' file, or a folder for WORKER.npz"
-    )
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds that each iteration takes longer")
-    parser.add_argument("--per-sample", type=float, default=0.0, help="seconds that each sample takes longer")
-    parser.add_argument("--micro-batch", type=int, help="samples that are computed together")
-    parser.add_argument("--schedule", action="store_true", help="change the batch's size with every epoch")
-    return parser.parse_args()
+def worker_argument(
+    journal: Path,
+    stop: Path,
+    out: Path,
+    *,
+    pause: float = 0.0,
+    per_sample: float = 0.0,
+    micro_batch: int | None = None,
+    schedule: bool = False,
+) -> str:
+    """Return the argument of this script and `all_reduce_worker`, with the meaning that `train` gives it.
+
+    The journal may be a folder for WORKER-TIME.jsonl, and `out` one for WORKER.npz.
+    """
+    return as_argument(**locals())
 
 
 def main() -> None:
-    """Train as the command line says."""
-    options = parse_options()
+    """Train as the argument says."""
+    options = read_options()
     shard_clients.LEAST_AHEAD = 0  # so that these few parameters are pulled ahead, too
     session = own_session()
-    journal, out = options.journal, options.out
+    journal, out = Path(options.journal), Path(options.out)
     if journal.is_dir():
         journal /= f"{session.config.worker}-{time.time_ns()}.jsonl"
     if out.is_dir():
         out /= f"{session.config.worker}.npz"
-    train(
-        session,
-        journal,
-        options.stop,
-        out,
-        options.pause,
-        options.micro_batch,
-        options.per_sample,
-        schedule=options.schedule,
-    )
+    more = {name: getattr(options, name) for name in ("pause", "micro_batch", "per_sample", "schedule")}
+    train(session, journal, Path(options.stop), out, **more)
 
 
 def train(
@@ -99,7 +91,11 @@ def train(
     *,
     schedule: bool = False,
 ) -> None:
-    """Train until the iteration that the file `stop` has, once there is such a file, or until released."""
+    """Train until the iteration that the file `stop` has, once there is such a file, or until released.
+
+    Each iteration takes `pause` seconds longer, each sample `per_sample`; with a schedule, the batch's size
+    changes with every epoch.
+    """
     journal = JournalWriter(journal_path)
     inputs, labels = make_data()
     spec = SCHEDULED if schedule else SPEC

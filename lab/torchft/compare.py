@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpace.local.cluster import LocalCluster
+from lab.script_options import as_argument
 from lab.torchft import training as script
 
 AWAY_SECONDS = 1.0  # after which a killed worker is started again
@@ -34,9 +35,9 @@ class _Workers:
     """Workers of one job, which are killed and started again."""
 
     def __init__(
-        self, folder: Path, command: Callable[[int, int], list[str]], arguments: list[str], count: int
+        self, folder: Path, command: Callable[[int], list[str]], options: dict[str, Any], count: int
     ) -> None:
-        self._folder, self._command, self._arguments = folder, command, arguments
+        self._folder, self._command, self._options = folder, command, options
         self._lives = Counter[int]()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self.count = count
@@ -45,10 +46,11 @@ class _Workers:
         """Start a worker, or start it again."""
         self._lives[number] += 1
         out = self._folder / f"{number}-{self._lives[number]}.jsonl"
-        words = ["--number", str(number), "--out", str(out), *self._arguments]
         log = (self._folder / f"{number}.log").open("ab")
         self._running[number] = subprocess.Popen(
-            [*self._command(number, self._lives[number]), *words], stdout=log, stderr=log
+            [*self._command(number), as_argument(number=number, out=out, **self._options)],
+            stdout=log,
+            stderr=log,
         )
 
     def kill(self, number: int) -> None:
@@ -82,28 +84,27 @@ class _Workers:
 
 @contextlib.contextmanager
 def _job(way: str, folder: Path, options: argparse.Namespace) -> Iterator[_Workers]:
-    arguments = ["--way", way, "--workers", str(options.workers), "--steps", str(options.steps)]
-    arguments += ["--batch-size", str(options.batch_size)]
+    given = {"way": way, **{name: getattr(options, name) for name in ("workers", "steps", "batch_size")}}
     with contextlib.ExitStack() as stack:
         if way == "torchft":
             from torchft.coordination import LighthouseServer
 
             lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000)
             stack.callback(lighthouse.shutdown)
-            arguments += ["--lighthouse", lighthouse.address()]
+            given["lighthouse"] = lighthouse.address()
 
-            def command(number: int, life: int) -> list[str]:
+            def command(number: int) -> list[str]:
                 return [sys.executable, script.__file__]
         else:
             cluster = stack.enter_context(
                 LocalCluster(folder / "services", workers=options.workers, shards=0, policy="even")
             )
 
-            def command(number: int, life: int) -> list[str]:
+            def command(number: int) -> list[str]:
                 words = ["--manager", str(cluster.manager), "--name", f"w{number}"]
                 return [sys.executable, "-m", "evenpace", "worker", *words, script.__file__]
 
-        workers = _Workers(folder, command, arguments, options.workers)
+        workers = _Workers(folder, command, given, options.workers)
         stack.callback(workers.stop)
         yield workers
 
