@@ -14,11 +14,11 @@ from lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of, sides_of, 
 from lab.chaos.injections import (
     BadDisk,
     BlackHole,
+    Caused,
     Damage,
     Drain,
     Freeze,
     FreezeUntilOut,
-    FullDisk,
     HalfOpen,
     Impostor,
     Injection,
@@ -271,7 +271,7 @@ class Storm:
             case "black-hole" | "partition":
                 return Together({key: BlackHole(proxy, link) for key, link in self._links(name).items()})
             case "disk":
-                return FullDisk(cluster.disks[name])
+                return Caused(cluster.disks[name].fill, cluster.disks[name].clear)
             case "batch-size":
                 size = LEAST + int(fault.amount * (ORDERED - LEAST))
                 return Order(partial(cluster.order_batch_size, name, size), size=size)
