@@ -32,12 +32,13 @@ from rich.progress import Progress
 from batchsize_manager.client import ManagerClient
 from evenpace.local.cluster import LocalCluster
 from evenpace.local.terminal import make_progress, make_table
-from idl.errors import InvalidRequestError, UnavailableError
+from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from lab.bench import group_changes_worker as script
 from lab.fields import Repeats, parse_names, whole_numbers
 from lab.new_lines import NewLines
 from lab.script_options import as_argument
+from lab.waiting import wait_until
 
 GROUP_CHANGES = ("join", "drain", "kill", "kill-while-forming")
 """Changes to a group of workers, from its own joining to deaths of members."""
@@ -79,7 +80,6 @@ class GroupChangesConfig:
             )
 
 
-_PATIENCE_SECONDS = 300.0  # seconds in which the job must go on
 _LOOK_SECONDS = 0.1  # seconds between two looks at the job, which disturb it
 _FORMING_LOOK_SECONDS = 0.005  # the same, for the moment at which a group begins to be formed
 _JOB = "default"
@@ -113,9 +113,8 @@ class _Job:
         self._cluster = cluster
         self._killed: set[str] = set()
         self._new = NewLines()
-        self._lines: defaultdict[str, list[_Line]] = defaultdict(
-            list
-        )  # by worker, as far as its file was read
+        # By worker, as far as its file was read.
+        self._lines: defaultdict[str, list[_Line]] = defaultdict(list)
 
     def kill(self, name: str) -> None:
         """Kill a worker of the job."""
@@ -144,13 +143,8 @@ class _Job:
         return len(self.lines(name)) >= iterations
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not condition():
-            if time.monotonic() > deadline:
-                raise UnavailableError(f"timed out after {_PATIENCE_SECONDS:g} s, waiting for {what}")
-            self._cluster.check(self._killed)
-            time.sleep(_LOOK_SECONDS)
+        """Wait until a condition holds (ProcessFailedError: a process failed that was not killed)."""
+        wait_until(what, condition, partial(self._cluster.check, self._killed), tick=_LOOK_SECONDS)
 
     def _argument(self, name: str, **options: Any) -> str:
         given = {key: value for key, value in options.items() if value is not None}

@@ -9,7 +9,6 @@ Example:
 """
 
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,17 +17,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
-from rich.progress import track
 
 from evenpace.local.terminal import make_table
 from idl.errors import UnavailableError
 from idl.settings import Checked, Setting
-from lab.bench.costs import summary
+from lab.bench.costs import chosen, measured
 from lab.chaos.chaos_cluster import ChaosCluster
 from lab.chaos.config import ChaosConfig
 from lab.chaos.job_progress import Progress
 from lab.chaos.ledgers import ShardSteps, Step, read_ledger
 from lab.fields import Repeats
+from lab.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,6 @@ class RecoveryConfig(Checked):
     events: tuple[str, ...] = ()
 
 
-_TICK_SECONDS = 0.005  # seconds between two looks at the job
-_PATIENCE_SECONDS = 300.0  # seconds in which the job must go on after a fault
 _CALM = 50  # steps between two faults
 
 
@@ -66,16 +63,14 @@ class _Job:
         self._progress = Progress(cluster, self._name)
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not condition():
-            if time.monotonic() > deadline:
-                raise UnavailableError(f"timed out after {_PATIENCE_SECONDS:g} s, waiting for {what}")
-            self.supervisor.poll()
-            for end in self.supervisor.endings:
-                raise UnavailableError(f"{end.name} ended with status {end.code}; its log:\n{end.log}")
-            self._progress.look()
-            time.sleep(_TICK_SECONDS)
+        """Wait until a condition holds (UnavailableError: a process ended that was not killed)."""
+        wait_until(what, condition, self._look, tick=0.005)
+
+    def _look(self) -> None:
+        self.supervisor.poll()
+        for end in self.supervisor.endings:
+            raise UnavailableError(f"{end.name} ended with status {end.code}; its log:\n{end.log}")
+        self._progress.look()
 
     def go_on(self, steps: int = _CALM) -> float:
         """Wait until the job has taken `steps` steps; return the seconds that one took."""
@@ -113,13 +108,9 @@ class _Job:
         self.supervisor.kill(name, seconds).wait()
 
     def _shard_steps(self) -> list[ShardSteps]:
-        shards = []
-        for shard in self.cluster.shards:
-            steps = ShardSteps(shard, self.cluster.settings.checkpoint_every)
-            for line in read_ledger(self.cluster.ledgers(shard, self._name)):
-                steps.add(line)
-            shards.append(steps)
-        return shards
+        every, ledgers = self.cluster.settings.checkpoint_every, self.cluster.ledgers
+        shards = self.cluster.shards
+        return [ShardSteps.of(one, every, read_ledger(ledgers(one, self._name))) for one in shards]
 
     def _parties(self) -> set[str]:
         """Return the workers that took part in the last step."""
@@ -195,12 +186,10 @@ EVENTS: dict[str, Callable[[_Job], None]] = {
 
 def run(config: RecoveryConfig, console: Console) -> dict[str, Any]:
     """Cause all faults to a job, one after the other, and print and return their costs."""
-    if unknown := sorted({*config.events} - {*EVENTS}):
-        raise ValueError(f"events {', '.join(unknown)}: there are {', '.join(EVENTS)}")
+    events = chosen("events", config.events, EVENTS)
     settings = ChaosConfig(
         1.0, 0, ("kill",), config.workers, config.shards, checkpoint_every=config.checkpoint_every
     )
-    costs: dict[str, list[dict[str, float]]] = {name: [] for name in config.events or EVENTS}
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-recovery-") as folder,
         ChaosCluster(settings, Path(folder)) as cluster,
@@ -209,13 +198,7 @@ def run(config: RecoveryConfig, console: Console) -> dict[str, Any]:
         job.until("the manager and the shards to listen", cluster.listening)
         cluster.start_workers()
         job.all_train()
-        plan = [name for _ in range(config.repeats) for name in costs]
-        for name in track(plan, description="what happens", console=console):
-            costs[name].append(job.measure(EVENTS[name]))
-    figures = asdict(config) | {
-        "step_s": statistics.median(cost["step_s"] for its in costs.values() for cost in its),
-        "costs": {name: summary(its) for name, its in costs.items()},
-    }
+        figures = asdict(config) | measured(events, config.repeats, job.measure, console)
     _show(console, figures)
     return figures
 

@@ -40,6 +40,14 @@ class ShardSteps:
     violations: list[str] = field(default_factory=list)  # contradictions between lines, in words
     attempt: int = 0  # latest attempt
 
+    @classmethod
+    def of(cls, name: str, every: int, entries: Iterable[Step | Rewind]) -> Self:
+        """Return the steps of a shard with this ledger."""
+        steps = cls(name, every)
+        for entry in entries:
+            steps.add(entry)
+        return steps
+
     def add(self, entry: Step | Rewind) -> None:
         """Add the next line of the ledger."""
         if isinstance(entry, Rewind):

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def _judge_job(
     ordered: Collection[int],
 ) -> Found:
     records = step_records(cluster, job)
-    shards = list(_steps(records))
+    shards = [ShardSteps.of(name, records.every, its) for name, its in records.ledgers().items()]
     workers = (*cluster.jobs[job], *cluster.guests)
     journals = [Journal.of(worker, cluster.journals(worker)) for worker in workers]
     shortest = min(shards, key=lambda shard: len(shard.steps))
@@ -207,14 +207,6 @@ def _judge_ending(ending: Ending, cluster: ChaosCluster, storm: Storm, outcome: 
             outcome.excused[ending.name] = round(silence, 1)
             return
     outcome.violations.append(f"{ending.name} ended with status {ending.code}:\n{ending.log}")
-
-
-def _steps(records: StepRecords) -> Iterator[ShardSteps]:
-    for name, ledger in records.ledgers().items():
-        steps = ShardSteps(name, records.every)
-        for entry in ledger:
-            steps.add(entry)
-        yield steps
 
 
 def _judge_parameters(
