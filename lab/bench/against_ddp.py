@@ -200,28 +200,26 @@ def _compare(
         for stock, single in zip(taken["ddp"], singles, strict=True)
     ]
     for mode, repeats in taken.items():
-        times = [repeat["time_to_accuracy_s"] for repeat in repeats]
-        ratios = [
-            stock["iteration_s_median"] / repeat["iteration_s_median"]
-            for stock, repeat in zip(taken["ddp"], repeats, strict=True)
-        ]
+        seconds, times, shares, whole, accuracies = (
+            [repeat[key] for repeat in repeats]
+            for key in ("iteration_s_median", "time_to_accuracy_s", "share_used", "time_s", "accuracy")
+        )
+        ratios = [stock["iteration_s_median"] / own for stock, own in zip(taken["ddp"], seconds, strict=True)]
         shortest = [bound[mode] for bound in bounds]
-        of_allowed = [
-            bound / repeat["iteration_s_median"] for bound, repeat in zip(shortest, repeats, strict=True)
-        ]
+        of_allowed = [bound / own for bound, own in zip(shortest, seconds, strict=True)]
         runs[mode] = {
-            "iteration_s_median": statistics.median(repeat["iteration_s_median"] for repeat in repeats),
+            "iteration_s_median": statistics.median(seconds),
             "allowed_s": statistics.median(shortest),
             "of_allowed": statistics.median(of_allowed),
             "of_alloweds": of_allowed,
-            "share_used": statistics.median(repeat["share_used"] for repeat in repeats),
+            "share_used": statistics.median(shares),
             "cpu_s": np.median([repeat["cpu_s"] for repeat in repeats], 0).tolist(),
-            "iteration_s_medians": [repeat["iteration_s_median"] for repeat in repeats],
+            "iteration_s_medians": seconds,
             "speedup": statistics.median(ratios),
             "speedups": ratios,
             "time_to_accuracy_s": statistics.median(times) if None not in times else None,
-            "time_s": statistics.median(repeat["time_s"] for repeat in repeats),
-            "accuracy": statistics.median(repeat["accuracy"] for repeat in repeats),
+            "time_s": statistics.median(whole),
+            "accuracy": statistics.median(accuracies),
             "batch_sizes": repeats[-1]["batch_sizes"],
         }
     return {
@@ -295,18 +293,9 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
         f"by a model of {figures['model_parameters']:,} parameters, and workers limited to {shares} of a "
         f"core{links}"
     )
-    table = make_table(
-        f"Against stock DDP, medians of {figures['repeats']}",
-        "training",
-        "iteration ms",
-        "allowed ms",
-        "of it",
-        "shares used",
-        "speed-up",
-        target,
-        "accuracy",
-        "batch sizes",
-    )
+    columns = ("iteration ms", "allowed ms", "of it", "shares used", "speed-up", target, "accuracy")
+    title = f"Against stock DDP, medians of {figures['repeats']}"
+    table = make_table(title, "training", *columns, "batch sizes")
     for mode, name in MODES.items():
         of = figures["runs"][mode]
         reached = of["time_to_accuracy_s"]

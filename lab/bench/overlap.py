@@ -23,6 +23,7 @@ from evenpace.local.cluster import service
 from evenpace.local.terminal import make_table
 from idl.errors import EvenpaceError
 from idl.settings import Checked, Setting
+from lab.bench.shard_places import shards_in_places
 from lab.fields import Repeats
 from lab.network import WorkerNetwork
 from lab.script_options import as_argument
@@ -110,17 +111,10 @@ def _show(console: Console, config: OverlapConfig, figures: dict[str, Any]) -> N
 @contextlib.contextmanager
 def _places(config: OverlapConfig) -> Iterator[tuple[WorkerNetwork, list[str]]]:
     """Start shards behind links, and make places for workers after theirs; yield the shards' addresses."""
-    with contextlib.ExitStack() as stack:
-        network = stack.enter_context(WorkerNetwork(config.shards + config.workers))
-        shards = [
-            stack.enter_context(
-                service("ps", "--insecure", host=network.address(place), prefix=network.prefix(place))
-            )
-            for place in range(config.shards)
-        ]
-        if config.rate:
-            for place in range(config.shards + config.workers):
-                network.limit(place, config.rate * 8)
+    places = config.shards + config.workers
+    with shards_in_places(config.shards, places) as (network, shards):
+        for place in range(places) if config.rate else ():
+            network.limit(place, config.rate * 8)
         yield network, [str(shard.address) for shard in shards]
 
 

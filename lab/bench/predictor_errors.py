@@ -9,6 +9,7 @@ Example:
   evenpace lab bench predictors --trace trace.csv --json predictors.json
 """
 
+import itertools
 import math
 import statistics
 import time
@@ -16,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +29,6 @@ from evenpace.local.terminal import make_progress, make_table
 from evenpace.reports import files
 from idl.errors import EvenpaceError, InvalidRequestError
 from idl.settings import Checked, Setting
-from lab.fields import whole_numbers
 from lab.process_pool import process_pool
 from lab.trace_contention import ContentionTraceConfig, contention_trace
 from lab.traces import Trace, read_trace
@@ -38,6 +37,7 @@ from predictors import PREDICTORS, Array, Fit, PredictorOptions, Weights, make_p
 REFERENCE = "ema"
 
 _FEW_WORKERS = 5  # workers up to which the table has a column for each, within 80 characters
+_TIMED_WORKERS = (1, 96, 1000)
 _TIMED_ITERATIONS = 500  # iterations that a timed fit learns from (LB-BSP, section 4)
 _CALL_REPEATS, _CALL_SECONDS = 200, 5.0  # timed calls of predicting and observing: whichever ends first
 _FIT_REPEATS, _FIT_SECONDS = 5, 10.0  # timed fits, likewise
@@ -88,14 +88,6 @@ class PredictorsConfig(Checked):
         ),
     ] = None
     timing: Annotated[bool, Setting("Measure times, too, on made-up speeds.")] = True
-    timing_workers: Annotated[
-        tuple[int, ...],
-        Setting(
-            "For so many workers each.",
-            metavar="COUNT,...",
-            read=partial(whole_numbers, "timing-workers", least=1),
-        ),
-    ] = (1, 96, 1000)
 
 
 def run(config: PredictorsConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
@@ -120,7 +112,7 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
     (rmse_ema - rmse) / (rmse_ema - floor). The floor is known where each row that is scored has `expected`.
     `timing` is `null` where it is left out, `fit_s` for predictors that do not learn.
     """
-    options, timing_workers = config.options, config.timing_workers if config.timing else ()
+    options = config.options
     warm_up = options.first_fit if config.warm_up is None else config.warm_up
     names = [name for name in PREDICTORS if not config.predictors or name in (*config.predictors, REFERENCE)]
     trace = contention_trace() if config.trace is None else read_trace(config.trace)
@@ -157,14 +149,13 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
                 console.print(f"{name}: {len(done.failures)} fits failed, the first with {done.failures[0]}")
         if json_path is not None:
             files.write_json(figures, json_path)
-        if timing_workers:
+        if config.timing:
             figures["timing"] = []
             with make_progress(console, transient=True) as bar:
-                task = bar.add_task("timing", total=len(names) * len(timing_workers))
-                for workers in timing_workers:
-                    for name in names:
-                        figures["timing"].append(_time(name, workers, executor))
-                        bar.advance(task)
+                task = bar.add_task("timing", total=len(names) * len(_TIMED_WORKERS))
+                for workers, name in itertools.product(_TIMED_WORKERS, names):
+                    figures["timing"].append(_time(name, workers, executor))
+                    bar.advance(task)
             _print_times(console, figures["timing"])
     return figures
 

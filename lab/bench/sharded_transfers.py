@@ -25,17 +25,16 @@ import numpy as np
 import psutil
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 import idl
-from evenpace.local.cluster import service
+from evenpace.local.terminal import make_table
 from idl.errors import EvenpaceError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.settings import Checked, Setting
 from idl.synchronisation import Synchronisation
+from lab.bench.shard_places import shards_in_places
 from lab.fields import Mib, Repeats, whole_numbers
-from lab.network import WorkerNetwork
 from rpc.address import Address
 from rpc.client import Client
 from worker.shard_clients import ShardClients
@@ -109,14 +108,11 @@ def _show(console: Console, config: ShardsConfig, figures: dict[str, Any]) -> No
         f"{config.mib} MiB by {config.workers} workers, each shard behind {config.rate:g} MB/s, "
         f"medians of {config.repeats}"
     )
-    table = Table(title=title, title_justify="left")
-    for column in ("shards", "", "ideal s", "median s", "from s", "to s", "ratio", "cores in use"):
-        table.add_column(column, justify="right" if column else "left")
+    columns = ("ideal s", "median s", "from s", "to s", "ratio", "cores in use")
+    table = make_table(title, "shards", *columns)
+    keys = ("ideal_s", "median_s", "fastest_s", "slowest_s", "ratio", "cores")
     for row in figures["measured"]:
-        numbers = (
-            f"{row[key]:.2f}" for key in ("ideal_s", "median_s", "fastest_s", "slowest_s", "ratio", "cores")
-        )
-        table.add_row(str(row["shards"]), row["step"], *numbers)
+        table.add_row(f"{row['step']} at {row['shards']}", *(f"{row[key]:.2f}" for key in keys))
     console.print(table)
 
 
@@ -154,14 +150,7 @@ def _cluster(config: ShardsConfig) -> Iterator[tuple[list[Connection], list[psut
     most = max(config.shards)
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(WorkerNetwork(most))
-        # The network is this process's alone: no other machine can reach the shards.
-        shards = [
-            stack.enter_context(
-                service("ps", "--insecure", host=network.address(place), prefix=network.prefix(place))
-            )
-            for place in range(most)
-        ]
+        network, shards = stack.enter_context(shards_in_places(most, most))
         addresses = [shard.address for shard in shards]
         workers, processes = [], [psutil.Process(shard.pid) for shard in shards]
         for number in range(config.workers):

@@ -41,7 +41,6 @@ FILES = {
         ("lab bench groups --workers 5", 1, "batch size 48: must be a multiple of the 5 workers"),
         ("lab bench shards --shards 0", 1, "shards '0'"),
         ("lab bench balance --curves notes.txt", 1, "notes.txt"),
-        ("lab bench balance --all-reduce 1 --backward 0.5,1", 1, "above 0 and below 1"),
         ("lab bench balance --links 1 --all-reduce 1", 1, "one of the two"),
         ("lab bench balance --micro-batch 300 --total 600", 1, "at most 256 samples"),
         ("lab bench balance --change x:large:2", 1, "'x:large:2'"),
