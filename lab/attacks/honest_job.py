@@ -15,8 +15,8 @@ from evenpace.local.cluster import LocalCluster
 from evenpace.reports import files
 from idl.errors import EvenpaceError, UnavailableError
 from lab.attacks import honest_worker
-from lab.chaos.journalling_worker import worker_argument
 from lab.observer import Observer
+from lab.script_options import as_argument
 from rpc.credentials import Credentials
 from rpc.processes import ProcessFailedError
 
@@ -38,7 +38,7 @@ class HonestJob:
         self,
         cluster: LocalCluster,
         folder: Path,
-        credentials: Credentials | None,
+        credentials: Credentials,
         pace: float,
         last: int | None = None,
     ) -> None:
@@ -52,8 +52,8 @@ class HonestJob:
             self._stop_after(last)
         self._processes = []
         for name in (f"worker-{number}" for number in range(WORKERS)):
-            files_of = (folder / f"{name}.jsonl", folder / "stop", folder / f"{name}.npz")
-            argument = worker_argument(*files_of, pause=pace)
+            journal, out = folder / f"{name}.jsonl", folder / f"{name}.npz"
+            argument = as_argument(journal=journal, stop=folder / "stop", out=out, pause=pace)
             process = cluster.start_worker(name, honest_worker.__file__, [argument], {"--job": JOB})
             self._processes.append(process)
 

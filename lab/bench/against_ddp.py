@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -222,19 +222,11 @@ def _compare(
             "accuracy": statistics.median(accuracies),
             "batch_sizes": repeats[-1]["batch_sizes"],
         }
-    return {
+    return asdict(config) | {
         "against": "ddp",
-        "shares": list(config.shares),
         "data": data,
-        "hidden": list(config.hidden),
-        "samples": config.samples,
-        "rate": config.rate,
-        "bucket_mb": config.bucket_mb,
         "model_parameters": parameters[0].size,
-        "total_batch_size": config.total_batch_size,
         "iterations": taken["ddp"][0]["iterations"],
-        "repeats": config.repeats,
-        "target_accuracy": config.target_accuracy,
         "single_cpu_s": np.median(singles, 0).tolist(),
         "runs": runs,
         "parameters_max_abs_diff": max(float(np.abs(p - parameters[0]).max()) for p in parameters),

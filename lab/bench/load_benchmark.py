@@ -60,9 +60,7 @@ def run(config: LoadConfig, console: Console) -> dict[str, Any]:
                 finished = {job: list(rounds) for job, rounds in generators.rounds.finished.items()}
             figures |= measured(finished, elapsed)
             figures["manager"] = summary(watch.samples)
-            figures["refusals"] = [
-                asdict(refusal) for refusal in _refused(config, manager.address, generators)
-            ]
+            figures["refusals"] = _refused(config, manager.address, generators)
             generators.finish()
             figures["errors"] = dict(generators.errors)
     _show(console, figures)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -22,10 +22,12 @@ from idl.errors import UnavailableError
 from idl.settings import Setting
 from lab.chaos import journalling_worker
 from lab.chaos.checks import relative_error
-from lab.chaos.ledgers import parse
+from lab.chaos.ledgers import parse, read_finals
 from lab.chaos.reference_training import train_alone
 from lab.new_lines import NewLines
 from lab.ray_nodes import RayNode, job_processes
+from lab.script_options import as_argument
+from lab.waiting import wait_until
 
 Silence = Annotated[
     float | None,
@@ -174,9 +176,8 @@ class RayJob:
             *("--shards", str(shards), "--service-resource", f"{STEADY}=1", "--name", JOB),
             *("--storage", str(self.storage), "--ps-options", f"--checkpoint-every {checkpoint_every}"),
         )
-        self._argument = journalling_worker.worker_argument(
-            self._journals, self._stop, self._finals, pause=pause, per_sample=per_sample
-        )
+        files = {"journal": self._journals, "stop": self._stop, "out": self._finals}
+        self._argument = as_argument(**files, pause=pause, per_sample=per_sample)
         self.progress = Progress(self._journals)  # how far it has come
 
     @property
@@ -263,25 +264,17 @@ class RayJob:
         new = self._stop.with_suffix(".new")
         new.write_text(str(last))
         new.rename(self._stop)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while (result := self.result) is None and time.monotonic() < deadline:
-            time.sleep(_TICK_SECONDS)
-        if result is None or result["state"] != "done":
-            raise UnavailableError(f"the job did not end well: {result}; its log:\n{self.log}")
-        finals = dict(self._read_finals())
-        if len({version for version, _ in finals.values()}) != 1:
-            raise UnavailableError(
-                f"the workers' last versions differ: { {name: final[0] for name, final in finals.items()} }"
-            )
-        (last,) = {version for version, _ in finals.values()}
+        wait_until("the job's end", lambda: self.result is not None, lambda: None, tick=_TICK_SECONDS)
+        if self.result is None or self.result["state"] != "done":
+            raise UnavailableError(f"the job did not end well: {self.result}; its log:\n{self.log}")
+        finals = read_finals(self._finals.glob("*.npz"))
+        versions = {name: version for name, (version, _) in finals.items()}
+        if len({*versions.values()}) != 1:
+            raise UnavailableError(f"the workers' last versions differ: {versions}")
+        last = next(iter(versions.values()))
         _, alone = train_alone(last)
         scale = float(np.abs(alone).max())
         return last, max(relative_error(final, alone, scale) for _, final in finals.values())
-
-    def _read_finals(self) -> Iterator[tuple[str, tuple[int, Any]]]:
-        for path in self._finals.glob("*.npz"):
-            with np.load(path) as saved:
-                yield path.stem, (int(saved["version"]), saved["parameters"])
 
 
 def _text(path: Path) -> str:

@@ -125,10 +125,6 @@ def _kill_worker(job: _Job) -> None:
     job.go_on(10)
 
 
-def _join(job: _Job) -> None:
-    job.supervisor.due[job.victim] = 0.0
-
-
 def _freeze(job: _Job) -> None:
     victim = job.supervisor.processes[job.victim]
     victim.pause()
@@ -139,14 +135,6 @@ def _freeze(job: _Job) -> None:
 def _kill_all_workers(job: _Job) -> None:
     for name in job.cluster.workers:
         job.kill(name, job.away)
-
-
-def _kill_manager(job: _Job) -> None:
-    job.kill("manager", job.away)
-
-
-def _kill_shard(job: _Job) -> None:
-    job.kill(job.cluster.shards[-1], job.away)
 
 
 def _cut(job: _Job) -> None:
@@ -172,11 +160,11 @@ def _vanish(service: str) -> Callable[[_Job], None]:
 
 EVENTS: dict[str, Callable[[_Job], None]] = {
     "a worker is killed": _kill_worker,
-    "a worker joins": _join,
+    "a worker joins": lambda job: job.supervisor.due.update({job.victim: 0.0}),
     "a worker freezes, and comes back": _freeze,
     "all workers are killed": _kill_all_workers,
-    "the manager is killed": _kill_manager,
-    "a shard is killed": _kill_shard,
+    "the manager is killed": lambda job: job.kill("manager", job.away),
+    "a shard is killed": lambda job: job.kill(job.cluster.shards[-1], job.away),
     "a worker's connections break": _cut,
     "the manager vanishes, and closes no connection": _vanish("manager"),
     "a shard vanishes, and closes no connection": _vanish("ps-0"),

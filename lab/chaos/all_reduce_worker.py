@@ -6,7 +6,6 @@ of this worker's part, and after the optimiser's step that it was taken. Otherwi
 
 import time
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import evenpace
-from lab.chaos.journalling_worker import JournalWriter
+from lab.chaos.journalling_worker import JournalWriter, worker_options
 from lab.chaos.reference_training import (
     OPTIONS,
     PRINT_EVERY,
@@ -27,7 +26,6 @@ from lab.chaos.reference_training import (
     make_data,
     views,
 )
-from lab.script_options import read_options
 
 
 class Network(nn.Module):
@@ -50,8 +48,7 @@ class Network(nn.Module):
 
 def main() -> None:
     """Train as the argument says."""
-    options = read_options()
-    stop = Path(options.stop)
+    options = worker_options()
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     spec = SCHEDULED if options.schedule else SPEC
@@ -68,7 +65,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), **OPTIONS)  # type: ignore[arg-type]
     evenpace.torch.balance(model, loader, optimizer)
     session = evenpace.session()
-    journal = JournalWriter(Path(options.journal))
+    journal = JournalWriter(options.journal)
 
     def note_step(*_: Any) -> None:
         assert session.assignment is not None
@@ -81,7 +78,7 @@ def main() -> None:
             assert now is not None
             prints = None if now.iteration % PRINT_EVERY else fingerprint(network.flat()).tolist()
             journal.write("reached", now.attempt, now.iteration, prints)
-            if stop.exists() and now.iteration >= int(stop.read_text()):
+            if options.stop.exists() and now.iteration >= int(options.stop.read_text()):
                 np.savez(options.out, version=now.iteration, parameters=network.flat())
                 return
             crc = zlib.crc32(

@@ -28,6 +28,7 @@ from lab.chaos.reference_training import LEAST, MICRO_BATCH, MOST, ORDERED, SIMI
 from lab.chaos.supervisor import Supervisor
 from lab.network import NetworkError, WorkerNetwork
 from lab.proxy import Proxy
+from lab.script_options import as_argument
 from rpc.address import Address
 from rpc.processes import Process
 
@@ -331,10 +332,10 @@ class ChaosCluster:
         )
 
     def _worker_arguments(self, job: str, name: str, starts: int) -> Sequence[str]:
-        argument = journalling_worker.worker_argument(
-            self._journal(name, starts),
-            self.stop_file(job),
-            self.folder / "parameters" / f"{name}.npz",
+        argument = as_argument(
+            journal=self._journal(name, starts),
+            stop=self.stop_file(job),
+            out=self.folder / "parameters" / f"{name}.npz",
             pause=self.settings.pause,
             micro_batch=MICRO_BATCH if self.settings.exact else None,
             schedule=self.settings.sizer == "schedule",

@@ -5,6 +5,7 @@ version of the parameters that the worker has then. Lines are written to the fil
 loses none. It uses the session itself, as a framework's adapter does.
 """
 
+import argparse
 import json
 import os
 import time
@@ -29,7 +30,7 @@ from lab.chaos.reference_training import (
     make_data,
     mean_gradient,
 )
-from lab.script_options import as_argument, read_options
+from lab.script_options import read_options
 from worker import shard_clients
 from worker.data.slices import Slices
 from worker.exchanges.parameter_server import ParameterServer
@@ -49,35 +50,29 @@ class JournalWriter:
         os.write(self._file, (json.dumps(values, separators=(",", ":")) + "\n").encode())
 
 
-def worker_argument(
-    journal: Path,
-    stop: Path,
-    out: Path,
-    *,
-    pause: float = 0.0,
-    per_sample: float = 0.0,
-    micro_batch: int | None = None,
-    schedule: bool = False,
-) -> str:
-    """Return the argument of this script and `all_reduce_worker`, with the meaning that `train` gives it.
+def worker_options() -> argparse.Namespace:
+    """Return a script's options: the files `journal`, `stop` and `out`, and how to train, as `train` has it.
 
     The journal may be a folder for WORKER-TIME.jsonl, and `out` one for WORKER.npz.
     """
-    return as_argument(**locals())
+    options = read_options(pause=0.0, per_sample=0.0, micro_batch=None, schedule=False)
+    for name in ("journal", "stop", "out"):
+        setattr(options, name, Path(getattr(options, name)))
+    return options
 
 
 def main() -> None:
     """Train as the argument says."""
-    options = read_options()
+    options = worker_options()
     shard_clients.LEAST_AHEAD = 0  # so that these few parameters are pulled ahead, too
     session = own_session()
-    journal, out = Path(options.journal), Path(options.out)
+    journal, out = options.journal, options.out
     if journal.is_dir():
         journal /= f"{session.config.worker}-{time.time_ns()}.jsonl"
     if out.is_dir():
         out /= f"{session.config.worker}.npz"
     more = {name: getattr(options, name) for name in ("pause", "micro_batch", "per_sample", "schedule")}
-    train(session, journal, Path(options.stop), out, **more)
+    train(session, journal, options.stop, out, **more)
 
 
 def train(

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -164,6 +167,15 @@ def entry(line: Any) -> Step | Rewind | None:
         return Step(line["iteration"], line["attempt"], slices)
     version = line.get("rewound", line.get("initialised"))
     return None if version is None else Rewind(line["attempt"], version)
+
+
+def read_finals(paths: Iterable[Path]) -> dict[str, tuple[int, NDArray[np.float64]]]:
+    """Return workers' last versions and their parameters, (elements,), by worker; of the files that exist."""
+    finals = {}
+    for path in filter(Path.exists, paths):
+        with np.load(path) as saved:
+            finals[path.stem] = int(saved["version"]), saved["parameters"]
+    return finals
 
 
 def read_lines(path: Path) -> Iterator[Any]:

@@ -26,7 +26,7 @@ from lab.chaos.config import ChaosConfig
 from lab.chaos.fault_schedule import KINDS
 from lab.chaos.injections import Order
 from lab.chaos.job_progress import Progress
-from lab.chaos.ledgers import Journal, ShardSteps
+from lab.chaos.ledgers import Journal, ShardSteps, read_finals
 from lab.chaos.reference_training import LEAST, MOST, SCHEDULED, SPEC, train_alone
 from lab.chaos.step_records import ALL_REDUCE, StepRecords, step_records
 from lab.chaos.storm import Storm
@@ -256,11 +256,4 @@ def _judge_parameters(
 
 
 def _finals(folder: Path, workers: Iterable[str]) -> dict[str, tuple[int, NDArray[np.float64]]]:
-    """Return the last version and its parameters, (elements,), by worker."""
-    finals = {}
-    for worker in workers:
-        path = folder / "parameters" / f"{worker}.npz"
-        if path.exists():
-            with np.load(path) as saved:
-                finals[worker] = int(saved["version"]), saved["parameters"]
-    return finals
+    return read_finals(folder / "parameters" / f"{worker}.npz" for worker in workers)
