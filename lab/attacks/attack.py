@@ -117,7 +117,6 @@ def _services(config: HostileConfig, logs: Path | None = None) -> Iterator[tuple
 def _trained(
     cluster: LocalCluster, tokens: Tokens, pace: float, last: int | None = None
 ) -> Iterator[HonestJob]:
-    """Start the honest job on the services, and yield it."""
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-honest-") as folder,
         HonestJob(cluster, Path(folder), tokens.credentials, pace, last) as honest,
@@ -243,7 +242,6 @@ def _bits_changed(
 
 
 def _show(console: Console, figures: dict[str, Any]) -> None:
-    """Print a table of the inputs tried and lines about the harm done."""
     title = f"{figures['inputs']} inputs in {figures['seconds']:.0f} s, {figures['inputs_per_second']:.0f}/s"
     table = make_table(title, "kind", "tried", "what the services did")
     for kind, count in figures["tried"].items():

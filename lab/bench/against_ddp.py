@@ -114,7 +114,6 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
 
 
 def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]:
-    """Train once, and return the measurements of each rank."""
     ranks = len(config.shares)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -234,7 +233,6 @@ def _compare(
 
 
 def _workload(config: TrainConfig) -> tuple[str, ...]:
-    """Return the options of the digits' workload."""
     hidden = ",".join(map(str, config.hidden))
     samples = () if config.samples is None else ("--samples", str(config.samples))
     return "--data", config.data, "--hidden", hidden, "--seed", str(config.seed), *samples

@@ -185,7 +185,6 @@ class Load:
         return seconds
 
     def _exchange(self, frames: Sequence[bytes]) -> dict[int, bytes]:
-        """Send every worker's frame, then read every answer; return the answers by worker."""
         for connection, frame in zip(self._connections.values(), frames, strict=True):
             connection.sendall(frame)
         answers: dict[int, bytes] = {}

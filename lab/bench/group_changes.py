@@ -117,7 +117,6 @@ class _Job:
         self._lines: defaultdict[str, list[_Line]] = defaultdict(list)
 
     def kill(self, name: str) -> None:
-        """Kill a worker of the job."""
         self._killed.add(name)
         os.kill(self._cluster.pid(name), signal.SIGKILL)
 
@@ -139,7 +138,6 @@ class _Job:
         return self._lines[name]
 
     def has_ended(self, name: str, iterations: int) -> bool:
-        """Return whether a worker has ended so many iterations."""
         return len(self.lines(name)) >= iterations
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:

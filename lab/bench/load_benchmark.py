@@ -102,7 +102,6 @@ def _refused(config: LoadConfig, address: Address, generators: Generators) -> li
 
 
 def _show(console: Console, figures: dict[str, Any]) -> None:
-    """Print tables of the rounds and of the manager's resources, and the refusals."""
     config, memory = figures["config"], figures["manager"]["rss_mib"]
     title = f"{config['jobs']} jobs with {config['workers']} workers each, {figures['seconds']:.0f} s"
     table = make_table(title, "rounds of", "rounds", "p50 ms", "p99 ms", "p99.9 ms", "p99 / p50")

@@ -41,7 +41,6 @@ def _tried(what: str, action: Callable[[], None]) -> Refusal:
 
 
 def _join(address: Address, job: str, workers: int) -> None:
-    """Join as one more worker."""
     identity = idl.common.Identity(job, "one-too-many", uuid.uuid4().hex)
     spec = _wire.JobSpec(10**9, SAMPLES_PER_WORKER * workers, 0, False, True)
     request = _wire.JoinRequest(identity=identity, job=spec, bounds=_wire.Bounds(1, 10**6, 1))

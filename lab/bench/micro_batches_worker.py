@@ -86,7 +86,6 @@ def _loader(workload: Workload, options: argparse.Namespace) -> evenpace.torch.D
 
 
 def _batches(loader: evenpace.torch.DataLoader, iterations: int) -> Iterator[Any]:
-    """Yield the first batches of a loader's epochs."""
     left = iterations
     while True:
         for batch in loader:

@@ -57,7 +57,6 @@ class _Losses:
         self.workers = [f"w{number}" for number in range(config.workers)]
 
     def add_nodes(self) -> None:
-        """Add a node for each process of the job."""
         for kind in [STEADY] * (1 + self.shards) + [PLACE] * len(self.workers):
             self._cluster.add(kind)
 

@@ -104,7 +104,6 @@ class _Job:
         }
 
     def kill(self, name: str, seconds: float) -> None:
-        """Kill a process, which is started again after some seconds."""
         self.supervisor.kill(name, seconds).wait()
 
     def _shard_steps(self) -> list[ShardSteps]:

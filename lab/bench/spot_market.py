@@ -100,7 +100,7 @@ class _Life:
 
     node: RayNode
     up: float
-    down: float = float("inf")
+    down: float = inf
 
 
 class _Market:
@@ -122,18 +122,35 @@ class _Market:
         self._threads.shutdown(cancel_futures=True)
 
     def join(self, name: str) -> None:
-        """Start a node."""
-        self._joining[name] = self._threads.submit(self._start)
+        def start() -> _Life:
+            node = self._cluster.add(PLACE)
+            return _Life(node, time.monotonic())
+
+        self._joining[name] = self._threads.submit(start)
 
     def announce(self, name: str, seconds: float) -> None:
         """Tell Ray that a node will be lost after some seconds."""
-        self._rest.append(
-            self._threads.submit(self._announce, self._joining[name], time.monotonic() + seconds)
-        )
+        joining, end = self._joining[name], time.monotonic() + seconds
+
+        def announce() -> None:
+            life = joining.result()
+            try:
+                life.node.announce_end(max(1.0, end - time.monotonic()))
+            except UnavailableError:
+                if life.down == inf:
+                    raise  # else the node has gone meanwhile
+
+        self._rest.append(self._threads.submit(announce))
 
     def lose(self, name: str) -> None:
-        """Kill a node."""
-        self._rest.append(self._threads.submit(self._kill, self._joining[name]))
+        joining = self._joining[name]
+
+        def kill() -> None:
+            life = joining.result()
+            life.down = time.monotonic()
+            self._cluster.kill(life.node)
+
+        self._rest.append(self._threads.submit(kill))
 
     def lives(self) -> list[_Life]:
         """Wait until all that was begun is done, and return the nodes' lives."""
@@ -141,23 +158,6 @@ class _Market:
             future.result()
         self._rest = []
         return [future.result() for future in self._joining.values()]
-
-    def _start(self) -> _Life:
-        node = self._cluster.add(PLACE)
-        return _Life(node, time.monotonic())
-
-    def _announce(self, joining: Future[_Life], end: float) -> None:
-        life = joining.result()
-        try:
-            life.node.announce_end(max(1.0, end - time.monotonic()))
-        except UnavailableError:
-            if life.down == float("inf"):
-                raise  # else the node has gone meanwhile
-
-    def _kill(self, joining: Future[_Life]) -> None:
-        life = joining.result()
-        life.down = time.monotonic()
-        self._cluster.kill(life.node)
 
 
 def run(config: SpotConfig, console: Console) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def run(config: SpotConfig, console: Console) -> dict[str, Any]:
             job.until("the replay ends", window.lasted(60 * config.minutes))
             window.end()
         lives = market.lives()
-        if all(life.down < float("inf") for life in lives):
+        if all(life.down < inf for life in lives):
             cluster.add(PLACE)
         iterations, error = job.finish()
     capacity = sum(max(0.0, min(life.down, window.ended) - max(life.up, window.began)) for life in lives)
@@ -260,7 +260,6 @@ class _Window:
         return has
 
     def end(self) -> None:
-        """End it."""
         self.ended = time.monotonic()
         self.computed = self._progress.computed_samples - self._computed
 

@@ -296,7 +296,6 @@ class ChaosCluster:
             self._ending.callback(disks.unmount, self.disks[name])
 
     def _make_network(self) -> None:
-        """Give each worker a network namespace."""
         workers = [*self.workers, *self.guests]
         with contextlib.ExitStack() as undone:
             try:

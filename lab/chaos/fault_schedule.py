@@ -200,7 +200,6 @@ def _one_of_each(draw: random.Random, kinds: Sequence[str], sites: Sites, gap: f
 def _by_chance(
     draw: random.Random, kinds: Sequence[str], sites: Sites, gap: float, seconds: float
 ) -> Iterator[Fault]:
-    """Yield faults at random until the last second."""
     at = 0.0
     while (at := at + draw.expovariate(1 / gap)) < seconds:
         for kind, targets in _moment(draw, kinds, sites):

@@ -19,17 +19,7 @@ import numpy as np
 from evenpace.context import session as own_session
 from idl.layout import Group, Layout, shard_bounds
 from idl.plan import Assignment
-from lab.chaos.reference_training import (
-    OPTIONS,
-    PRINT_EVERY,
-    SCHEDULE,
-    SCHEDULED,
-    SPEC,
-    fingerprint,
-    first_parameters,
-    make_data,
-    mean_gradient,
-)
+from lab.chaos import reference_training as task
 from lab.script_options import read_options
 from worker import shard_clients
 from worker.data.slices import Slices
@@ -92,19 +82,19 @@ def train(
     changes with every epoch.
     """
     journal = JournalWriter(journal_path)
-    inputs, labels = make_data()
-    spec = SCHEDULED if schedule else SPEC
+    inputs, labels = task.make_data()
+    spec = task.SCHEDULED if schedule else task.SPEC
     slices = Slices(
         spec.dataset_size,
-        SCHEDULE if schedule else spec.total_batch_size,
+        task.SCHEDULE if schedule else spec.total_batch_size,
         session,
         shuffle=spec.shuffle,
         seed=spec.seed,
         micro_batch=micro_batch,
     )
-    initial = first_parameters()
+    initial = task.first_parameters()
     server = ParameterServer.of(session.exchange)
-    server.prepare(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
+    server.prepare(Layout("float64", "sgd", (Group(len(initial), task.OPTIONS),)), initial)
     session.start_training()
     halves = [(begin + end) // 2 for begin, end in shard_bounds(len(initial), server.shards)]
 
@@ -114,8 +104,8 @@ def train(
         Who was passed over may have later ones; what it computes with them does not count.
         """
         now = session.join()
-        is_due = now.iteration % PRINT_EVERY == 0 and set(server.versions) == {now.iteration}
-        prints = fingerprint(server.parameters).tolist() if is_due else None
+        is_due = now.iteration % task.PRINT_EVERY == 0 and set(server.versions) == {now.iteration}
+        prints = task.fingerprint(server.parameters).tolist() if is_due else None
         journal.write("reached", now.attempt, now.iteration, prints)
         return now.iteration
 
@@ -127,10 +117,12 @@ def train(
             told = (done.epoch, done.batch_start, done.total)
             journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc, *told)
             if micro_batch is None:
-                server.gradient.values[:] = mean_gradient(server.parameters, inputs[indices], labels[indices])
+                server.gradient.values[:] = task.mean_gradient(
+                    server.parameters, inputs[indices], labels[indices]
+                )
                 _push_early(session, server, done, halves)
             for one in part.micro_batches:
-                gradient = mean_gradient(server.parameters, inputs[one.indices], labels[one.indices])
+                gradient = task.mean_gradient(server.parameters, inputs[one.indices], labels[one.indices])
                 server.gradient.accumulate(done, gradient, one.count)
             time.sleep(pause + per_sample * done.count)
             session.finish_iteration()

@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from idl.plan import JobSpec
 from lab.chaos import checks
-from lab.chaos.batches import (
-    Batch,
-    Batches,
-    same_versions,
-    scaled,
-    scheduled,
-    sizes_of,
-    taken,
-)
+from lab.chaos.batches import Batch, Batches, same_versions, scaled, scheduled, sizes_of, taken
 from lab.chaos.chaos_cluster import ChaosCluster
 from lab.chaos.config import ChaosConfig
 from lab.chaos.fault_schedule import KINDS

@@ -24,7 +24,6 @@ _GRACE = 15.0  # seconds for a part to end that is out of time
 
 
 def _machine(setup: Setup) -> dict[str, Any]:
-    """What it ran on."""
     machine: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,

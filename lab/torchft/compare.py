@@ -48,11 +48,9 @@ class _Workers:
         self.poll = self._supervisor.poll
 
     def kill(self, number: int) -> None:
-        """Kill a worker."""
         self._supervisor.kill(f"w{number}", AWAY_SECONDS)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return all lines so far."""
         found: list[dict[str, Any]] = []
         for file in self._folder.glob("*.jsonl"):
             found += map(json.loads, file.read_text().rpartition("\n")[0].splitlines())
@@ -66,11 +64,9 @@ class _Workers:
         return len(begun) == len(self._supervisor.processes)
 
     def steps(self) -> int:
-        """Return the number of steps that were taken."""
         return max((line["step"] + 1 for line in self.lines()), default=0)
 
     def stop(self) -> None:
-        """Kill all that run."""
         for process in self._supervisor.processes.values():
             process.end(0.0)
 
