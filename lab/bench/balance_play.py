@@ -198,12 +198,9 @@ def play(
     transfers: Transfers | None = None,
     micro_batch: int | None = None,
 ) -> Play:
-    """Play a policy against a cluster.
+    """Play a policy against a cluster, whose batches are in micro-batches of `micro_batch` samples, if given.
 
-    Args:
-        transfers: Those of gradients, which overlap with the backward pass; None for such as take no time.
-        micro_batch: Samples of a micro-batch, in which the cluster's batches are then; None: they are in
-            samples.
+    Without `transfers`, those of gradients take no time.
     """
     names = list(cluster.workers)
     tables = [times.table() for times in cluster.workers.values()]
@@ -294,9 +291,7 @@ def _prediction_error(
 ) -> float | None:
     """Return the largest relative error of the iterations' times that a policy predicts for other batches.
 
-    Args:
-        beside: Seconds that an iteration has taken beside the longest batch processing time, as job sizers
-            take them to be.
+    An iteration takes `beside` seconds beside the longest batch processing time, as job sizers take it to be.
     """
     most = sum(len(table) - 1 + minimum for table, minimum in zip(tables, minima, strict=True))
     totals = [round(factor * total) for factor in _OTHER_TOTALS]

@@ -277,7 +277,6 @@ def _summary(costs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     values = [cost["cost_s"] for cost in costs]
     return {
         "cost_s": statistics.median(values),
-        "cost_95_s": float(np.percentile(values, 95)),
         "costs_s": values,
         **{key: statistics.median(cost[key] for cost in costs) for key in ("next_s", "iteration_s")},
         "attempts": max(cost["attempts"] for cost in costs),
@@ -294,12 +293,11 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         f"{figures['repeats']} changes of each kind to {figures['workers']} workers; ms beyond an iteration "
         f"for a worker that stays (range), and parts"
     )
-    table = make_table(title, "", "parameters", "cost", "95%", *PARTS, "next", "iteration")
+    table = make_table(title, "", "parameters", "cost", *PARTS, "next", "iteration")
     for size in figures["sizes"]:
         for change, its in size["changes"].items():
             values = (
                 its["cost_s"],
-                its["cost_95_s"],
                 *its["parts_s"].values(),
                 its["next_s"],
                 its["iteration_s"],

@@ -1,4 +1,4 @@
-"""Compare predictors of speeds on a trace, and time them.
+"""Compare predictors of speeds on a trace.
 
 Each predictor names every iteration's speeds before it sees them, as a manager would use it: then it gets
 them, with the usage that is known as the next iteration begins, and learns if learning is due. Fits are run
@@ -9,7 +9,6 @@ Example:
   evenpace lab bench predictors --trace trace.csv --json predictors.json
 """
 
-import itertools
 import math
 import statistics
 import time
@@ -26,21 +25,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from evenpace.local.terminal import make_progress, make_table
-from evenpace.reports import files
 from idl.errors import EvenpaceError, InvalidRequestError
 from idl.settings import Checked, Setting
 from lab.process_pool import process_pool
-from lab.trace_contention import ContentionTraceConfig, contention_trace
+from lab.trace_contention import contention_trace
 from lab.traces import Trace, read_trace
 from predictors import PREDICTORS, Array, Fit, PredictorOptions, Weights, make_predictor
 
 REFERENCE = "ema"
 
 _FEW_WORKERS = 5  # workers up to which the table has a column for each, within 80 characters
-_TIMED_WORKERS = (1, 96, 1000)
-_TIMED_ITERATIONS = 500  # iterations that a timed fit learns from (LB-BSP, section 4)
-_CALL_REPEATS, _CALL_SECONDS = 200, 5.0  # timed calls of predicting and observing: whichever ends first
-_FIT_REPEATS, _FIT_SECONDS = 5, 10.0  # timed fits, likewise
 
 
 @dataclass(frozen=True)
@@ -87,11 +81,10 @@ class PredictorsConfig(Checked):
             "Iterations of each worker that do not count.  [default: those before the first fit]", least=0
         ),
     ] = None
-    timing: Annotated[bool, Setting("Measure times, too, on made-up speeds.")] = True
 
 
-def run(config: PredictorsConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
-    """Replay a trace through predictors, time them, and print and return the figures.
+def run(config: PredictorsConfig, console: Console) -> dict[str, Any]:
+    """Replay a trace through predictors, and print and return the figures.
 
     They are, with `null` for what is not known; errors are root mean squares (RMSE)::
 
@@ -101,16 +94,13 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
          "workers": {worker: {"rows": count that is scored, "mean_speed": samples/s, "floor": samples/s}},
          "floor": {"relative": share, "pooled": samples/s},
          "predictors": {name: {"relative": score, "pooled": score, "workers": {worker: score},
-                               "fits": count, "failed_fits": count, "fit_s_median": seconds}},
-         "timing": [{"predictor": name, "workers": count, "predict_s": seconds, "observe_s": seconds,
-                     "fit_s": seconds, "fit_repeats": count, "fit_error": text}]}
+                               "fits": count, "failed_fits": count, "fit_s_median": seconds}}}
 
         score: {"rmse": number, "to_ema": rmse / EMA's, "gap_closed": share}
 
     `relative` is over all rows, each error divided by the worker's mean speed, so that fast workers do not
     dominate; `pooled` is over all rows as they are, in samples/s, as are the workers' own. `gap_closed` is
     (rmse_ema - rmse) / (rmse_ema - floor). The floor is known where each row that is scored has `expected`.
-    `timing` is `null` where it is left out, `fit_s` for predictors that do not learn.
     """
     options = config.options
     warm_up = options.first_fit if config.warm_up is None else config.warm_up
@@ -135,7 +125,6 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
                 "warm_up": warm_up,
             },
             **score(grid, {name: done.predictions for name, done in replays.items()}),
-            "timing": None,
         }
         for name, done in replays.items():
             figures["predictors"][name] |= {
@@ -143,20 +132,10 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
                 "failed_fits": len(done.failures),
                 "fit_s_median": statistics.median(done.fit_seconds) if done.fit_seconds else None,
             }
-        _print_errors(console, figures)
-        for name, done in replays.items():
-            if done.failures:
-                console.print(f"{name}: {len(done.failures)} fits failed, the first with {done.failures[0]}")
-        if json_path is not None:
-            files.write_json(figures, json_path)
-        if config.timing:
-            figures["timing"] = []
-            with make_progress(console, transient=True) as bar:
-                task = bar.add_task("timing", total=len(names) * len(_TIMED_WORKERS))
-                for workers, name in itertools.product(_TIMED_WORKERS, names):
-                    figures["timing"].append(_time(name, workers, executor))
-                    bar.advance(task)
-            _print_times(console, figures["timing"])
+    _print_errors(console, figures)
+    for name, done in replays.items():
+        if done.failures:
+            console.print(f"{name}: {len(done.failures)} fits failed, the first with {done.failures[0]}")
     return figures
 
 
@@ -301,59 +280,6 @@ def _fit(executor: Executor, fit: Fit, done: Replay) -> Weights | None:
     return weights
 
 
-# -- times
-
-
-def _time(name: str, workers: int, executor: Executor) -> dict[str, Any]:
-    """Return median times of a predictor after its first fits, on contention that comes and goes."""
-    grid = lay_out(
-        contention_trace(
-            ContentionTraceConfig(workers=workers, iterations=_TIMED_ITERATIONS + _CALL_REPEATS + 1)
-        ),
-        0,
-    )
-    predictor = make_predictor(name, PredictorOptions(first_fit=_TIMED_ITERATIONS))
-    predictor.set_workers(grid.workers)
-
-    def observe(k: int) -> None:
-        predictor.observe(grid.speeds[k], grid.cpu_usage[k + 1], grid.memory_usage[k + 1])
-
-    for k in range(_TIMED_ITERATIONS):
-        observe(k)
-    fits = Replay(np.empty(0))
-    parts, repeats = [], []  # a predictor may learn in parts: median seconds and repeats of each
-    while not fits.failures and (fit := predictor.due_fit()) is not None:
-        fits = Replay(np.empty(0))
-        predictor.take_fit(_fit(executor, fit, fits))
-        while not fits.failures and len(fits.fit_seconds) < _FIT_REPEATS:
-            if sum(fits.fit_seconds) > _FIT_SECONDS:
-                break
-            _fit(executor, fit, fits)
-        parts.append(statistics.median(fits.fit_seconds or [math.nan]))
-        repeats.append(len(fits.fit_seconds))
-    observing, predicting = [], []
-    began = time.perf_counter()
-    for k in range(_TIMED_ITERATIONS, _TIMED_ITERATIONS + _CALL_REPEATS):
-        start = time.perf_counter()
-        observe(k)
-        between = time.perf_counter()
-        predictor.predict()
-        end = time.perf_counter()
-        observing.append(between - start)
-        predicting.append(end - between)
-        if end - began > _CALL_SECONDS:
-            break
-    return {
-        "predictor": name,
-        "workers": workers,
-        "predict_s": statistics.median(predicting),
-        "observe_s": statistics.median(observing),
-        "fit_s": sum(parts) if parts else None,
-        "fit_repeats": min(repeats, default=None),
-        "fit_error": fits.failures[0] if fits.failures else None,
-    }
-
-
 # -- showing
 
 
@@ -401,17 +327,3 @@ def _spread(rmses: Sequence[float], workers: Mapping[str, Any]) -> list[str]:
         return [f"{rmse:.3g}" for rmse in rmses]
     shares = [rmse / worker["mean_speed"] for rmse, worker in zip(rmses, workers.values(), strict=True)]
     return [f"{value:.2%}" for value in (min(shares), statistics.median(shares), max(shares))]
-
-
-def _print_times(console: Console, timing: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("workers", "predict ms", "observe ms", f"fit s ({_TIMED_ITERATIONS} iterations)")
-    table = make_table("Times, medians", "predictor", *columns, no_wrap=True)
-    for entry in timing:
-        table.add_row(
-            entry["predictor"],
-            f"{entry['workers']:,}",
-            f"{entry['predict_s'] * 1e3:.3g}",
-            f"{entry['observe_s'] * 1e3:.3g}",
-            "failed" if entry["fit_error"] else "-" if entry["fit_s"] is None else f"{entry['fit_s']:.3g}",
-        )
-    console.print(table)

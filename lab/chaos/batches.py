@@ -38,12 +38,8 @@ def taken(
 ) -> tuple[Batches, list[str]]:
     """Return the batches of the steps in ledgers, each of which begins where the one before it ends.
 
-    Args:
-        least: The fewest samples of a batch, those left at an epoch's end aside.
-        most: The most.
-
-    Returns:
-        The batches, and in words where shards differ, or sizes are not allowed.
+    Beside them it is said in words where shards differ, or sizes are not from `least` to `most`, those left at
+    an epoch's end aside.
     """
     found: dict[tuple[int, int], tuple[Batch, str]] = {}
     violations = []

@@ -93,17 +93,14 @@ _JUMPS = (-86_400.0, -3600.0, -30.0, 30.0, 3600.0, 864_000.0)  # seconds
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault to come.
-
-    Attributes:
-        targets: Targets in the order in which they are tried, until one can be befallen. Several links may be
-            one target, as `links_of` has it; two sides of workers are, as `sides_of` has it; and of a foreign
-            state "ps-0>ps-1", a service and the one whose folder it is given.
-    """
+    """One fault to come."""
 
     number: int  # number of the fault, from 0
     at: float  # seconds since the faults began
     kind: str  # a name in `KINDS`
+    # In the order in which they are tried, until one can be befallen. Several links may be one target, as
+    # `links_of` has it; two sides of workers are, as `sides_of` has it; and of a foreign state "ps-0>ps-1", a
+    # service and the one whose folder it is given.
     targets: tuple[str, ...]
     seconds: float  # duration
     amount: float = 0.0  # what else the kind needs: a clock's jump in seconds; from 0 to 1 for others
@@ -125,9 +122,7 @@ def schedule(
 ) -> Iterator[Fault]:
     """Draw faults, and yield them in the order of their times; one of each kind is in the first half.
 
-    Args:
-        gap: Seconds between two moments at which faults come, on average.
-        seconds: Seconds until the last fault.
+    They come within so many seconds, and `gap` is the mean of the seconds between two moments of faults.
     """
     if not kinds or (unknown := set(kinds) - set(KINDS)):
         raise ValueError(f"faults {', '.join(sorted(unknown)) if kinds else '(none)'}: {', '.join(KINDS)}")

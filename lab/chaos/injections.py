@@ -80,11 +80,7 @@ class Freeze(Injection):
 
 
 class FreezeUntilOut(Freeze):
-    """SIGSTOP of a worker until the manager has given its part to others.
-
-    Args:
-        member_state: Returns a worker's state at the manager, by name; None if that does not answer.
-    """
+    """SIGSTOP of a worker until the manager, which is asked for its state, has given its part to others."""
 
     def __init__(self, process: Process, member_state: Callable[[str], str | None]) -> None:
         super().__init__(process)
@@ -127,10 +123,7 @@ class Drain(Injection):
 class Damage(Injection):
     """Damage to a shard's newest checkpoint, and SIGKILL, so that its next start needs an earlier one.
 
-    The shard is stopped meanwhile, lest it replaces the file.
-
-    Args:
-        noticed: What the shard's log must say of a version that it finds damaged; None if it says nothing.
+    The shard is stopped meanwhile, lest it replaces the file. Its log must say what is `noticed`, if anything.
     """
 
     def __init__(

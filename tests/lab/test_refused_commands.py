@@ -45,7 +45,7 @@ FILES = {
         ("lab bench balance --micro-batch 300 --total 600", 1, "at most 256 samples"),
         ("lab bench balance --change x:large:2", 1, "'x:large:2'"),
         (PREDICTORS + "--trace trace.csv", 1, "trace.csv, line 3: cpu '3': must be a number from 0 to 1"),
-        (PREDICTORS + "--warm-up 2000 --no-timing", 1, "warm-up 2000: no speed is left to count"),
+        (PREDICTORS + "--warm-up 2000", 1, "warm-up 2000: no speed is left to count"),
         (CONTENTION + "--schemes best", 1, "no scheme 'best'"),
         (CONTENTION + "--shares 0.3,x", 1, "shares '0.3,x'"),
         (CONTENTION + "--contended 0,7", 1, "a task for worker 7, but there are 2 workers"),
