@@ -38,7 +38,7 @@ def taken(
 ) -> tuple[Batches, list[str]]:
     """Return the batches of the steps in ledgers, each of which begins where the one before it ends.
 
-    Beside them it is said in words where shards differ, or sizes are not from `least` to `most`, those left at
+    Beside them it is said where shards differ, or sizes are not from `least` to `most`, those left at
     an epoch's end aside.
     """
     found: dict[tuple[int, int], tuple[Batch, str]] = {}

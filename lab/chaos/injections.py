@@ -123,7 +123,7 @@ class Drain(Injection):
 class Damage(Injection):
     """Damage to a shard's newest checkpoint, and SIGKILL, so that its next start needs an earlier one.
 
-    The shard is stopped meanwhile, lest it replaces the file. Its log must say what is `noticed`, if anything.
+    The shard is stopped meanwhile, lest it replaces the file. Its log must say what is `noticed`, if any.
     """
 
     def __init__(
