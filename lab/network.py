@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from idl.errors import EvenpaceError
@@ -35,16 +34,10 @@ class NetworkError(EvenpaceError):
 
 
 class WorkerNetwork:
-    """Places on one bridge, from `with` to its end.
+    """Places on one bridge, from `with` to its end (ValueError: the number is out of its range).
 
     One process has one network at a time. Its devices carry the process in their names, so that the next
     run can tell what one that was killed has left behind, and removes it.
-
-    Args:
-        places: Number of places, at most 100.
-
-    Raises:
-        ValueError: The number is out of its range.
     """
 
     def __init__(self, places: int) -> None:
@@ -68,9 +61,7 @@ class WorkerNetwork:
                 raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def prefix(self, place: int) -> list[str]:
@@ -87,16 +78,7 @@ class WorkerNetwork:
         return self._addresses[place]
 
     def limit(self, place: int, mbit: float) -> None:
-        """Bound a place's bandwidth, both ways, from now on.
-
-        Args:
-            place: Number of the place, from 0.
-            mbit: Megabits per second, above 0.
-
-        Raises:
-            ValueError: The bandwidth is out of its range.
-            NetworkError: The kernel refuses.
-        """
+        """Bound a place's bandwidth, both ways, from now on."""
         if not 0 < mbit < 1e6:
             raise ValueError(f"bandwidth {mbit:g} Mbit/s: must be above 0 and below 1000000")
         burst = max(_SMALLEST_BURST, round(mbit * 1e6 / 8 * _BURST_SECONDS))
@@ -148,11 +130,7 @@ class WorkerNetwork:
 
 
 def require_tools() -> None:
-    """Check that this machine has what a network needs.
-
-    Raises:
-        NetworkError: This is not root, or a tool is missing.
-    """
+    """Check that this machine has what a network needs."""
     if os.geteuid() != 0:
         raise NetworkError("network namespaces need root: run this as root")
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -163,11 +141,7 @@ def require_tools() -> None:
 
 
 def remove_leftovers() -> None:
-    """Remove the networks of processes that were killed before they could.
-
-    Raises:
-        NetworkError: The kernel refuses.
-    """
+    """Remove the networks of processes that were killed before they could."""
     with _one_at_a_time():
         _remove_orphans()
 

@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvloop
@@ -46,11 +45,7 @@ class _Connection:
 
 
 class ProxyLink:
-    """Link from one worker to one service: its connections, and how they fail at present.
-
-    Args:
-        rate: Bytes per second of each connection, either way; infinite by default.
-    """
+    """Link from one worker to one service: its connections, and how they fail at present."""
 
     def __init__(self, name: str, target: Address, rate: float = math.inf) -> None:
         self.name = name  # name of the link, such as "w0>ps-1"
@@ -62,8 +57,8 @@ class ProxyLink:
         self.refused = 0  # connections refused so far
         self.refusing = False
         self.swallowing = False  # new connections, too, are never answered
-        self.rate = rate
-        self.throttle = math.inf  # bytes per second, instead of `rate` where that is more
+        self.rate = rate  # bytes per second of each connection, either way
+        self.throttle = math.inf  # likewise, instead of `rate` where that is more
         self.open = asyncio.Event()
         self.open.set()
         self.cut_within = False  # the next message is to be cut in the middle
@@ -209,9 +204,7 @@ class Proxy:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

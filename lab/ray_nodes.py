@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -50,18 +49,9 @@ class RayNode:
     """A node, which runs from the beginning to the end of `with`.
 
     Args:
-        name: Its name in messages, and its log's.
         folder: Folder of its log; for a head, also the home of the cluster's processes, in which Ray keeps
             the cluster's token.
-        head: The cluster's head; None for a head.
-        cpus: CPUs that Ray sets aside on it.
-        resources: Further resources of it, by name.
-        environment: Further variables of a cluster's processes; nodes take those of their head.
         silence: Seconds of silence after which a head gives up a node; None for Ray's own, some 13 s.
-
-    Attributes:
-        address: The cluster's address.
-        environment: Variables with which processes can reach the cluster.
     """
 
     def __init__(
@@ -104,9 +94,7 @@ class RayNode:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
 
     @property
@@ -127,12 +115,7 @@ class RayNode:
         return found
 
     def start(self) -> None:
-        """Start it, and wait until it is part of the cluster.
-
-        Raises:
-            ProcessFailedError: It failed.
-            UnavailableError: It did not start in time.
-        """
+        """Start it, and wait until it is part of the cluster."""
         if self._is_head:
             token = self._folder / ".ray" / "auth_token"
             token.parent.mkdir(parents=True, exist_ok=True)
@@ -147,14 +130,7 @@ class RayNode:
             time.sleep(_POLL_SECONDS)
 
     def announce_end(self, seconds: float) -> None:
-        """Tell Ray that the node is about to go, as the notice for a spot machine does.
-
-        Args:
-            seconds: Until then, from the call on.
-
-        Raises:
-            UnavailableError: Ray does not accept it.
-        """
+        """Tell Ray that the node is about to go, as the notice for a spot machine does."""
         # `ray drain-node` counts the seconds from when it has started, which takes some.
         end = round(1000 * (time.time() + seconds))
         line = [sys.executable, "-c", _DRAIN, self.address, self.id, str(end)]

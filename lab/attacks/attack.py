@@ -8,12 +8,14 @@ Example:
 """
 
 import contextlib
+import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +24,10 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 import idl
 from evenpace.local.cluster import LocalCluster
+from evenpace.local.terminal import make_table
 from idl.errors import UnavailableError
-from lab.attacks import attack_report
-from lab.attacks.attackers import Attackers, Tally, Target
-from lab.attacks.config import HostileConfig
+from idl.settings import Checked, Setting
+from lab.attacks.attackers import Attackers, Harm, Tally, Target
 from lab.attacks.honest_job import JOB, WORKERS, HonestJob
 from lab.attacks.inputs import Inputs, Known
 from lab.attacks.long_answers import long_histories, long_pulls
@@ -34,7 +36,19 @@ from lab.attacks.tokens_of_attackers import Tokens
 from lab.bench.connected_workers import allow_files
 from lab.bench.watch import Watch, summary
 from rpc.client import Client
-from rpc.credentials import Credentials
+
+
+@dataclass(frozen=True)
+class HostileConfig(Checked):
+    """The length and the size of an attack (InvalidRequestError: a value is not allowed)."""
+
+    seconds: Annotated[float, Setting("At most.", name="minutes", unit=60, above=0, below=inf)] = 60.0
+    # The inputs at most; None for no limit.
+    inputs: Annotated[int | None, Setting("At most.  [default: no limit]", least=1)] = None
+    seed: Annotated[int, Setting("Of all that is thrown.", least=0)] = 0
+    pace: float = 0.05  # seconds that an honest worker computes for in each iteration
+    memory_mib: int = 16  # MiB of parameters that the shard may hold
+
 
 _FILES = 2000  # open files that the services' and the attackers' processes may need
 _EACH = 6  # attackers of each service
@@ -44,13 +58,9 @@ _HARMS = 100  # kinds of harm, after which the attack is over: it has succeeded
 
 
 def run(config: HostileConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
-    """Attack, and print and return the results.
+    """Attack, and print and return the results (UnavailableError: the honest job did not start).
 
-    Args:
-        json_path: The figures' file; beside it are the services' logs, and the inputs sent before each harm.
-
-    Raises:
-        UnavailableError: The honest job did not start.
+    Beside the figures' file are the services' logs, and the inputs sent before each harm.
     """
     allow_files(_FILES)
     figures: dict[str, Any] = {"config": asdict(config)}
@@ -79,30 +89,23 @@ def run(config: HostileConfig, console: Console, json_path: Path | None = None) 
     figures["harms"] = {what: harm.times for what, harm in tally.harms.items()}
     if figures["harms"] or figures["honest"]["bits_changed"] != 0:
         figures["failure"] = "harm was done"
-    attack_report.show(console, figures)
+    _show(console, figures)
     if json_path is not None:
-        attack_report.write_inputs(tally.harms, json_path)
+        _write_inputs(tally.harms, json_path)
     return figures
 
 
-def _credentials(tokens: Tokens | None) -> Credentials | None:
-    """Return the honest job's credentials, where the services ask for a token."""
-    return Credentials(token=tokens.honest) if tokens is not None else None
-
-
 @contextlib.contextmanager
-def _services(
-    config: HostileConfig, logs: Path | None = None
-) -> Iterator[tuple[LocalCluster, Tokens | None]]:
+def _services(config: HostileConfig, logs: Path | None = None) -> Iterator[tuple[LocalCluster, Tokens]]:
     """Start manager and shard, which log to the folder `logs` if given; yield them and their tokens."""
     with tempfile.TemporaryDirectory(prefix="evenpace-attack-") as folder:
-        tokens = Tokens(Path(folder)) if config.tokens else None
+        tokens = Tokens(Path(folder))
         options = ("--deterministic", "--memory-mib", str(config.memory_mib))
         cluster = LocalCluster(
             logs or Path(folder) / "logs",
             workers=WORKERS,
-            credentials=_credentials(tokens),
-            token_key=tokens.key if tokens is not None else None,
+            credentials=tokens.credentials,
+            token_key=tokens.key,
             shard_options=lambda name: options,
             policy="even",
         )
@@ -112,12 +115,11 @@ def _services(
 
 @contextlib.contextmanager
 def _trained(
-    cluster: LocalCluster, tokens: Tokens | None, pace: float, last: int | None = None
+    cluster: LocalCluster, tokens: Tokens, pace: float, last: int | None = None
 ) -> Iterator[HonestJob]:
-    """Start the honest job on the services, and yield it."""
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-honest-") as folder,
-        HonestJob(cluster, Path(folder), _credentials(tokens), pace, last) as honest,
+        HonestJob(cluster, Path(folder), tokens.credentials, pace, last) as honest,
     ):
         yield honest
 
@@ -175,9 +177,7 @@ def _tried(tally: Tally, seconds: float) -> dict[str, Any]:
     }
 
 
-def _targets(
-    config: HostileConfig, cluster: LocalCluster, tokens: Tokens | None, honest: HonestJob
-) -> list[Target]:
+def _targets(config: HostileConfig, cluster: LocalCluster, tokens: Tokens, honest: HonestJob) -> list[Target]:
     """Return the services as targets, one for each attacker, with a job of its own."""
     of_manager, of_shard = idl.batchsize_manager.BatchSizeManager, idl.parameter_server.ParameterServer
     run, (shard,) = _run_of_honest(cluster, tokens), cluster.shard_addresses
@@ -189,12 +189,10 @@ def _targets(
             ("manager", cluster.manager, of_manager, JOB, job, long_histories(job)),
             ("shard", shard, of_shard, f"{JOB}/{run}", f"{job}/x", long_pulls(f"{job}/deaf")),
         ):
-            known = Known(victim, workers) if tokens is not None else None
             # At the shards a token covers all names that begin with the job's; at the manager, one.
             jobs = (own, own, f"{own}/y")
-            inputs = Inputs(definition, jobs, f"{config.seed} {name} {number}", known)
-            hello = tokens.hello(definition, job) if tokens is not None else b""
-            impostures = tokens.impostures(definition, job, JOB) if tokens is not None else ()
+            inputs = Inputs(definition, jobs, f"{config.seed} {name} {number}", Known(victim, workers))
+            hello, impostures = tokens.hello(definition, job), tokens.impostures(definition, job, JOB)
             sentinel = _sentinel(definition, own)
             targets.append(Target(name, address, inputs, sentinel, deaf, hello, impostures))
     return targets
@@ -207,10 +205,10 @@ def _sentinel(definition: type, job: str) -> tuple[str, Any]:
     return "state", idl.parameter_server.StateRequest(idl.common.Identity(job, "mallory", "mallory"))
 
 
-def _run_of_honest(cluster: LocalCluster, tokens: Tokens | None) -> str:
+def _run_of_honest(cluster: LocalCluster, tokens: Tokens) -> str:
     """Return the suffix of the honest job's name at the shard, which is its run."""
     service = idl.batchsize_manager
-    client = Client(service.BatchSizeManager, cluster.manager, "manager", credentials=_credentials(tokens))
+    client = Client(service.BatchSizeManager, cluster.manager, "manager", credentials=tokens.credentials)
     with contextlib.closing(client):
         run: str = client.call("history", service.HistoryRequest(JOB, 0, 1)).run
         return run
@@ -229,11 +227,7 @@ def _honest(seconds: Sequence[float]) -> dict[str, Any]:
 def _bits_changed(
     config: HostileConfig, console: Console, iterations: int, parameters: NDArray[np.float64]
 ) -> int:
-    """Return the number of bits in which the honest job's parameters differ from an undisturbed run's.
-
-    Raises:
-        UnavailableError: That run did not end well.
-    """
+    """Return the number of bits in which the honest job's parameters differ from an undisturbed run's."""
     console.print(f"{iterations} iterations again, undisturbed")
     with (
         _services(config) as (cluster, tokens),
@@ -245,3 +239,40 @@ def _bits_changed(
         raise UnavailableError(f"the undisturbed job failed: {honest.failures or undisturbed}")
     one, two = (values.view(np.uint8) for values in (parameters, undisturbed[1]))
     return int(np.unpackbits(one ^ two).sum())
+
+
+def _show(console: Console, figures: dict[str, Any]) -> None:
+    title = f"{figures['inputs']} inputs in {figures['seconds']:.0f} s, {figures['inputs_per_second']:.0f}/s"
+    table = make_table(title, "kind", "tried", "what the services did")
+    for kind, count in figures["tried"].items():
+        outcomes = figures["outcomes"].get(kind, {})
+        table.add_row(kind, str(count), ", ".join(f"{what} {times}" for what, times in outcomes.items()))
+    console.print(table)
+    for name, service in figures["services"].items():
+        memory = service["rss_mib"]
+        console.print(
+            f"{name}: {memory['settled']:.1f} MiB after {memory['settled_after_s']:.0f} s, "
+            f"{memory['end']:.1f} at the end ({memory['slope_per_minute']:+.2f} a minute); "
+            f"{service['files']['most']} file descriptors at most, {service['files']['end']} at the end; "
+            f"{service['cores']:.2f} cores"
+        )
+    honest = figures["honest"]
+    times = honest["iteration_ms"]
+    console.print(
+        f"honest job: {honest['iterations']} iterations, {times['p50']:.0f} ms (99%: {times['p99']:.0f}, at "
+        f"most {times['max']:.0f}); {honest['bits_changed']} bits of its parameters changed"
+    )
+    console.print(f"{len(figures['harms'])} harms{':' if figures['harms'] else ''}")
+    slowest = (f"{name} {seconds:.2f} s" for name, seconds in figures["slowest_answer_s"].items())
+    console.print(f"the slowest answers to attackers: {', '.join(slowest)}")
+    for harm, times in figures["harms"].items():
+        console.print(f"  {harm} ({times} times)")
+
+
+def _write_inputs(harms: Mapping[str, Harm], json_path: Path) -> None:
+    """Write the inputs sent before each harm to files beside `json_path`, so that they can be tried again."""
+    for number, (what, harm) in enumerate(harms.items()):
+        if harm.inputs:
+            lines = [json.dumps({"kind": one.kind, "hex": one.data.hex()}) for one in harm.inputs]
+            text = "\n".join([json.dumps({"harm": what}), *lines, ""])
+            json_path.with_name(f"{json_path.name}.harm-{number}.jsonl").write_text(text)

@@ -93,11 +93,7 @@ class Attacker:
         return self._socket.fileno()
 
     def connect(self) -> None:
-        """Make a new connection and send the first batch; again, where the service resets it meanwhile.
-
-        Raises:
-            OSError: The service takes no connection.
-        """
+        """Make a new connection and send the first batch; again, where the service resets it meanwhile."""
         while True:
             self._open()
             try:
@@ -254,40 +250,31 @@ class Attacker:
 
 
 class Attackers:
-    """All attackers of this process.
-
-    Args:
-        targets: One for each attacker.
-        seed: Seed of their choices other than the inputs.
-    """
+    """All attackers of this process."""
 
     def __init__(self, targets: Sequence[Target], seed: int) -> None:
         self.tally = Tally()
         self._poll = select.epoll()
-        self._attackers: dict[int, Attacker] = {}
+        self._attackers: list[Attacker] = []
         for number, target in enumerate(targets):
             chance = random.Random(f"{seed} {target.name} {number}")
             attacker = Attacker(target, self.tally, self._poll, chance)
             attacker.connect()
-            self._attackers[attacker.descriptor] = attacker
+            self._attackers.append(attacker)
 
     def attack(self, seconds: float) -> None:
         """Serve all attackers for some seconds."""
         until = time.monotonic() + seconds
         while (now := time.monotonic()) < until:
             for descriptor, event in self._poll.poll(until - now):
-                attacker = self._attackers.pop(descriptor)
+                attacker = next(one for one in self._attackers if one.descriptor == descriptor)
                 attacker.ready(event)
-                self._attackers[attacker.descriptor] = attacker
-        for attacker in list(self._attackers.values()):
-            before = attacker.descriptor
+        for attacker in self._attackers:
             attacker.check(now)
-            del self._attackers[before]
-            self._attackers[attacker.descriptor] = attacker
 
     def close(self) -> None:
         """Close all connections."""
-        for attacker in self._attackers.values():
+        for attacker in self._attackers:
             attacker.close()
         self._attackers.clear()
         self._poll.close()

@@ -16,6 +16,7 @@ from evenpace.reports import files
 from idl.errors import EvenpaceError, UnavailableError
 from lab.attacks import honest_worker
 from lab.observer import Observer
+from lab.script_options import as_argument
 from rpc.credentials import Credentials
 from rpc.processes import ProcessFailedError
 
@@ -30,17 +31,14 @@ _ANSWER_SECONDS = 30.0  # seconds in which the manager must answer
 class HonestJob:
     """The honest job's workers and their progress; they end with the cluster.
 
-    Args:
-        credentials: Credentials with the job's token, where the services ask for one.
-        pace: Seconds that each iteration takes longer, as if a worker computed more.
-        last: Iteration after which the job ends; None to go on until `finish`.
+    The job ends after the iteration `last`, or goes on until `finish`.
     """
 
     def __init__(
         self,
         cluster: LocalCluster,
         folder: Path,
-        credentials: Credentials | None,
+        credentials: Credentials,
         pace: float,
         last: int | None = None,
     ) -> None:
@@ -52,18 +50,12 @@ class HonestJob:
         self.failures: list[str] = []  # failures of its processes, in words
         if last is not None:
             self._stop_after(last)
-        self._processes = [
-            cluster.start_worker(
-                name,
-                honest_worker.__file__,
-                [
-                    *("--journal", str(folder / f"{name}.jsonl"), "--stop", str(folder / "stop")),
-                    *("--out", str(folder / f"{name}.npz"), "--pause", str(pace)),
-                ],
-                {"--job": JOB},
-            )
-            for name in (f"worker-{number}" for number in range(WORKERS))
-        ]
+        self._processes = []
+        for name in (f"worker-{number}" for number in range(WORKERS)):
+            journal, out = folder / f"{name}.jsonl", folder / f"{name}.npz"
+            argument = as_argument(journal=journal, stop=folder / "stop", out=out, pause=pace)
+            process = cluster.start_worker(name, honest_worker.__file__, [argument], {"--job": JOB})
+            self._processes.append(process)
 
     def __enter__(self) -> "HonestJob":
         return self

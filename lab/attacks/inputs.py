@@ -12,24 +12,15 @@ from typing import Any
 
 from thriftpy2.thrift import TMessageType
 
-from lab.attacks.thrift_values import (
-    BINARY,
-    BOOL,
-    BYTE,
-    DOUBLE,
-    FORMATS,
-    I16,
-    I32,
-    I64,
-    LIST,
-    MAP,
-    SET,
-    STRING,
-    STRUCT,
-    Fields,
-    write,
-)
 from rpc import codec
+
+BOOL, BYTE, DOUBLE, I16, I32, I64 = 2, 3, 4, 6, 8, 10
+STRING, STRUCT, MAP, SET, LIST = 11, 12, 13, 14, 15
+BINARY = 18  # thriftpy2's own type, for a string that is no text
+FORMATS = {BOOL: ">b", BYTE: ">b", DOUBLE: ">d", I16: ">h", I32: ">i", I64: ">q"}
+
+Field = tuple[int, int, Any]  # type, id, value; a struct's value is a list of these
+Fields = list[Field]
 
 _RANGES = {BOOL: 1, BYTE: 7, I16: 15, I32: 31, I64: 63}  # bits
 _SMALL = (0, 1, 2, 3, 4, 8, 16, 64)
@@ -72,19 +63,12 @@ class Input:
 
 @dataclass
 class Inputs:
-    """Endless inputs for one service.
-
-    Args:
-        definition: The Thrift service.
-        jobs: Names of the attackers' own jobs.
-        seed: Seed of the choices.
-        victim: The honest job, if inputs are to name it; None to leave it alone.
-    """
+    """Endless inputs for one service, of attackers who have `jobs` of their own there."""
 
     definition: type
     jobs: Sequence[str]
     seed: str
-    victim: Known | None = None
+    victim: Known | None = None  # the honest job, if inputs are to name it
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -302,7 +286,7 @@ class Inputs:
     # -- bytes
 
     def _call(self, kind: str, method: str, arguments: Fields) -> Input:
-        data = self._message(method, write(STRUCT, arguments))
+        data = self._message(method, _write(STRUCT, arguments))
         return Input(kind, data, self._sequence)
 
     def _message(self, method: str, body: bytes, kind: int = TMessageType.CALL) -> bytes:
@@ -315,3 +299,21 @@ class Inputs:
 def _with_integers(fields: Fields, value: int) -> Fields:
     """Return the struct with `value` in each of its own i64 fields, not those of structs within."""
     return [(kind, number, value if kind == I64 else inner) for kind, number, inner in fields]
+
+
+def _write(kind: int, value: Any) -> bytes:
+    """Return a value's bytes in the binary protocol, as of the Thrift type `kind`; nothing is checked."""
+    if kind in FORMATS:
+        return struct.pack(FORMATS[kind], value)
+    if kind == STRING:
+        data: bytes = value
+        return struct.pack(">i", len(data)) + data
+    if kind == STRUCT:
+        parts = [struct.pack(">bh", kind, number) + _write(kind, inner) for kind, number, inner in value]
+        return b"".join(parts) + b"\0"
+    if kind == MAP:
+        key_kind, value_kind, pairs = value
+        parts = [_write(key_kind, key) + _write(value_kind, inner) for key, inner in pairs]
+        return struct.pack(">bbi", key_kind, value_kind, len(pairs)) + b"".join(parts)
+    element, values = value
+    return struct.pack(">bi", element, len(values)) + b"".join(_write(element, inner) for inner in values)

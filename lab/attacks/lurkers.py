@@ -30,12 +30,7 @@ class _Lurker:
 
 
 class Lurkers:
-    """Some lurkers of each kind, which stay connected for as long as the services let them.
-
-    Args:
-        targets: The services.
-        tally: Counts of what was tried, to which they add.
-    """
+    """Some lurkers of each kind, which stay connected for as long as the services let them."""
 
     def __init__(self, targets: Sequence[Target], tally: Tally, seed: int) -> None:
         self._targets = targets

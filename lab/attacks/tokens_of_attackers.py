@@ -7,22 +7,19 @@ from typing import Any
 import idl
 from lab.attacks.honest_job import JOB
 from lab.attacks.long_answers import frame
+from rpc.credentials import Credentials
 from rpc.tokens import TokenKeys, issue, write_new_key
 
 
 class Tokens:
-    """Tokens of one attack.
-
-    Args:
-        folder: Folder for the files, which only this attack uses.
-    """
+    """Tokens of one attack, whose folder they are in."""
 
     def __init__(self, folder: Path) -> None:
         self.key = folder / "key"  # file of the services' keys
-        self.honest = folder / "honest"  # file of the honest job's token
+        self.credentials = Credentials(token=folder / "honest")  # the honest job's
         write_new_key(self.key, add=False)
         self._keys = TokenKeys(self.key)
-        self.honest.write_text(issue(self._keys, JOB, 0))
+        (folder / "honest").write_text(issue(self._keys, JOB, 0))
 
     def hello(self, definition: type, job: str) -> bytes:
         """Return the call that authenticates a connection for a job."""

@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +35,7 @@ from lab.experiments.comparison import Evaluator
 from lab.experiments.scheme_run import ParameterSnapshot
 from lab.fields import ImageData, Repeats, Seed, Shares, whole_numbers
 from lab.network import WorkerNetwork
+from lab.script_options import as_argument
 from lab.workloads.by_name import Training
 
 
@@ -90,12 +91,7 @@ _FEW = 12  # iterations in which stock DDP takes one sample a worker
 
 
 def run(config: TrainConfig, console: Console) -> dict[str, Any]:
-    """Train all ways in turn, by workers of `against_ddp_worker`; print and return the figures.
-
-    Raises:
-        EvenpaceError: A process failed; the message has the end of its log.
-        ValueError: The data cannot be read, or do not fit the options.
-    """
+    """Train all ways in turn, by workers of `against_ddp_worker`; print and return the figures."""
     data = config.data.partition(":")[0]
     evaluator = Evaluator(Training("digits", _workload(config)))
     if config.total_batch_size > evaluator.samples:
@@ -118,7 +114,6 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
 
 
 def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]:
-    """Train once, and return the measurements of each rank."""
     ranks = len(config.shares)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -133,30 +128,31 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
         shards = 1 if mode == "ps" else 0
         cluster = LocalCluster(folder, workers=ranks, shards=shards, host=host, policy=config.policy)
         stack.callback(cluster.stop)
-        services = []
+        services: dict[str, Any] = {}
         if mode != "ddp":
             cluster.start()
-            services = ["--manager", str(cluster.manager), "--ps", *map(str, cluster.shard_addresses)]
+            services = {"manager": str(cluster.manager), "ps": [*map(str, cluster.shard_addresses)]}
         for rank, share in enumerate(share_cpus(config.shares, config.limit_kind)):
-            values = {
-                "mode": mode,
-                "store": folder / "store",
-                "share": share.cores,
-                "limit-kind": share.kind,
-                "name": cluster.limit_name(str(rank)),
-                "out": folder / f"{rank}.npz",
-                "rank": rank,
-                "ranks": ranks,
-                "cpu": share.cpu,
-                "parent": os.getpid(),
-                "epochs": config.epochs,
-                "batch-size": config.total_batch_size,
-                "bucket-mb": config.bucket_mb,
-                "seed": config.seed,
-            }
-            options = [word for option, value in values.items() for word in (f"--{option}", str(value))]
-            line = [sys.executable, "-m", "lab.bench.against_ddp_worker", *services, *options]
-            cluster.start_other(f"worker-{rank}", [*places[rank], *line, "--", *_workload(config)])
+            options = as_argument(
+                mode=mode,
+                store=folder / "store",
+                share=share.cores,
+                limit_kind=share.kind,
+                name=cluster.limit_name(str(rank)),
+                out=folder / f"{rank}.npz",
+                rank=rank,
+                ranks=ranks,
+                cpu=share.cpu,
+                parent=os.getpid(),
+                epochs=config.epochs,
+                batch_size=config.total_batch_size,
+                bucket_mb=config.bucket_mb,
+                seed=config.seed,
+                workload=_workload(config),
+                **services,
+            )
+            line = [sys.executable, "-m", "lab.bench.against_ddp_worker", options]
+            cluster.start_other(f"worker-{rank}", [*places[rank], *line])
         cluster.wait()
         return [dict(np.load(folder / f"{rank}.npz")) for rank in range(ranks)]
 
@@ -203,43 +199,33 @@ def _compare(
         for stock, single in zip(taken["ddp"], singles, strict=True)
     ]
     for mode, repeats in taken.items():
-        times = [repeat["time_to_accuracy_s"] for repeat in repeats]
-        ratios = [
-            stock["iteration_s_median"] / repeat["iteration_s_median"]
-            for stock, repeat in zip(taken["ddp"], repeats, strict=True)
-        ]
+        seconds, times, shares, whole, accuracies = (
+            [repeat[key] for repeat in repeats]
+            for key in ("iteration_s_median", "time_to_accuracy_s", "share_used", "time_s", "accuracy")
+        )
+        ratios = [stock["iteration_s_median"] / own for stock, own in zip(taken["ddp"], seconds, strict=True)]
         shortest = [bound[mode] for bound in bounds]
-        of_allowed = [
-            bound / repeat["iteration_s_median"] for bound, repeat in zip(shortest, repeats, strict=True)
-        ]
+        of_allowed = [bound / own for bound, own in zip(shortest, seconds, strict=True)]
         runs[mode] = {
-            "iteration_s_median": statistics.median(repeat["iteration_s_median"] for repeat in repeats),
+            "iteration_s_median": statistics.median(seconds),
             "allowed_s": statistics.median(shortest),
             "of_allowed": statistics.median(of_allowed),
             "of_alloweds": of_allowed,
-            "share_used": statistics.median(repeat["share_used"] for repeat in repeats),
+            "share_used": statistics.median(shares),
             "cpu_s": np.median([repeat["cpu_s"] for repeat in repeats], 0).tolist(),
-            "iteration_s_medians": [repeat["iteration_s_median"] for repeat in repeats],
+            "iteration_s_medians": seconds,
             "speedup": statistics.median(ratios),
             "speedups": ratios,
             "time_to_accuracy_s": statistics.median(times) if None not in times else None,
-            "time_s": statistics.median(repeat["time_s"] for repeat in repeats),
-            "accuracy": statistics.median(repeat["accuracy"] for repeat in repeats),
+            "time_s": statistics.median(whole),
+            "accuracy": statistics.median(accuracies),
             "batch_sizes": repeats[-1]["batch_sizes"],
         }
-    return {
+    return asdict(config) | {
         "against": "ddp",
-        "shares": list(config.shares),
         "data": data,
-        "hidden": list(config.hidden),
-        "samples": config.samples,
-        "rate": config.rate,
-        "bucket_mb": config.bucket_mb,
         "model_parameters": parameters[0].size,
-        "total_batch_size": config.total_batch_size,
         "iterations": taken["ddp"][0]["iterations"],
-        "repeats": config.repeats,
-        "target_accuracy": config.target_accuracy,
         "single_cpu_s": np.median(singles, 0).tolist(),
         "runs": runs,
         "parameters_max_abs_diff": max(float(np.abs(p - parameters[0]).max()) for p in parameters),
@@ -247,7 +233,6 @@ def _compare(
 
 
 def _workload(config: TrainConfig) -> tuple[str, ...]:
-    """Return the options of the digits' workload."""
     hidden = ",".join(map(str, config.hidden))
     samples = () if config.samples is None else ("--samples", str(config.samples))
     return "--data", config.data, "--hidden", hidden, "--seed", str(config.seed), *samples
@@ -268,7 +253,6 @@ def allowed(
     transfer: 2 (n - 1) / n times each way in a ring, once to and from a parameter server.
 
     Args:
-        config: The trainings.
         whole: CPU seconds of stock DDP for each worker's equal part of the batch; (workers,).
         single: The same for batches of one sample.
         size: Bytes of the model.
@@ -299,18 +283,9 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
         f"by a model of {figures['model_parameters']:,} parameters, and workers limited to {shares} of a "
         f"core{links}"
     )
-    table = make_table(
-        f"Against stock DDP, medians of {figures['repeats']}",
-        "training",
-        "iteration ms",
-        "allowed ms",
-        "of it",
-        "shares used",
-        "speed-up",
-        target,
-        "accuracy",
-        "batch sizes",
-    )
+    columns = ("iteration ms", "allowed ms", "of it", "shares used", "speed-up", target, "accuracy")
+    title = f"Against stock DDP, medians of {figures['repeats']}"
+    table = make_table(title, "training", *columns, "batch sizes")
     for mode, name in MODES.items():
         of = figures["runs"][mode]
         reached = of["time_to_accuracy_s"]

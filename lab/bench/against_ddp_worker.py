@@ -9,7 +9,6 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 import evenpace
 from evenpace.launch import pin
 from idl.plan import JobSpec, permutation
+from lab.script_options import read_options
 from lab.workloads import common
 from lab.workloads.by_name import Training
 from worker.parent import end_with_parent
@@ -55,7 +55,7 @@ class EvenSlices:
 
 def main() -> None:
     """Train, and write the measurements."""
-    options = _options()
+    options = read_options()
     end_with_parent(options.parent)
     pin(options.cpu)
     torch.set_num_threads(1)
@@ -112,12 +112,7 @@ def _train(
     loss_function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     options: argparse.Namespace,
 ) -> tuple[list[float], list[int], list[float], list[NDArray[Any]]]:
-    """Train in an ordinary loop.
-
-    Returns:
-        Of each iteration its end, batch size and CPU time; and after each epoch the parameters, on rank 0
-        alone.
-    """
+    """Train; return iterations' ends, batch sizes and CPU times, and rank 0's parameters after each epoch."""
     ends, sizes, cpu, snapshots = [], [], [], []
     for _ in range(options.epochs):
         since = time.process_time()
@@ -134,23 +129,6 @@ def _train(
         if not options.rank:
             snapshots.append(nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy())
     return ends, sizes, cpu, snapshots
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=("ddp", "all-reduce", "ps"), required=True)
-    parser.add_argument("--manager")
-    parser.add_argument("--ps", nargs="*", default=[])
-    parser.add_argument("--store", type=Path)
-    parser.add_argument("--share", type=float, required=True)
-    parser.add_argument("--bucket-mb", type=float, required=True)
-    parser.add_argument("--limit-kind", required=True)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    for name in ("rank", "ranks", "cpu", "parent", "epochs", "batch-size", "seed"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("workload", nargs="*", help="Options of the digits' workload.")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -23,9 +23,6 @@ def overlapped(
         buckets: Number of buckets, 1 / γ.
         last: T_u, the seconds of the last bucket.
         communication: T_comm, the seconds of all buckets.
-
-    Returns:
-        (sizes,).
     """
     starts = table * (1 - backward * (1 - 1 / buckets))
     return np.maximum(table + last, starts + communication)
@@ -33,15 +30,11 @@ def overlapped(
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The sum of gradients over the workers of a cluster.
-
-    Attributes:
-        backward: Share of each worker's step that is its backward pass, (workers,); in micro-batches, of the
-            time of each.
-    """
+    """The sum of gradients over the workers of a cluster."""
 
     seconds: float  # T_comm, the seconds in which all buckets are summed; above 0
     buckets: int  # their number, of which 1 / γ = `buckets`, and T_u = `seconds` / `buckets`
+    # Share of each worker's step that is its backward pass, (workers,); in micro-batches, of each one's time.
     backward: tuple[float, ...]
 
     @property
@@ -50,29 +43,14 @@ class AllReduce:
         return 1
 
     def table(self, worker: int, table: Array, passes: NDArray[np.int64] | int = 1) -> Array:
-        """Return the seconds of an iteration by a worker's batch: equation 7 of Cannikin.
-
-        Args:
-            table: Seconds that it computes for, by batch size; (sizes,).
-            passes: Micro-batches of each batch size, (sizes,), of which the last one's backward pass counts.
-        """
+        """Return the seconds of an iteration by a worker's batch: equation 7 of Cannikin."""
         each = self.seconds / self.buckets
         return overlapped(table, self.backward[worker] / passes, self.buckets, each, self.seconds)
 
     def iterate(
         self, computing: Array, factors: Array, passes: NDArray[np.int64] | int = 1
     ) -> tuple[float, list[dict[str, float]]]:
-        """Go through an iteration.
-
-        Args:
-            computing: Seconds that each worker computes for, (workers,).
-            factors: The factor on the seconds of the reductions, (1,).
-            passes: Micro-batches of each worker, (workers,).
-
-        Returns:
-            Its seconds, and what each worker measures beside its batch processing time, by fields of
-            `Report`.
-        """
+        """See `Transfers`; `factors` is the factor on the seconds of the reductions, (1,)."""
         backward = np.array(self.backward) * computing / passes
         each = float(factors[0]) * self.seconds / self.buckets
         parts = np.arange(1, self.buckets + 1) / self.buckets

@@ -17,7 +17,6 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,12 +46,15 @@ from lab.bench.step_times import (
 )
 from lab.fields import parse_names
 
+_BUCKETS = 8  # of gradients
+_BACKWARD = (0.7, 0.3)  # shares of a step that are the backward pass, of each worker in turn
 
-def _read_shares(name: str, allowed: str, text: str) -> tuple[float, ...]:
+
+def _read_links(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(share) for share in text.split(","))
     except ValueError:
-        raise InvalidRequestError(f"{name} {text!r}: give shares {allowed}, as in 0.7,0.3") from None
+        raise InvalidRequestError(f"links {text!r}: give shares above 0, as in 0.7,0.3") from None
 
 
 def _read_changes(text: str) -> tuple[Change, ...]:
@@ -73,21 +75,13 @@ def _read_change(text: str) -> Change:
 
 @dataclass(frozen=True)
 class BalanceConfig:
-    """Policies, clusters and noise.
-
-    Raises:
-        InvalidRequestError: A number is out of its range, or there are both an all-reduce and links.
-    """
+    """Policies, clusters and noise."""
 
     curves: Annotated[
         Path | None,
         Setting("CSV: model,gpu,batch_size,step_time_s (or examples_per_s).  [default: made-up curves]"),
     ] = None
     policies: Annotated[tuple[str, ...], Setting("May be repeated.", name="policy", choices=POLICIES)] = ()
-    models: Annotated[
-        tuple[str, ...],
-        Setting("May be repeated.  [default: all measured on several GPUs]", name="model"),
-    ] = ()
     gpus: Annotated[
         tuple[str, ...],
         Setting(
@@ -134,21 +128,9 @@ class BalanceConfig:
             "worker in turn; half of each is the push, which overlaps with the backward pass.  "
             "[default: none]",
             metavar="SHARE,...",
-            read=partial(_read_shares, "links", "above 0"),
+            read=_read_links,
         ),
     ] = ()
-    buckets: Annotated[
-        int, Setting("With --all-reduce and --links: buckets of gradients.", least=1, most=1000)
-    ] = 8
-    backward: Annotated[
-        tuple[float, ...],
-        Setting(
-            "With --all-reduce and --links: shares of a step that are the backward pass, of each worker in "
-            "turn; the rest is the forward pass, and loading.",
-            metavar="SHARE,...",
-            read=partial(_read_shares, "backward", "above 0 and below 1"),
-        ),
-    ] = (0.7, 0.3)
     micro_batch: Annotated[
         int | None,
         Setting(
@@ -164,8 +146,6 @@ class BalanceConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if not self.backward or not all(0 < share < 1 for share in self.backward):
-            raise InvalidRequestError(f"backward {self.backward}: must be shares above 0 and below 1")
         if not all(0 < share < inf for share in self.links):
             raise InvalidRequestError(f"links {self.links}: must be shares above 0")
         if self.links and self.all_reduce:
@@ -206,10 +186,6 @@ def run(config: BalanceConfig, console: Console) -> dict[str, Any]:
     that the policy predicts, in the end, for batches of 0.75 to 1.25 times the size with the best split of
     each; `null` for policies that predict none. `never` counts runs; they are left out of the median and of
     the maximum.
-
-    Raises:
-        ValueError: The curves, or what was chosen from them, are wrong.
-        OSError: A file cannot be read or written.
     """
     curves = made_up_step_times() if config.curves is None else read_step_times(config.curves)
     clusters = _clusters(curves, config)
@@ -224,8 +200,8 @@ def run(config: BalanceConfig, console: Console) -> dict[str, Any]:
             "iterations": config.iterations,
             "all_reduce": config.all_reduce,
             "links": list(config.links),
-            "buckets": config.buckets,
-            "backward": list(config.backward),
+            "buckets": _BUCKETS,
+            "backward": list(_BACKWARD),
             "micro_batch": config.micro_batch,
         },
         "clusters": [],
@@ -272,8 +248,9 @@ def run(config: BalanceConfig, console: Console) -> dict[str, Any]:
 
 def _clusters(curves: GpuCurves, config: BalanceConfig) -> list[Cluster]:
     clusters = [
-        make_cluster(curves, model, config.gpus or tuple(curves.get(model, ())), total)
-        for model in config.models or tuple(model for model in curves if len(curves[model]) > 1)
+        make_cluster(curves, model, config.gpus or tuple(curves[model]), total)
+        for model in curves
+        if len(curves[model]) > 1
         for total in config.totals or (None,)
     ]
     if config.micro_batch is None:
@@ -290,13 +267,13 @@ def _changes(cluster: Cluster, config: BalanceConfig) -> tuple[Change, ...]:
 
 def _transfers(cluster: Cluster, config: BalanceConfig) -> Transfers | None:
     _, seconds = _best(cluster)
-    backward = _in_turn(config.backward, len(cluster.workers))
+    backward = _in_turn(_BACKWARD, len(cluster.workers))
     if config.links:
         links = _in_turn([share * seconds for share in config.links], len(cluster.workers))
-        return ServerLinks(links, config.buckets, backward)
+        return ServerLinks(links, _BUCKETS, backward)
     if not config.all_reduce:
         return None
-    return AllReduce(config.all_reduce * seconds, config.buckets, backward)
+    return AllReduce(config.all_reduce * seconds, _BUCKETS, backward)
 
 
 def _in_turn(values: Sequence[float], workers: int) -> tuple[float, ...]:
@@ -312,17 +289,14 @@ def _best(cluster: Cluster) -> tuple[NDArray[np.int64], float]:
 
 
 def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    parts = []
-    for same in zip(*(its["parts"] for its in runs), strict=True):
-        parts.append(
-            {
-                **{
-                    name: _reached([part[name] for part in same])
-                    for name in ("iterations_to_close", "splits_to_near")
-                },
-                "ratio": _mean_and_max([part["ratio"] for part in same]),
-            }
-        )
+    parts = [
+        {
+            "iterations_to_close": _reached([part["iterations_to_close"] for part in same]),
+            "splits_to_near": _reached([part["splits_to_near"] for part in same]),
+            "ratio": _mean_and_max([part["ratio"] for part in same]),
+        }
+        for same in zip(*(its["parts"] for its in runs), strict=True)
+    ]
     names = ("ratio", "noisy_ratio", "batch_size_changes", "prediction_error")
     return {**{name: _mean_and_max([its[name] for its in runs]) for name in names}, "parts": parts}
 

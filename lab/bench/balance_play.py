@@ -101,12 +101,7 @@ class Transfers(Protocol):
 
 @dataclass(frozen=True)
 class Play:
-    """Splits and times of a policy, beside those of the best split.
-
-    Attributes:
-        prediction_error: The largest relative error of the seconds that the policy predicts, in the end, for
-            batches of other sizes with the best splits of them; None where it predicts none.
-    """
+    """Splits and times of a policy, beside those of the best split."""
 
     # Samples, or micro-batches where the cluster's batches are in these; (iterations, workers).
     counts: NDArray[np.int64]
@@ -115,6 +110,8 @@ class Play:
     noisy: Array  # seconds that the slowest worker takes, with noise, (iterations,)
     noisy_best: Array  # the same with the best split and the same noise, (iterations,)
     starts: tuple[int, ...]  # iterations in which a part begins: 0, and those of the changes
+    # The largest relative error of the seconds that the policy predicts, in the end, for other batches with
+    # their best splits; None where it predicts none.
     prediction_error: float | None = None
 
     def figures(self) -> dict[str, Any]:
@@ -201,19 +198,9 @@ def play(
     transfers: Transfers | None = None,
     micro_batch: int | None = None,
 ) -> Play:
-    """Play a policy against a cluster.
+    """Play a policy against a cluster, whose batches are in micro-batches of `micro_batch` samples, if given.
 
-    Args:
-        policy: The policy, new.
-        cluster: The workers and the batch.
-        iterations: The number of iterations.
-        transfers: Those of gradients, which overlap with the backward pass; None for such as take no time.
-        micro_batch: Samples of a micro-batch, in which the cluster's batches are then; None: they are in
-            samples.
-
-    Raises:
-        ValueError: A change is of an unknown worker, or comes after the end.
-        EvenpaceError: The job has failed.
+    Without `transfers`, those of gradients take no time.
     """
     names = list(cluster.workers)
     tables = [times.table() for times in cluster.workers.values()]
@@ -304,12 +291,7 @@ def _prediction_error(
 ) -> float | None:
     """Return the largest relative error of the iterations' times that a policy predicts for other batches.
 
-    Args:
-        tables: See `best_split`.
-        minima: Likewise.
-        total: Samples of the batches that it has split.
-        beside: Seconds that an iteration has taken beside the longest batch processing time, as job sizers
-            take them to be.
+    An iteration takes `beside` seconds beside the longest batch processing time, as job sizers take it to be.
     """
     most = sum(len(table) - 1 + minimum for table, minimum in zip(tables, minima, strict=True))
     totals = [round(factor * total) for factor in _OTHER_TOTALS]

@@ -1,13 +1,13 @@
-"""Time barrier rounds of the manager, and of thriftpy2's threaded server doing the same.
+"""Time barrier rounds of the manager.
 
-The manager is measured without and with stored state, and with TLS if asked for.
+It is measured without and with stored state, and with TLS if asked for.
 
 Example:
   evenpace lab bench rpc --workers 1000 --rounds 100 --json rpc.json
 """
 
+import contextlib
 import random
-import statistics
 import tempfile
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -37,54 +37,30 @@ class RoundsConfig(Checked):
 
 
 def run(config: RoundsConfig, console: Console) -> dict[str, Any]:
-    """Measure the servers, and print and return the milliseconds of a round."""
+    """Measure the manager in each way, and print and return the milliseconds of a round."""
     workers, rounds = config.workers, config.rounds
     options = ("manager", "--workers", str(workers))
-    with service(*options) as manager:
-        ours = _measure(manager.address, workers, rounds, "evenpace")
-    with (
-        tempfile.TemporaryDirectory(prefix="evenpace-bench-") as folder,
-        service(*options, "--state", folder) as manager,
-    ):
-        kept = _measure(manager.address, workers, rounds, "evenpace --state")
-    secure: list[float] = []
+    figures: dict[str, Any] = {"workers": workers, "rounds": rounds}
+    title = f"A barrier round of {workers} workers, {rounds} rounds"
+    table = make_table(title, "server", "median ms", "99% ms")
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="evenpace-bench-"))
+        ways: list[tuple[str, str, list[str], Credentials | None]] = [
+            ("", "evenpace manager", [], None),
+            ("state_", "evenpace manager --state", ["--state", folder], None),
+        ]
+        if config.tls:
+            credentials, secure = stack.enter_context(for_loopback())
+            ways.append(("tls_", "the same with TLS", secure, credentials))
+        for key, name, more, own in ways:
+            with service(*options, *more) as manager:
+                seconds = _measure(manager.address, workers, rounds, name, own)
+            p50, p99 = (float(value) * 1e3 for value in np.percentile(seconds, [50, 99]))
+            figures |= {f"{key}round_ms_p50": p50, f"{key}round_ms_p99": p99}
+            table.add_row(name, f"{p50:.1f}", f"{p99:.1f}")
     if config.tls:
-        with (
-            for_loopback() as (credentials, tls_options),
-            service(*options, *tls_options) as manager,
-        ):
-            secure = _measure(manager.address, workers, rounds, "evenpace, TLS", credentials)
-    with service(str(workers), module="lab.bench.threaded_manager") as manager:
-        threaded = _measure(manager.address, workers, rounds, "TThreadedServer")
-    p50, p99 = np.percentile(ours, [50, 99])
-    kept_p50, kept_p99 = np.percentile(kept, [50, 99])
-    threaded_p50 = statistics.median(threaded)
-    figures = {
-        "workers": workers,
-        "rounds": rounds,
-        "round_ms_p50": p50 * 1e3,
-        "round_ms_p99": p99 * 1e3,
-        "state_round_ms_p50": kept_p50 * 1e3,
-        "state_round_ms_p99": kept_p99 * 1e3,
-        "threaded_round_ms_p50": threaded_p50 * 1e3,
-        "ratio": threaded_p50 / p50,
-    }
-    if config.tls:
-        tls_p50, tls_p99 = np.percentile(secure, [50, 99])
-        figures |= {"tls_round_ms_p50": tls_p50 * 1e3, "tls_round_ms_p99": tls_p99 * 1e3}
-        figures["tls_ratio"] = tls_p50 / p50
-    table = make_table(
-        f"A barrier round of {workers} workers, {rounds} rounds", "server", "median ms", "99% ms"
-    )
-    table.add_row("evenpace manager", f"{p50 * 1e3:.1f}", f"{p99 * 1e3:.1f}")
-    table.add_row("evenpace manager --state", f"{kept_p50 * 1e3:.1f}", f"{kept_p99 * 1e3:.1f}")
-    if config.tls:
-        table.add_row("the same with TLS", f"{tls_p50 * 1e3:.1f}", f"{tls_p99 * 1e3:.1f}")
-    table.add_row(
-        "thriftpy2 TThreadedServer", f"{threaded_p50 * 1e3:.1f}", f"{np.percentile(threaded, 99) * 1e3:.1f}"
-    )
+        figures["tls_ratio"] = figures["tls_round_ms_p50"] / figures["round_ms_p50"]
     console.print(table)
-    console.print(f"The threaded server takes {figures['ratio']:.2f} times as long.")
     return figures
 
 

@@ -10,7 +10,6 @@ import ssl
 import struct
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from thriftpy2.thrift import TApplicationException, TMessageType
@@ -36,12 +35,7 @@ _DOUBLE, _I64, _STRUCT = 4, 10, 12
 
 
 class Worker:
-    """One worker and its connection.
-
-    Args:
-        number: Number of the worker within the job.
-        context: Context for TLS; None for plain TCP.
-    """
+    """One worker and its connection."""
 
     def __init__(
         self, job: str, number: int, address: Address, context: ssl.SSLContext | None = None
@@ -99,14 +93,7 @@ class Worker:
 
 
 def join(workers: Sequence[Worker], size: int) -> float:
-    """Let workers join their jobs, each of which has `size` workers.
-
-    Returns:
-        Seconds between heartbeats; 0 for none.
-
-    Raises:
-        EvenpaceError: A worker was answered with an error, or without an assignment of the first iteration.
-    """
+    """Let workers join their jobs, of `size` workers each; return the seconds between heartbeats, or 0."""
     spec = _wire.JobSpec(
         dataset_size=10**9,
         total_batch_size=SAMPLES_PER_WORKER * size,
@@ -134,11 +121,7 @@ def join(workers: Sequence[Worker], size: int) -> float:
 
 
 def answered(message: bytes, method: str) -> Any:
-    """Return the result in the answer to a call of `method`.
-
-    Raises:
-        EvenpaceError: The message is an error, or no answer to such a call.
-    """
+    """Return the result in the answer to a call of `method`."""
     header, _ = codec.scan(message, len(message))
     if header.type == TMessageType.EXCEPTION:
         raise ProtocolError(codec.decode(message, TApplicationException).message)
@@ -150,12 +133,7 @@ def answered(message: bytes, method: str) -> Any:
 
 
 class Load:
-    """The workers of one job, all joined, which report and are answered together; a context manager.
-
-    Args:
-        workers: Number of workers, each with a connection.
-        credentials: Credentials for TLS; None for plain TCP.
-    """
+    """The workers of one job, all joined, which report and are answered together; a context manager."""
 
     def __init__(self, address: Address, workers: int, credentials: Credentials | None = None) -> None:
         allow_files(workers + 100)
@@ -172,9 +150,7 @@ class Load:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for connection in self._connections.values():
             connection.close()
         self._poll.close()
@@ -187,16 +163,8 @@ class Load:
     def round(self, times: Sequence[float], cpu: Sequence[float], memory: Sequence[float]) -> float:
         """Run one barrier round: every worker reports and receives its next assignment, which is checked.
 
-        Args:
-            times: Each worker's batch processing time, in seconds.
-            cpu: Each worker's CPU usage, from 0 to 1.
-            memory: Each worker's memory usage, from 0 to 1.
-
-        Returns:
-            Seconds from the first report sent to the last answer received.
-
-        Raises:
-            EvenpaceError: The manager's answer is an error, or the assignments are wrong.
+        Reported are each worker's seconds of processing, and its usage of CPU and memory, from 0 to 1.
+        Returned are the seconds from the first report sent to the last answer received.
         """
         values = zip(times, cpu, memory, strict=True)
         frames = [worker.report(*its) for worker, its in zip(self._workers, values, strict=True)]
@@ -217,7 +185,6 @@ class Load:
         return seconds
 
     def _exchange(self, frames: Sequence[bytes]) -> dict[int, bytes]:
-        """Send every worker's frame, then read every answer; return the answers by worker."""
         for connection, frame in zip(self._connections.values(), frames, strict=True):
             connection.sendall(frame)
         answers: dict[int, bytes] = {}
@@ -237,8 +204,7 @@ class Load:
 def allow_files(count: int) -> int:
     """Raise the limit of open files of this process and its children to `count`, as far as allowed.
 
-    Returns:
-        The limit in force; it is below `count` where no more are allowed.
+    Returned is the limit in force, which is lower where no more are allowed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY

@@ -32,11 +32,13 @@ from rich.progress import Progress
 from batchsize_manager.client import ManagerClient
 from evenpace.local.cluster import LocalCluster
 from evenpace.local.terminal import make_progress, make_table
-from idl.errors import InvalidRequestError, UnavailableError
+from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from lab.bench import group_changes_worker as script
 from lab.fields import Repeats, parse_names, whole_numbers
 from lab.new_lines import NewLines
+from lab.script_options import as_argument
+from lab.waiting import wait_until
 
 GROUP_CHANGES = ("join", "drain", "kill", "kill-while-forming")
 """Changes to a group of workers, from its own joining to deaths of members."""
@@ -44,11 +46,7 @@ GROUP_CHANGES = ("join", "drain", "kill", "kill-while-forming")
 
 @dataclass(frozen=True)
 class GroupChangesConfig:
-    """The job, its model and its changes.
-
-    Raises:
-        InvalidRequestError: A value is out of its range, or the batch has no equal parts.
-    """
+    """The job, its model and its changes."""
 
     workers: Annotated[int, Setting("Of the job.", least=2, most=16)] = 3
     parameters: Annotated[
@@ -82,7 +80,6 @@ class GroupChangesConfig:
             )
 
 
-_PATIENCE_SECONDS = 300.0  # seconds in which the job must go on
 _LOOK_SECONDS = 0.1  # seconds between two looks at the job, which disturb it
 _FORMING_LOOK_SECONDS = 0.005  # the same, for the moment at which a group begins to be formed
 _JOB = "default"
@@ -105,41 +102,33 @@ class _Line:
 
 
 class _Job:
-    """Workers that train a model of some size, each with a file of its iterations.
-
-    Args:
-        config: What is measured.
-        parameters: Size of the model.
-    """
+    """Workers that train a model of some size, each with a file of its iterations."""
 
     def __init__(
         self, config: GroupChangesConfig, parameters: int, folder: Path, cluster: LocalCluster
     ) -> None:
-        self._options = ["--parameters", str(parameters), "--batch-size", str(config.batch_size)]
+        self._options = {"parameters": parameters, "batch_size": config.batch_size}
         self._ranks = config.workers
         self._folder = folder
         self._cluster = cluster
         self._killed: set[str] = set()
         self._new = NewLines()
-        self._lines: defaultdict[str, list[_Line]] = defaultdict(
-            list
-        )  # by worker, as far as its file was read
+        # By worker, as far as its file was read.
+        self._lines: defaultdict[str, list[_Line]] = defaultdict(list)
 
     def kill(self, name: str) -> None:
-        """Kill a worker of the job."""
         self._killed.add(name)
         os.kill(self._cluster.pid(name), signal.SIGKILL)
 
-    def start(self, name: str, *options: str) -> None:
-        """Start a worker of the job."""
-        self._cluster.start_worker(name, script.__file__, [*self._own(name), *options])
+    def start(self, name: str, turns: Path | None = None) -> None:
+        """Start a worker of the job, which waits for files of `turns` and a number, if given."""
+        self._cluster.start_worker(name, script.__file__, [self._argument(name, turns=turns)])
 
-    def start_stock(self, rank: int, *options: str) -> None:
+    def start_stock(self, rank: int, turns: Path) -> None:
         """Start a rank of stock DDP."""
-        name = f"stock{rank}"
-        place = ["--store", str(self._folder / "store"), "--rank", str(rank), "--ranks", str(self._ranks)]
-        words = [*self._own(name), *place, "--parent", str(os.getpid()), *options]
-        self._cluster.start_other(name, [sys.executable, "-m", script.__name__, *words])
+        place = {"store": self._folder / "store", "rank": rank, "ranks": self._ranks, "parent": os.getpid()}
+        argument = self._argument(name := f"stock{rank}", turns=turns, **place)
+        self._cluster.start_other(name, [sys.executable, "-m", script.__name__, argument])
 
     def lines(self, name: str) -> list[_Line]:
         """Return the iterations that a worker has ended so far."""
@@ -149,29 +138,15 @@ class _Job:
         return self._lines[name]
 
     def has_ended(self, name: str, iterations: int) -> bool:
-        """Return whether a worker has ended so many iterations."""
         return len(self.lines(name)) >= iterations
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds.
+        """Wait until a condition holds (ProcessFailedError: a process failed that was not killed)."""
+        wait_until(what, condition, partial(self._cluster.check, self._killed), tick=_LOOK_SECONDS)
 
-        Args:
-            what: The event to wait for, for the error's message.
-            condition: Function that returns True once it holds.
-
-        Raises:
-            UnavailableError: It did not hold in time.
-            ProcessFailedError: A process failed.
-        """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not condition():
-            if time.monotonic() > deadline:
-                raise UnavailableError(f"timed out after {_PATIENCE_SECONDS:g} s, waiting for {what}")
-            self._cluster.check(self._killed)
-            time.sleep(_LOOK_SECONDS)
-
-    def _own(self, name: str) -> list[str]:
-        return [*self._options, "--out", str(self._folder / f"{name}.jsonl")]
+    def _argument(self, name: str, **options: Any) -> str:
+        given = {key: value for key, value in options.items() if value is not None}
+        return as_argument(**self._options, out=self._folder / f"{name}.jsonl", **given)
 
 
 @contextlib.contextmanager
@@ -183,12 +158,7 @@ def _job(config: GroupChangesConfig, parameters: int) -> Iterator[tuple[_Job, Lo
 
 
 def run(config: GroupChangesConfig, console: Console) -> dict[str, Any]:
-    """Measure by model size what workers that come and go cost the others, and what it costs that they could.
-
-    Raises:
-        UnavailableError: The job did not go on.
-        ProcessFailedError: A process failed.
-    """
+    """Measure by model size what workers that come and go cost the others, and that they could."""
     sizes = []
     with make_progress(console, transient=True) as progress:
         for parameters in config.parameters:
@@ -279,8 +249,8 @@ def _unchanged(config: GroupChangesConfig, parameters: int, progress: Progress) 
     bar = progress.add_task(f"no change, {parameters:,} parameters", total=2 * (config.turns + 1))
     with _job(config, parameters) as (job, _, folder):
         for rank in range(config.workers):
-            job.start_stock(rank, "--turns", str(folder / "stock"))
-            job.start(f"w{rank}", "--turns", str(folder / "job"))
+            job.start_stock(rank, folder / "stock")
+            job.start(f"w{rank}", folder / "job")
         for turn in range(config.turns + 1):
             for way, name in observed.items():
                 (folder / f"{way}-{turn}").touch()
@@ -307,7 +277,6 @@ def _summary(costs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     values = [cost["cost_s"] for cost in costs]
     return {
         "cost_s": statistics.median(values),
-        "cost_95_s": float(np.percentile(values, 95)),
         "costs_s": values,
         **{key: statistics.median(cost[key] for cost in costs) for key in ("next_s", "iteration_s")},
         "attempts": max(cost["attempts"] for cost in costs),
@@ -324,12 +293,11 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         f"{figures['repeats']} changes of each kind to {figures['workers']} workers; ms beyond an iteration "
         f"for a worker that stays (range), and parts"
     )
-    table = make_table(title, "", "parameters", "cost", "95%", *PARTS, "next", "iteration")
+    table = make_table(title, "", "parameters", "cost", *PARTS, "next", "iteration")
     for size in figures["sizes"]:
         for change, its in size["changes"].items():
             values = (
                 its["cost_s"],
-                its["cost_95_s"],
                 *its["parts_s"].values(),
                 its["next_s"],
                 its["iteration_s"],

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenpace
 from idl.plan import JobSpec
 from lab.bench.against_ddp_worker import EvenSlices
+from lab.script_options import read_options
 from worker.exchanges.all_reduce import AllReduce
 from worker.parent import end_with_parent
 
@@ -41,17 +42,7 @@ def make_model(parameters: int) -> nn.Sequential:
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--parameters", type=int, required=True)
-    parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="A line for each iteration.")
-    parser.add_argument(
-        "--turns", type=Path, help="Before each block of iterations, wait for this file and its number."
-    )
-    parser.add_argument("--store", type=Path, help="Where a static group's ranks meet.")
-    for name in ("rank", "ranks", "parent"):
-        parser.add_argument(f"--{name}", type=int)
-    options = parser.parse_args()
+    options = read_options(parent=None, store=None, turns=None)
     if options.parent is not None:
         end_with_parent(options.parent)
     torch.set_num_threads(1)
@@ -68,10 +59,10 @@ def main() -> None:
         distributed.init_process_group("gloo", init_method=place, rank=options.rank, world_size=options.ranks)
     model = DistributedDataParallel(module)
     numbered = _stock(data, options) if options.store else _formed(data, options, model, optimizer)
-    with options.out.open("a", buffering=1) as out:
+    with Path(options.out).open("a", buffering=1) as out:
         for line, (inputs, targets) in numbered:
             if options.turns is not None and line["iteration"] % BLOCK == 0:
-                turn = options.turns.with_name(f"{options.turns.name}-{line['iteration'] // BLOCK}")
+                turn = Path(f"{options.turns}-{line['iteration'] // BLOCK}")
                 while not turn.exists():
                     time.sleep(_WAIT_SECONDS)
             optimizer.zero_grad()

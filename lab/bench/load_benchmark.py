@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from evenpace.local.cluster import service
+from evenpace.local.terminal import make_table
 from idl.errors import InvalidRequestError, UnavailableError
-from lab.bench import load_limits, load_report
+from lab.bench import load_limits
 from lab.bench.connected_workers import allow_files
 from lab.bench.load_generators import SILENCE_SECONDS, Generators, LoadConfig
 from lab.bench.load_rounds import measured
@@ -29,12 +30,7 @@ from rpc.address import Address
 
 
 def run(config: LoadConfig, console: Console) -> dict[str, Any]:
-    """Put a manager under load, and print and return the figures.
-
-    Raises:
-        InvalidRequestError: This machine allows too few open files.
-        UnavailableError, ProtocolError: The manager failed under the load.
-    """
+    """Put a manager under load, and print and return the figures."""
     needed = config.connections + load_limits.SPARE_CONNECTIONS + 100
     allowed = allow_files(needed)
     if allowed < needed:
@@ -64,12 +60,10 @@ def run(config: LoadConfig, console: Console) -> dict[str, Any]:
                 finished = {job: list(rounds) for job, rounds in generators.rounds.finished.items()}
             figures |= measured(finished, elapsed)
             figures["manager"] = summary(watch.samples)
-            figures["refusals"] = [
-                asdict(refusal) for refusal in _refused(config, manager.address, generators)
-            ]
+            figures["refusals"] = _refused(config, manager.address, generators)
             generators.finish()
             figures["errors"] = dict(generators.errors)
-    load_report.show(console, figures)
+    _show(console, figures)
     return figures
 
 
@@ -105,3 +99,22 @@ def _refused(config: LoadConfig, address: Address, generators: Generators) -> li
             raise UnavailableError("a job did not go on after the manager had refused others")
         generators.listen(0.2)
     return refusals
+
+
+def _show(console: Console, figures: dict[str, Any]) -> None:
+    config, memory = figures["config"], figures["manager"]["rss_mib"]
+    title = f"{config['jobs']} jobs with {config['workers']} workers each, {figures['seconds']:.0f} s"
+    table = make_table(title, "rounds of", "rounds", "p50 ms", "p99 ms", "p99.9 ms", "p99 / p50")
+    rows = {**(figures["by_job"] if len(figures["by_job"]) <= 20 else {}), "all": figures["round_ms"]}
+    for name, latency in rows.items():
+        numbers = (f"{latency[key]:.1f}" for key in ("p50", "p99", "p99.9"))
+        table.add_row(name, str(latency["rounds"]), *numbers, f"{latency['p99_to_p50']:.2f}")
+    console.print(table)
+    console.print(
+        f"{figures['rounds_per_second']:.1f} rounds/s; the manager used {figures['manager']['cores']:.2f} "
+        f"cores, {memory['settled']:.0f} MiB after {memory['settled_after_s']:.0f} s and {memory['end']:.0f} "
+        f"at the end ({memory['slope_per_minute']:+.2f} a minute), {figures['manager']['files']['most']} "
+        f"file descriptors; {sum(figures['errors'].values())} errors"
+    )
+    for refusal in figures["refusals"]:
+        console.print(f"{refusal['what']}: {refusal['error'] or 'NOT REFUSED'}: {refusal['message']}")

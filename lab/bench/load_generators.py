@@ -18,7 +18,7 @@ from idl.errors import UnavailableError
 from idl.settings import Checked, Setting
 from lab.bench.connected_workers import SAMPLES_PER_WORKER
 from lab.bench.load_rounds import Rounds
-from lab.bench.load_workers import GeneratorConfig
+from lab.script_options import as_argument
 from rpc.address import Address
 from rpc.processes import Process, end_process
 
@@ -97,11 +97,7 @@ class Generators:
         self._stack.close()
 
     def listen(self, seconds: float) -> None:
-        """Take in the generators' lines for some seconds.
-
-        Raises:
-            UnavailableError: A generator has failed, or none has reported anything for `SILENCE_SECONDS`.
-        """
+        """Take in the generators' lines for some seconds."""
         until = time.monotonic() + seconds
         silent_since = time.monotonic()
         while (left := until - time.monotonic()) > 0:
@@ -130,11 +126,17 @@ class Generators:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="evenpace-load-")))
         for number in range(config.generators):
             count = config.workers * (number + 1) // config.generators - first
-            generator = GeneratorConfig(
-                *self._address, config.names, first, count, config.workers, config.compute, config.seed
+            options = as_argument(
+                manager=self._address,
+                jobs=config.names,
+                first=first,  # number of its first worker in every job
+                count=count,  # how many of each job's workers it has
+                workers=config.workers,
+                compute=config.compute,
+                seed=config.seed,
             )
             first += count
-            line = [sys.executable, "-m", "lab.bench.load_workers", generator.to_json()]
+            line = [sys.executable, "-m", "lab.bench.load_workers", options]
             name = f"generator-{number}"
             process = Process(name, line, folder / f"{name}.log", listens=True, hears=True)
             self._processes.append(self._stack.enter_context(process))

@@ -4,7 +4,6 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import idl
@@ -19,13 +18,8 @@ SPARE_CONNECTIONS = 16  # connections that the manager allows beside the workers
 _SECONDS = 30.0  # seconds for one answer
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Result of an attempt to exceed a limit."""
-
-    what: str  # the attempt, in words
-    error: str | None  # kind of the error that it was refused with; None if it was not
-    message: str  # message of the error, or what happened instead
+Refusal = dict[str, str | None]
+"""What was tried, in words, the kind of the error that it was refused with, if it was, and the message."""
 
 
 def try_limits(address: Address, job: str, workers: int) -> list[Refusal]:
@@ -42,12 +36,11 @@ def _tried(what: str, action: Callable[[], None]) -> Refusal:
     try:
         action()
     except EvenpaceError as error:
-        return Refusal(what, type(error).__name__, str(error))
-    return Refusal(what, None, "it was let in")
+        return {"what": what, "error": type(error).__name__, "message": str(error)}
+    return {"what": what, "error": None, "message": "it was let in"}
 
 
 def _join(address: Address, job: str, workers: int) -> None:
-    """Join as one more worker."""
     identity = idl.common.Identity(job, "one-too-many", uuid.uuid4().hex)
     spec = _wire.JobSpec(10**9, SAMPLES_PER_WORKER * workers, 0, False, True)
     request = _wire.JoinRequest(identity=identity, job=spec, bounds=_wire.Bounds(1, 10**6, 1))

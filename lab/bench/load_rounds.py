@@ -32,11 +32,7 @@ class Rounds:
     _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
 
     def add(self, job: str, iteration: int, sent: float, answered: float, samples: int) -> None:
-        """Add one generator's part of a round.
-
-        Raises:
-            ProtocolError: The round's counts do not sum to the whole batch.
-        """
+        """Add one generator's part of a round."""
         part = self._parts.setdefault((job, iteration), _Part())
         part.sent, part.answered = max(part.sent, sent), max(part.answered, answered)
         part.samples += samples
@@ -60,15 +56,7 @@ class Rounds:
 
 
 def measured(finished: Mapping[str, Sequence[tuple[float, float]]], elapsed: float) -> dict[str, Any]:
-    """Return figures of rounds, for JSON.
-
-    Args:
-        finished: The rounds, as in `Rounds`.
-        elapsed: Seconds over which they were measured.
-
-    Raises:
-        UnavailableError: There are too few rounds.
-    """
+    """Return figures of the rounds of `elapsed` seconds (UnavailableError: there are too few rounds)."""
     after = {job: rounds[_WARM_UP:] for job, rounds in finished.items()}
     if not after or not all(after.values()):
         raise UnavailableError(

@@ -4,6 +4,7 @@ They act as real workers do, without training: the batch processing time that a 
 its batch size and a speed of its own. The process prints a JSON line for each event, for `load_generators`.
 """
 
+import argparse
 import heapq
 import itertools
 import json
@@ -12,41 +13,18 @@ import select
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from idl.errors import EvenpaceError, ProtocolError
 from lab.bench.connected_workers import Worker, answered, join
+from lab.script_options import read_options
 from rpc import codec
 from rpc.address import Address
 
 _NOISE = 0.05  # relative deviation of a batch processing time
 _READ = 65536  # bytes
 _TURN_SECONDS = 0.1  # seconds that a turn waits for answers while no report is due
-
-
-@dataclass(frozen=True)
-class GeneratorConfig:
-    """The configuration of one generator."""
-
-    host: str  # the manager's
-    port: int  # the manager's
-    jobs: tuple[str, ...]  # their names
-    first: int  # number of this generator's first worker in every job
-    count: int  # how many of each job's workers it has
-    workers: int  # how many a job has in all
-    compute: float  # seconds from an answer to the next report; 0 to report at once
-    seed: int  # of the workers' speeds
-
-    def to_json(self) -> str:
-        """Return the values as JSON, for the command line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "GeneratorConfig":
-        """Read the values as `to_json` writes them."""
-        values = json.loads(text)
-        return cls(**values | {"jobs": tuple(values["jobs"])})
 
 
 @dataclass(slots=True)
@@ -59,9 +37,9 @@ class _Round:
 
 
 class Generator:
-    """All workers of this process. `run` returns when standard input ends."""
+    """All workers of this process, as `load_generators` asks for. `run` returns when standard input ends."""
 
-    def __init__(self, config: GeneratorConfig) -> None:
+    def __init__(self, config: argparse.Namespace) -> None:
         self._config = config
         self._random = random.Random(f"{config.seed} {config.first}")
         self._poll = select.epoll()
@@ -72,7 +50,7 @@ class Generator:
 
     def run(self) -> None:
         """Join all jobs, then report again and again until standard input ends."""
-        address = Address(self._config.host, self._config.port)
+        address = Address(*self._config.manager)
         workers = [
             Worker(job, number, address)
             for job in self._config.jobs
@@ -194,7 +172,7 @@ def say(**what: Any) -> None:
 
 if __name__ == "__main__":
     try:
-        Generator(GeneratorConfig.from_json(sys.argv[1])).run()
+        Generator(read_options()).run()
     except (EvenpaceError, OSError) as error:
         say(failed=f"{type(error).__name__}: {error}")
         sys.exit(1)

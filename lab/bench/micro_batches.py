@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from evenpace.local.terminal import make_table
 from idl.errors import UnavailableError
 from idl.settings import Checked, Setting
 from lab.fields import whole_numbers
+from lab.script_options import as_argument
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,7 @@ _MEMORY_ITERATIONS = 2
 
 
 def run(config: MicroBatchesConfig, console: Console) -> dict[str, Any]:
-    """Measure times and memory with workers of `micro_batches_worker`; print and return the figures.
-
-    Raises:
-        UnavailableError: A worker failed; the message has what it said.
-    """
+    """Measure times and memory with workers of `micro_batches_worker`; print and return the figures."""
     cases = [(name, options, size) for name, options, sizes in _CASES for size in sizes]
     times = [
         _compare(name, size, _measure(name, options, size, config.number, config.iterations))
@@ -97,7 +94,7 @@ def _memory(config: MicroBatchesConfig, console: Console) -> dict[str, Any]:
     name, options, size = _MEMORY
 
     def measure(kind: str, number: int) -> int:
-        measured = _measure(name, options, size, number, _MEMORY_ITERATIONS, "--memory", kind)
+        measured = _measure(name, options, size, number, _MEMORY_ITERATIONS, kind)
         return int(measured["bytes"])
 
     plain = measure("plain", 1)
@@ -115,17 +112,25 @@ def _memory(config: MicroBatchesConfig, console: Console) -> dict[str, Any]:
 
 
 def _measure(
-    name: str, options: tuple[str, ...], size: int, number: int, iterations: int, *more: str
+    name: str, options: Sequence[str], size: int, number: int, iterations: int, memory: str | None = None
 ) -> dict[str, Any]:
-    """Run a worker with services of its own, and return its measurements."""
+    """Run a worker with services of its own; return times, or the `memory` of "plain" or of "evenpace"."""
     with tempfile.TemporaryDirectory() as folder, LocalCluster(Path(folder)) as cluster:
         (shard,) = cluster.shard_addresses
-        line = [sys.executable, "-m", "lab.bench.micro_batches_worker"]
-        line += ["--manager", str(cluster.manager), "--ps", str(shard), "--parent", str(os.getpid())]
-        line += ["--workload", name, "--micro-batch", str(size), "--number", str(number)]
-        line += ["--iterations", str(iterations), *more, *(f"--options={word}" for word in options)]
+        argument = as_argument(
+            manager=str(cluster.manager),
+            ps=str(shard),
+            parent=os.getpid(),
+            workload=name,
+            options=options,
+            micro_batch=size,
+            number=number,
+            iterations=iterations,
+            memory=memory,
+        )
+        line = [sys.executable, "-m", "lab.bench.micro_batches_worker", argument]
         # Large blocks go back to the system when they are freed, so that memory is what tensors occupy.
-        environment = os.environ | ({"MALLOC_MMAP_THRESHOLD_": "65536"} if more else {})
+        environment = os.environ | ({"MALLOC_MMAP_THRESHOLD_": "65536"} if memory else {})
         done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise UnavailableError(f"a worker ended with status {done.returncode}:\n{done.stderr}")

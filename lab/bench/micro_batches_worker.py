@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import evenpace
+from lab.script_options import read_options
 from lab.workloads.by_name import Training
 from lab.workloads.common import Workload, warm_up
 from worker.data.source import load
@@ -27,18 +28,7 @@ _WARM_UP = 2  # iterations that do not count
 
 def main() -> None:
     """Measure, and write the measurements."""
-    parser = argparse.ArgumentParser()
-    add = parser.add_argument
-    add("--manager", required=True)
-    add("--ps", required=True)
-    add("--workload", required=True)
-    add("--options", action="append", default=[])
-    add("--micro-batch", type=int, required=True)
-    add("--number", type=int, required=True, help="micro-batches in a batch")
-    add("--iterations", type=int, required=True)
-    add("--memory", choices=("plain", "evenpace"), help="measure memory, of one of the two")
-    add("--parent", type=int, required=True)
-    options = parser.parse_args()
+    options = read_options()
     end_with_parent(options.parent)
     torch.set_num_threads(1)
     training = Training(options.workload, tuple(options.options))
@@ -96,7 +86,6 @@ def _loader(workload: Workload, options: argparse.Namespace) -> evenpace.torch.D
 
 
 def _batches(loader: evenpace.torch.DataLoader, iterations: int) -> Iterator[Any]:
-    """Yield the first batches of a loader's epochs."""
     left = iterations
     while True:
         for batch in loader:

@@ -9,18 +9,16 @@ Example:
   evenpace lab bench nodes --repeats 3 --silence 3 --json nodes.json
 """
 
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Annotated, Any
 
 from rich.console import Console
-from rich.progress import track
 
 from evenpace.local.terminal import make_table
 from idl.settings import Checked, Setting
-from lab.bench.costs import summary
+from lab.bench.costs import chosen, measured
 from lab.bench.ray_job import PLACE, STEADY, RayCluster, RayJob, Silence, difference
 from lab.fields import Repeats, parse_names
 
@@ -53,17 +51,14 @@ class _Losses:
     """A job, and the losses of what it runs on."""
 
     def __init__(self, config: NodesConfig, cluster: RayCluster, job: RayJob) -> None:
-        self._config = config
+        self.shards = config.shards
         self._cluster = cluster
         self._job = job
         self.workers = [f"w{number}" for number in range(config.workers)]
 
     def add_nodes(self) -> None:
-        """Add a node for each process of the job."""
-        for _ in range(1 + self._config.shards):
-            self._cluster.add(STEADY)
-        for _ in range(self._config.workers):
-            self._cluster.add(PLACE)
+        for kind in [STEADY] * (1 + self.shards) + [PLACE] * len(self.workers):
+            self._cluster.add(kind)
 
     def measure(self, lose: Callable[["_Losses"], None]) -> dict[str, float]:
         """Cause a loss, wait until all workers train again, and return its cost."""
@@ -82,18 +77,6 @@ class _Losses:
             "attempts": progress.attempt - attempt,
         }
 
-    def lose_worker(self) -> None:
-        """Kill the node of a worker."""
-        self._lose(self.workers[-1], PLACE)
-
-    def lose_manager(self) -> None:
-        """Kill the node of the manager."""
-        self._lose("manager", STEADY)
-
-    def lose_shard(self) -> None:
-        """Kill the node of a shard."""
-        self._lose(f"ps-{self._config.shards - 1}", STEADY)
-
     def lose_controller(self) -> None:
         """Kill the controller's process, which is on the head; that itself goes on."""
         said = self._job.log.count(_CONTROLLER_IS_BACK)
@@ -110,7 +93,8 @@ class _Losses:
         self.add_nodes()
         self._job.submit(resume=True)
 
-    def _lose(self, name: str, kind: str) -> None:
+    def lose(self, name: str, kind: str) -> None:
+        """Kill the node, with a resource `kind`, of the process of a name."""
         process = self._job.process(name)
         node = self._cluster.node_of(process)
         self._cluster.add(kind)  # there is one to spare
@@ -122,9 +106,9 @@ class _Losses:
 _CONTROLLER_IS_BACK = "the job's controller was started again"
 
 LOSSES: dict[str, Callable[[_Losses], None]] = {
-    "worker": _Losses.lose_worker,
-    "shard": _Losses.lose_shard,
-    "manager": _Losses.lose_manager,
+    "worker": lambda its: its.lose(its.workers[-1], PLACE),
+    "shard": lambda its: its.lose(f"ps-{its.shards - 1}", STEADY),
+    "manager": lambda its: its.lose("manager", STEADY),
     "controller": _Losses.lose_controller,
     "head": _Losses.lose_head,
 }
@@ -140,37 +124,23 @@ _WORDS = {
 
 
 def run(config: NodesConfig, console: Console) -> dict[str, Any]:
-    """Cause all losses to a job, one after the other, and print and return their costs.
-
-    Raises:
-        ValueError: There is no such loss.
-        UnavailableError: The job did not go on, or failed.
-    """
-    if unknown := sorted({*config.losses} - {*LOSSES}):
-        raise ValueError(f"losses {', '.join(unknown)}: there are {', '.join(LOSSES)}")
-    costs: dict[str, list[dict[str, float]]] = {name: [] for name in config.losses or LOSSES}
+    """Cause all losses to a job, one after the other, and print and return their costs."""
+    causes = chosen("losses", config.losses, LOSSES)
     with RayCluster(config.silence) as cluster:
         job = RayJob(
             cluster,
             str(config.workers),
             config.shards,
             config.checkpoint_every,
-            arguments=("--pause", str(config.pause)),
+            pause=config.pause,
         )
         losses = _Losses(config, cluster, job)
         losses.add_nodes()
         job.submit()
         job.all_train(losses.workers)
-        plan = [name for _ in range(config.repeats) for name in costs]
-        for name in track(plan, description="what is lost", console=console):
-            costs[name].append(losses.measure(LOSSES[name]))
+        costs = measured(causes, config.repeats, losses.measure, console)
         iterations, error = job.finish()
-    figures = asdict(config) | {
-        "step_s": statistics.median(cost["step_s"] for its in costs.values() for cost in its),
-        "iterations": iterations,
-        **difference(error),
-        "costs": {name: summary(its) | {"each": its} for name, its in costs.items()},
-    }
+    figures = asdict(config) | {"iterations": iterations, **difference(error), **costs}
     _show(console, figures)
     return figures
 

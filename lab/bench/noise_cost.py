@@ -50,12 +50,7 @@ class NoiseCostConfig(Checked):
 
 
 def run(config: NoiseCostConfig, console: Console) -> dict[str, Any]:
-    """Time iterations and norms, and print the shares.
-
-    Returns:
-        By model: parameters, seconds of an iteration at once and in micro-batches, and by way the seconds of
-        the norms and their share of it.
-    """
+    """Time iterations and norms, and print the shares of the norms' ways in an iteration, by model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

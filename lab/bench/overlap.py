@@ -18,13 +18,15 @@ from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from evenpace.local.cluster import service
+from evenpace.local.terminal import make_table
 from idl.errors import EvenpaceError
 from idl.settings import Checked, Setting
+from lab.bench.shard_places import shards_in_places
 from lab.fields import Repeats
 from lab.network import WorkerNetwork
+from lab.script_options import as_argument
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class OverlapConfig(Checked):
     repeats: Repeats = 3
 
 
-_WAYS = {
-    "pushed by the step": ["--bucket-mb", "0"],
-    "while computing": ["--bucket-mb", "1"],
-    "and in bfloat16": ["--bucket-mb", "1", "--bfloat16"],
+_WAYS: dict[str, dict[str, Any]] = {
+    "pushed by the step": {"bucket_mb": None},
+    "while computing": {"bucket_mb": 1.0},
+    "and in bfloat16": {"bucket_mb": 1.0, "push_dtype": "bfloat16"},
 }
 _STOCK = "stock DDP on gloo"
 
@@ -62,10 +64,6 @@ def run(config: OverlapConfig, console: Console) -> dict[str, Any]:
 
     Each way's transfers are timed without computing, and then with as much computing as they take where the
     step makes them all; the ways take turns.
-
-    Raises:
-        NetworkError: Links of limited bandwidth cannot be made here.
-        EvenpaceError: A worker failed.
     """
     taken: dict[str, list[float]] = {way: [] for way in (*_WAYS, _STOCK)}
     alone: dict[str, list[float]] = {way: [] for way in taken}
@@ -96,9 +94,8 @@ def _show(console: Console, config: OverlapConfig, figures: dict[str, Any]) -> N
         f"{config.workers} workers and {config.shards} shards, {links}computing {1000 * compute:.0f} ms; "
         f"medians of {config.repeats}"
     )
-    table = Table(title=title, title_justify="left")
-    for column in ("gradients", "transfers ms", "iteration ms", "to the longer one", "to stock DDP"):
-        table.add_column(column, justify="right" if column != "gradients" else "left")
+    columns = ("transfers ms", "iteration ms", "to the longer one", "to stock DDP")
+    table = make_table(title, "gradients", *columns)
     for way, seconds in figures["iteration_s"].items():
         transfer = figures["transfer_s"][way]
         table.add_row(
@@ -114,37 +111,30 @@ def _show(console: Console, config: OverlapConfig, figures: dict[str, Any]) -> N
 @contextlib.contextmanager
 def _places(config: OverlapConfig) -> Iterator[tuple[WorkerNetwork, list[str]]]:
     """Start shards behind links, and make places for workers after theirs; yield the shards' addresses."""
-    with contextlib.ExitStack() as stack:
-        network = stack.enter_context(WorkerNetwork(config.shards + config.workers))
-        shards = [
-            stack.enter_context(
-                service("ps", "--insecure", host=network.address(place), prefix=network.prefix(place))
-            )
-            for place in range(config.shards)
-        ]
-        if config.rate:
-            for place in range(config.shards + config.workers):
-                network.limit(place, config.rate * 8)
+    places = config.shards + config.workers
+    with shards_in_places(config.shards, places) as (network, shards):
+        for place in range(places) if config.rate else ():
+            network.limit(place, config.rate * 8)
         yield network, [str(shard.address) for shard in shards]
 
 
 @contextlib.contextmanager
 def _job(
-    config: OverlapConfig, network: WorkerNetwork, shards: list[str], way: list[str] | None
+    config: OverlapConfig, network: WorkerNetwork, shards: list[str], way: dict[str, Any] | None
 ) -> Iterator[list["subprocess.Popen[str]"]]:
     """Start the workers of a job, or without a way those of stock DDP; yield them once they are ready."""
     with contextlib.ExitStack() as stack:
-        command = [sys.executable, "-m", "lab.bench.overlap_worker"]
-        command += ["--layers", str(config.layers), "--workers", str(config.workers)]
+        options: dict[str, Any] = {"layers": config.layers, "workers": config.workers}
         if way is None:
-            command += ["--stock", f"tcp://{network.address(config.shards)}:29500"]
+            options["stock"] = f"tcp://{network.address(config.shards)}:29500"
         else:
-            options = ("--workers", str(config.workers), "--policy", "even", "--insecure")
-            manager = stack.enter_context(service("manager", *options, host=network.host))
-            command += ["--manager", str(manager.address), "--ps", *shards, *way]
+            words = ("--workers", str(config.workers), "--policy", "even", "--insecure")
+            manager = stack.enter_context(service("manager", *words, host=network.host))
+            options |= {"manager": str(manager.address), "ps": shards, **way}
         workers: list[subprocess.Popen[str]] = []
         for number in range(config.workers):
-            line = [*network.prefix(config.shards + number), *command, "--rank", str(number)]
+            line = [*network.prefix(config.shards + number), sys.executable, "-m", "lab.bench.overlap_worker"]
+            line.append(as_argument(rank=number, **options))
             worker = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             stack.callback(worker.wait)
             stack.callback(worker.kill)

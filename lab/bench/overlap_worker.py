@@ -4,7 +4,6 @@ It goes through a number of iterations for each line of its standard input, and 
 With stock DDP, no part of evenpace trains.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -16,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import evenpace
+from lab.script_options import read_options
 
 _WIDTH = 720  # of a layer, whose gradient has some 2 MiB
 
@@ -36,11 +36,7 @@ class _Slow(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A linear layer that computes for as long as `seconds` says.
-
-    Args:
-        seconds: (1,) for one forward pass.
-    """
+    """A linear layer that computes for as long as `seconds` says."""
 
     def __init__(self, seconds: list[float]) -> None:
         super().__init__()
@@ -55,16 +51,7 @@ class Layer(nn.Module):
 
 def main() -> None:
     """Train as the command line and the lines of standard input say."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--layers", type=int, required=True)
-    parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--stock", help="address of DDP's store; none of what follows")
-    parser.add_argument("--manager")
-    parser.add_argument("--ps", nargs="+")
-    parser.add_argument("--bucket-mb", type=float, help="0: pushed by the step")
-    parser.add_argument("--bfloat16", action="store_true", help="round gradients to it")
-    options = parser.parse_args()
+    options = read_options(stock=None, push_dtype=None)
     torch.set_num_threads(1)
     torch.manual_seed(1)
     seconds = [0.0]
@@ -79,10 +66,10 @@ def main() -> None:
         model = nn.parallel.DistributedDataParallel(model)
         loader = DataLoader(data, sampler=DistributedSampler(data))
     else:
-        push_dtype = "bfloat16" if options.bfloat16 else None
-        evenpace.connect(options.manager, options.ps, worker=f"w{options.rank}", push_dtype=push_dtype)
+        name, push_dtype = f"w{options.rank}", options.push_dtype
+        evenpace.connect(options.manager, options.ps, worker=name, push_dtype=push_dtype)
         loader = evenpace.torch.DataLoader(data, batch_size=options.workers)
-        evenpace.torch.distribute(optimizer, loader, model, bucket_cap_mb=options.bucket_mb or None)
+        evenpace.torch.distribute(optimizer, loader, model, bucket_cap_mb=options.bucket_mb)
     left, times = 0, []
     began = time.perf_counter()
     for (inputs,) in loader:

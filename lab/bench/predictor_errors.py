@@ -1,4 +1,4 @@
-"""Compare predictors of speeds on a trace, and time them.
+"""Compare predictors of speeds on a trace.
 
 Each predictor names every iteration's speeds before it sees them, as a manager would use it: then it gets
 them, with the usage that is known as the next iteration begins, and learns if learning is due. Fits are run
@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,37 +25,29 @@ from rich.console import Console
 from rich.progress import Progress
 
 from evenpace.local.terminal import make_progress, make_table
-from evenpace.reports import files
 from idl.errors import EvenpaceError, InvalidRequestError
 from idl.settings import Checked, Setting
-from lab.fields import whole_numbers
 from lab.process_pool import process_pool
-from lab.trace_contention import ContentionTraceConfig, contention_trace
+from lab.trace_contention import contention_trace
 from lab.traces import Trace, read_trace
 from predictors import PREDICTORS, Array, Fit, PredictorOptions, Weights, make_predictor
 
 REFERENCE = "ema"
 
 _FEW_WORKERS = 5  # workers up to which the table has a column for each, within 80 characters
-_TIMED_ITERATIONS = 500  # iterations that a timed fit learns from (LB-BSP, section 4)
-_CALL_REPEATS, _CALL_SECONDS = 200, 5.0  # timed calls of predicting and observing: whichever ends first
-_FIT_REPEATS, _FIT_SECONDS = 5, 10.0  # timed fits, likewise
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A trace laid out for a replay; arrays are (iterations, workers), over all iterations of any worker.
-
-    Attributes:
-        cpu_usage: CPU usage as the iteration begins, 0 to 1. Where a worker has no row, that of its last row
-            stays; before its first row, it is that of the first.
-    """
+    """A trace laid out for a replay; arrays are (iterations, workers), over all iterations of any worker."""
 
     workers: tuple[str, ...]  # names, in the order of the columns
     iterations: NDArray[np.int64]  # iteration numbers, increasing, (iterations,)
     speeds: Array  # samples per second; NaN where a worker had no samples, or no row
+    # Usage as the iteration begins, 0 to 1. Where a worker has no row, that of its last row stays; before its
+    # first row, it is that of the first.
     cpu_usage: Array
-    memory_usage: Array  # memory usage, as `cpu_usage`
+    memory_usage: Array
     expected: Array  # samples per second that a perfect predictor would name; NaN where not known
     # True where a prediction counts: there is a speed, one came before it, and the worker's warm-up is over.
     scored: NDArray[np.bool_]
@@ -90,19 +81,10 @@ class PredictorsConfig(Checked):
             "Iterations of each worker that do not count.  [default: those before the first fit]", least=0
         ),
     ] = None
-    timing: Annotated[bool, Setting("Measure times, too, on made-up speeds.")] = True
-    timing_workers: Annotated[
-        tuple[int, ...],
-        Setting(
-            "For so many workers each.",
-            metavar="COUNT,...",
-            read=partial(whole_numbers, "timing-workers", least=1),
-        ),
-    ] = (1, 96, 1000)
 
 
-def run(config: PredictorsConfig, console: Console, json_path: Path | None = None) -> dict[str, Any]:
-    """Replay a trace through predictors, time them, and print and return the figures.
+def run(config: PredictorsConfig, console: Console) -> dict[str, Any]:
+    """Replay a trace through predictors, and print and return the figures.
 
     They are, with `null` for what is not known; errors are root mean squares (RMSE)::
 
@@ -112,25 +94,15 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
          "workers": {worker: {"rows": count that is scored, "mean_speed": samples/s, "floor": samples/s}},
          "floor": {"relative": share, "pooled": samples/s},
          "predictors": {name: {"relative": score, "pooled": score, "workers": {worker: score},
-                               "fits": count, "failed_fits": count, "fit_s_median": seconds}},
-         "timing": [{"predictor": name, "workers": count, "predict_s": seconds, "observe_s": seconds,
-                     "fit_s": seconds, "fit_repeats": count, "fit_error": text}]}
+                               "fits": count, "failed_fits": count, "fit_s_median": seconds}}}
 
         score: {"rmse": number, "to_ema": rmse / EMA's, "gap_closed": share}
 
     `relative` is over all rows, each error divided by the worker's mean speed, so that fast workers do not
     dominate; `pooled` is over all rows as they are, in samples/s, as are the workers' own. `gap_closed` is
     (rmse_ema - rmse) / (rmse_ema - floor). The floor is known where each row that is scored has `expected`.
-    `timing` is `null` where it is left out, `fit_s` for predictors that do not learn.
-
-    Args:
-        json_path: File for the figures before times are measured, which takes long and may be interrupted.
-
-    Raises:
-        ValueError: The trace is invalid, or too short for the warm-up.
-        OSError: A file cannot be read or written.
     """
-    options, timing_workers = config.options, config.timing_workers if config.timing else ()
+    options = config.options
     warm_up = options.first_fit if config.warm_up is None else config.warm_up
     names = [name for name in PREDICTORS if not config.predictors or name in (*config.predictors, REFERENCE)]
     trace = contention_trace() if config.trace is None else read_trace(config.trace)
@@ -153,7 +125,6 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
                 "warm_up": warm_up,
             },
             **score(grid, {name: done.predictions for name, done in replays.items()}),
-            "timing": None,
         }
         for name, done in replays.items():
             figures["predictors"][name] |= {
@@ -161,21 +132,10 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
                 "failed_fits": len(done.failures),
                 "fit_s_median": statistics.median(done.fit_seconds) if done.fit_seconds else None,
             }
-        _print_errors(console, figures)
-        for name, done in replays.items():
-            if done.failures:
-                console.print(f"{name}: {len(done.failures)} fits failed, the first with {done.failures[0]}")
-        if json_path is not None:
-            files.write_json(figures, json_path)
-        if timing_workers:
-            figures["timing"] = []
-            with make_progress(console, transient=True) as bar:
-                task = bar.add_task("timing", total=len(names) * len(timing_workers))
-                for workers in timing_workers:
-                    for name in names:
-                        figures["timing"].append(_time(name, workers, executor))
-                        bar.advance(task)
-            _print_times(console, figures["timing"])
+    _print_errors(console, figures)
+    for name, done in replays.items():
+        if done.failures:
+            console.print(f"{name}: {len(done.failures)} fits failed, the first with {done.failures[0]}")
     return figures
 
 
@@ -183,14 +143,7 @@ def run(config: PredictorsConfig, console: Console, json_path: Path | None = Non
 
 
 def lay_out(trace: Trace, warm_up: int) -> Grid:
-    """Lay a trace out for a replay.
-
-    Args:
-        warm_up: Rows of each worker that do not count.
-
-    Raises:
-        ValueError: No row is left to count.
-    """
+    """Lay a trace out for a replay; the first `warm_up` rows of each worker do not count."""
     iterations = np.unique(np.concatenate([series.iterations for series in trace.values()]))
     shape = (len(iterations), len(trace))
     speeds, expected = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -223,12 +176,7 @@ def replay(
     executor: Executor,
     advance: Callable[[], None] = lambda: None,
 ) -> Replay:
-    """Let a predictor predict each iteration's speeds before it sees them.
-
-    Args:
-        grid: The trace.
-        advance: Called after each iteration.
-    """
+    """Let a predictor predict each iteration's speeds before it sees them."""
     predictor = make_predictor(name, options)
     predictor.set_workers(grid.workers)
     done = Replay(np.empty(grid.speeds.shape))
@@ -249,10 +197,7 @@ def replay(
 def score(grid: Grid, predictions: Mapping[str, Array]) -> dict[str, Any]:
     """Return the errors of predictions, as the module's docstring describes them.
 
-    Args:
-        grid: The trace.
-        predictions: Samples per second by the predictor's name, (iterations, workers); `REFERENCE` must be
-            among them.
+    They are in samples per second, (iterations, workers), by predictor, `REFERENCE` among them.
     """
     columns = [column for column in range(len(grid.workers)) if grid.scored[:, column].any()]
     names = [grid.workers[column] for column in columns]
@@ -335,59 +280,6 @@ def _fit(executor: Executor, fit: Fit, done: Replay) -> Weights | None:
     return weights
 
 
-# -- times
-
-
-def _time(name: str, workers: int, executor: Executor) -> dict[str, Any]:
-    """Return median times of a predictor after its first fits, on contention that comes and goes."""
-    grid = lay_out(
-        contention_trace(
-            ContentionTraceConfig(workers=workers, iterations=_TIMED_ITERATIONS + _CALL_REPEATS + 1)
-        ),
-        0,
-    )
-    predictor = make_predictor(name, PredictorOptions(first_fit=_TIMED_ITERATIONS))
-    predictor.set_workers(grid.workers)
-
-    def observe(k: int) -> None:
-        predictor.observe(grid.speeds[k], grid.cpu_usage[k + 1], grid.memory_usage[k + 1])
-
-    for k in range(_TIMED_ITERATIONS):
-        observe(k)
-    fits = Replay(np.empty(0))
-    parts, repeats = [], []  # a predictor may learn in parts: median seconds and repeats of each
-    while not fits.failures and (fit := predictor.due_fit()) is not None:
-        fits = Replay(np.empty(0))
-        predictor.take_fit(_fit(executor, fit, fits))
-        while not fits.failures and len(fits.fit_seconds) < _FIT_REPEATS:
-            if sum(fits.fit_seconds) > _FIT_SECONDS:
-                break
-            _fit(executor, fit, fits)
-        parts.append(statistics.median(fits.fit_seconds or [math.nan]))
-        repeats.append(len(fits.fit_seconds))
-    observing, predicting = [], []
-    began = time.perf_counter()
-    for k in range(_TIMED_ITERATIONS, _TIMED_ITERATIONS + _CALL_REPEATS):
-        start = time.perf_counter()
-        observe(k)
-        between = time.perf_counter()
-        predictor.predict()
-        end = time.perf_counter()
-        observing.append(between - start)
-        predicting.append(end - between)
-        if end - began > _CALL_SECONDS:
-            break
-    return {
-        "predictor": name,
-        "workers": workers,
-        "predict_s": statistics.median(predicting),
-        "observe_s": statistics.median(observing),
-        "fit_s": sum(parts) if parts else None,
-        "fit_repeats": min(repeats, default=None),
-        "fit_error": fits.failures[0] if fits.failures else None,
-    }
-
-
 # -- showing
 
 
@@ -435,17 +327,3 @@ def _spread(rmses: Sequence[float], workers: Mapping[str, Any]) -> list[str]:
         return [f"{rmse:.3g}" for rmse in rmses]
     shares = [rmse / worker["mean_speed"] for rmse, worker in zip(rmses, workers.values(), strict=True)]
     return [f"{value:.2%}" for value in (min(shares), statistics.median(shares), max(shares))]
-
-
-def _print_times(console: Console, timing: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("workers", "predict ms", "observe ms", f"fit s ({_TIMED_ITERATIONS} iterations)")
-    table = make_table("Times, medians", "predictor", *columns, no_wrap=True)
-    for entry in timing:
-        table.add_row(
-            entry["predictor"],
-            f"{entry['workers']:,}",
-            f"{entry['predict_s'] * 1e3:.3g}",
-            f"{entry['observe_s'] * 1e3:.3g}",
-            "failed" if entry["fit_error"] else "-" if entry["fit_s"] is None else f"{entry['fit_s']:.3g}",
-        )
-    console.print(table)

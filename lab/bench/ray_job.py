@@ -9,11 +9,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -23,10 +22,12 @@ from idl.errors import UnavailableError
 from idl.settings import Setting
 from lab.chaos import journalling_worker
 from lab.chaos.checks import relative_error
-from lab.chaos.ledgers import parse
+from lab.chaos.ledgers import parse, read_finals
 from lab.chaos.reference_training import train_alone
 from lab.new_lines import NewLines
 from lab.ray_nodes import RayNode, job_processes
+from lab.script_options import as_argument
+from lab.waiting import wait_until
 
 Silence = Annotated[
     float | None,
@@ -56,16 +57,7 @@ def difference(error: float) -> dict[str, Any]:
 
 
 class RayCluster:
-    """Context manager that has a Ray cluster on this machine, whose nodes come and go.
-
-    Args:
-        silence: Seconds of silence after which Ray gives up a node; None for Ray's own setting.
-
-    Attributes:
-        folder: Folder of everything that is written, which is removed at the end.
-        head: The head, which computes nothing.
-        nodes: The other nodes that are there.
-    """
+    """Context manager that has a Ray cluster on this machine, whose nodes come and go."""
 
     def __init__(self, silence: float | None) -> None:
         self._silence = silence
@@ -84,9 +76,7 @@ class RayCluster:
             self._stack = self._stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def begin(self) -> None:
@@ -162,11 +152,7 @@ class Progress:
 class RayJob:
     """A job on a cluster, submitted by `evenpace submit`, whose workers train until they are told to stop.
 
-    Args:
-        cluster: The cluster. Services need nodes that are `STEADY`, workers those that have a `PLACE`.
-        workers: As `--workers` has them.
-        checkpoint_every: Versions between two checkpoints.
-        arguments: More arguments of the workers' script, `lab.chaos.journalling_worker`.
+    Services need nodes that are `STEADY`, workers those that have a `PLACE`.
     """
 
     def __init__(
@@ -176,8 +162,8 @@ class RayJob:
         shards: int,
         checkpoint_every: int,
         *,
-        options: Sequence[str] = (),
-        arguments: Sequence[str] = (),
+        pause: float = 0.0,
+        per_sample: float = 0.0,
     ) -> None:
         self._cluster = cluster
         self.storage = cluster.folder / "results"
@@ -189,12 +175,9 @@ class RayJob:
             *("--workers", workers, "--cpus-per-worker", "0", "--resource", f"{PLACE}=1"),
             *("--shards", str(shards), "--service-resource", f"{STEADY}=1", "--name", JOB),
             *("--storage", str(self.storage), "--ps-options", f"--checkpoint-every {checkpoint_every}"),
-            *options,
         )
-        self._arguments = (
-            *("--journal", str(self._journals), "--stop", str(self._stop), "--out", str(self._finals)),
-            *arguments,
-        )
+        files = {"journal": self._journals, "stop": self._stop, "out": self._finals}
+        self._argument = as_argument(**files, pause=pause, per_sample=per_sample)
         self.progress = Progress(self._journals)  # how far it has come
 
     @property
@@ -210,17 +193,9 @@ class RayJob:
 
     def submit(self, *, resume: bool = False) -> None:
         """Submit it, or go on with it on another cluster (UnavailableError: the command failed)."""
-        line = [
-            sys.executable,
-            "-m",
-            "evenpace",
-            "submit",
-            "--detach",
-            "--address",
-            self._cluster.head.address,
-        ]
-        line += [*self._options, *(["--resume"] if resume else [])]
-        line += [journalling_worker.__file__, *self._arguments]
+        line = [sys.executable, "-m", "evenpace", "submit", "--detach"]
+        line += ["--address", self._cluster.head.address, *self._options, *["--resume"] * resume]
+        line += [journalling_worker.__file__, self._argument]
         environment = {**os.environ, **self._cluster.head.environment}
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -232,11 +207,7 @@ class RayJob:
         condition: Callable[[], bool],
         seconds: float = _PATIENCE_SECONDS,
     ) -> None:
-        """Wait until a condition holds, and follow the job meanwhile; `what` describes it in the error.
-
-        Raises:
-            UnavailableError: It did not hold within `seconds`, or the job has ended.
-        """
+        """Wait until a condition holds, and follow the job meanwhile; `what` describes it in the error."""
         deadline = time.monotonic() + seconds
         while not condition():
             result = self.result
@@ -286,36 +257,24 @@ class RayJob:
     def finish(self, steps: int = 20) -> tuple[int, float]:
         """Have the workers stop after some more steps, and wait for the job's end.
 
-        Returns:
-            The last version, and the relative error of its parameters: their largest difference from those
-            of one process that takes the whole batches in order.
-
-        Raises:
-            UnavailableError: The job failed, or its workers have no common last version.
+        Returned are the last version, and the relative error of its parameters: their largest difference from
+        those of one process that takes the whole batches in order.
         """
         last = self.progress.version + steps
         new = self._stop.with_suffix(".new")
         new.write_text(str(last))
         new.rename(self._stop)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while (result := self.result) is None and time.monotonic() < deadline:
-            time.sleep(_TICK_SECONDS)
-        if result is None or result["state"] != "done":
-            raise UnavailableError(f"the job did not end well: {result}; its log:\n{self.log}")
-        finals = dict(self._read_finals())
-        if len({version for version, _ in finals.values()}) != 1:
-            raise UnavailableError(
-                f"the workers' last versions differ: { {name: final[0] for name, final in finals.items()} }"
-            )
-        (last,) = {version for version, _ in finals.values()}
+        wait_until("the job's end", lambda: self.result is not None, lambda: None, tick=_TICK_SECONDS)
+        if self.result is None or self.result["state"] != "done":
+            raise UnavailableError(f"the job did not end well: {self.result}; its log:\n{self.log}")
+        finals = read_finals(self._finals.glob("*.npz"))
+        versions = {name: version for name, (version, _) in finals.items()}
+        if len({*versions.values()}) != 1:
+            raise UnavailableError(f"the workers' last versions differ: {versions}")
+        last = next(iter(versions.values()))
         _, alone = train_alone(last)
         scale = float(np.abs(alone).max())
         return last, max(relative_error(final, alone, scale) for _, final in finals.values())
-
-    def _read_finals(self) -> Iterator[tuple[str, tuple[int, Any]]]:
-        for path in self._finals.glob("*.npz"):
-            with np.load(path) as saved:
-                yield path.stem, (int(saved["version"]), saved["parameters"])
 
 
 def _text(path: Path) -> str:

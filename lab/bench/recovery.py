@@ -9,7 +9,6 @@ Example:
 """
 
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,17 +17,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
-from rich.progress import track
 
 from evenpace.local.terminal import make_table
 from idl.errors import UnavailableError
 from idl.settings import Checked, Setting
-from lab.bench.costs import summary
+from lab.bench.costs import chosen, measured
 from lab.chaos.chaos_cluster import ChaosCluster
 from lab.chaos.config import ChaosConfig
 from lab.chaos.job_progress import Progress
 from lab.chaos.ledgers import ShardSteps, Step, read_ledger
 from lab.fields import Repeats
+from lab.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,6 @@ class RecoveryConfig(Checked):
     events: tuple[str, ...] = ()
 
 
-_TICK_SECONDS = 0.005  # seconds between two looks at the job
-_PATIENCE_SECONDS = 300.0  # seconds in which the job must go on after a fault
 _CALM = 50  # steps between two faults
 
 
@@ -66,24 +63,14 @@ class _Job:
         self._progress = Progress(cluster, self._name)
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds.
+        """Wait until a condition holds (UnavailableError: a process ended that was not killed)."""
+        wait_until(what, condition, self._look, tick=0.005)
 
-        Args:
-            what: The event to wait for, e.g. "all workers to train", for the error's message.
-            condition: Function that returns True once it holds.
-
-        Raises:
-            UnavailableError: It did not hold in time, or a process ended that was not killed.
-        """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not condition():
-            if time.monotonic() > deadline:
-                raise UnavailableError(f"timed out after {_PATIENCE_SECONDS:g} s, waiting for {what}")
-            self.supervisor.poll()
-            for end in self.supervisor.endings:
-                raise UnavailableError(f"{end.name} ended with status {end.code}; its log:\n{end.log}")
-            self._progress.look()
-            time.sleep(_TICK_SECONDS)
+    def _look(self) -> None:
+        self.supervisor.poll()
+        for end in self.supervisor.endings:
+            raise UnavailableError(f"{end.name} ended with status {end.code}; its log:\n{end.log}")
+        self._progress.look()
 
     def go_on(self, steps: int = _CALM) -> float:
         """Wait until the job has taken `steps` steps; return the seconds that one took."""
@@ -117,17 +104,12 @@ class _Job:
         }
 
     def kill(self, name: str, seconds: float) -> None:
-        """Kill a process, which is started again after some seconds."""
         self.supervisor.kill(name, seconds).wait()
 
     def _shard_steps(self) -> list[ShardSteps]:
-        shards = []
-        for shard in self.cluster.shards:
-            steps = ShardSteps(shard, self.cluster.settings.checkpoint_every)
-            for line in read_ledger(self.cluster.ledgers(shard, self._name)):
-                steps.add(line)
-            shards.append(steps)
-        return shards
+        every, ledgers = self.cluster.settings.checkpoint_every, self.cluster.ledgers
+        shards = self.cluster.shards
+        return [ShardSteps.of(one, every, read_ledger(ledgers(one, self._name))) for one in shards]
 
     def _parties(self) -> set[str]:
         """Return the workers that took part in the last step."""
@@ -142,10 +124,6 @@ def _kill_worker(job: _Job) -> None:
     job.go_on(10)
 
 
-def _join(job: _Job) -> None:
-    job.supervisor.due[job.victim] = 0.0
-
-
 def _freeze(job: _Job) -> None:
     victim = job.supervisor.processes[job.victim]
     victim.pause()
@@ -156,14 +134,6 @@ def _freeze(job: _Job) -> None:
 def _kill_all_workers(job: _Job) -> None:
     for name in job.cluster.workers:
         job.kill(name, job.away)
-
-
-def _kill_manager(job: _Job) -> None:
-    job.kill("manager", job.away)
-
-
-def _kill_shard(job: _Job) -> None:
-    job.kill(job.cluster.shards[-1], job.away)
 
 
 def _cut(job: _Job) -> None:
@@ -189,11 +159,11 @@ def _vanish(service: str) -> Callable[[_Job], None]:
 
 EVENTS: dict[str, Callable[[_Job], None]] = {
     "a worker is killed": _kill_worker,
-    "a worker joins": _join,
+    "a worker joins": lambda job: job.supervisor.due.update({job.victim: 0.0}),
     "a worker freezes, and comes back": _freeze,
     "all workers are killed": _kill_all_workers,
-    "the manager is killed": _kill_manager,
-    "a shard is killed": _kill_shard,
+    "the manager is killed": lambda job: job.kill("manager", job.away),
+    "a shard is killed": lambda job: job.kill(job.cluster.shards[-1], job.away),
     "a worker's connections break": _cut,
     "the manager vanishes, and closes no connection": _vanish("manager"),
     "a shard vanishes, and closes no connection": _vanish("ps-0"),
@@ -202,18 +172,11 @@ EVENTS: dict[str, Callable[[_Job], None]] = {
 
 
 def run(config: RecoveryConfig, console: Console) -> dict[str, Any]:
-    """Cause all faults to a job, one after the other, and print and return their costs.
-
-    Raises:
-        ValueError: There is no such event.
-        UnavailableError: The job did not go on.
-    """
-    if unknown := sorted({*config.events} - {*EVENTS}):
-        raise ValueError(f"events {', '.join(unknown)}: there are {', '.join(EVENTS)}")
+    """Cause all faults to a job, one after the other, and print and return their costs."""
+    events = chosen("events", config.events, EVENTS)
     settings = ChaosConfig(
         1.0, 0, ("kill",), config.workers, config.shards, checkpoint_every=config.checkpoint_every
     )
-    costs: dict[str, list[dict[str, float]]] = {name: [] for name in config.events or EVENTS}
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-recovery-") as folder,
         ChaosCluster(settings, Path(folder)) as cluster,
@@ -222,13 +185,7 @@ def run(config: RecoveryConfig, console: Console) -> dict[str, Any]:
         job.until("the manager and the shards to listen", cluster.listening)
         cluster.start_workers()
         job.all_train()
-        plan = [name for _ in range(config.repeats) for name in costs]
-        for name in track(plan, description="what happens", console=console):
-            costs[name].append(job.measure(EVENTS[name]))
-    figures = asdict(config) | {
-        "step_s": statistics.median(cost["step_s"] for its in costs.values() for cost in its),
-        "costs": {name: summary(its) for name, its in costs.items()},
-    }
+        figures = asdict(config) | measured(events, config.repeats, job.measure, console)
     _show(console, figures)
     return figures
 

@@ -16,18 +16,12 @@ from predictors import Array
 
 @dataclass(frozen=True)
 class ServerLinks:
-    """The links of a cluster's workers to a parameter server.
+    """The links of a cluster's workers to a parameter server."""
 
-    Attributes:
-        seconds: Those in which each worker's parameters and gradients are transferred, half of them each;
-            (workers,), above 0.
-        backward: Share of each worker's step that is its backward pass, (workers,); in micro-batches, of the
-            time of each.
-    """
-
+    # In which each worker's parameters and gradients are transferred, half of them each; (workers,), above 0.
     seconds: tuple[float, ...]
     buckets: int  # the number of buckets that a gradient is pushed in
-    backward: tuple[float, ...]
+    backward: tuple[float, ...]  # as in `AllReduce`
 
     @property
     def noises(self) -> int:
@@ -35,12 +29,7 @@ class ServerLinks:
         return len(self.seconds)
 
     def table(self, worker: int, table: Array, passes: NDArray[np.int64] | int = 1) -> Array:
-        """Return the seconds of an iteration by a worker's batch: equation 7 of Cannikin, its own.
-
-        Args:
-            table: Seconds that it computes for, by batch size; (sizes,).
-            passes: Micro-batches of each batch size, (sizes,), of which the last one's backward pass counts.
-        """
+        """Return the seconds of an iteration by a worker's batch: equation 7 of Cannikin, its own."""
         push = self.seconds[worker] / 2
         last = push / self.buckets + self.seconds[worker] / 2
         communication = push * (1 - 1 / self.buckets) + last
@@ -49,16 +38,7 @@ class ServerLinks:
     def iterate(
         self, computing: Array, factors: Array, passes: NDArray[np.int64] | int = 1
     ) -> tuple[float, list[dict[str, float]]]:
-        """Go through an iteration.
-
-        Args:
-            computing: Seconds that each worker computes for, (workers,).
-            factors: Factors on the seconds of the transfers, (workers,).
-            passes: Micro-batches of each worker, (workers,).
-
-        Returns:
-            Its seconds, and what each worker measures, by fields of `Report`.
-        """
+        """See `Transfers`; `factors` are those on the seconds of each worker's transfers, (workers,)."""
         measured = []
         for its, share, seconds in zip(
             computing.tolist(),

@@ -22,20 +22,18 @@ from multiprocessing.connection import Connection
 from typing import Annotated, Any
 
 import numpy as np
-import psutil
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 import idl
-from evenpace.local.cluster import service
+from evenpace.local.terminal import make_table
 from idl.errors import EvenpaceError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.settings import Checked, Setting
 from idl.synchronisation import Synchronisation
+from lab.bench.shard_places import shards_in_places
 from lab.fields import Mib, Repeats, whole_numbers
-from lab.network import WorkerNetwork
 from rpc.address import Address
 from rpc.client import Client
 from worker.shard_clients import ShardClients
@@ -67,24 +65,18 @@ class ShardsConfig(Checked):
 _TIMEOUT = 120.0  # seconds for one push or pull
 _STEPS = ("push", "pull")
 
-Round = tuple[float, float]  # seconds, and the cores that workers and shards had in use
-
 
 def run(config: ShardsConfig, console: Console) -> dict[str, Any]:
     """Measure, and print and return the figures.
 
     The numbers of shards take turns, so that other load of the machine falls on all of them alike.
-
-    Raises:
-        NetworkError: Links of limited bandwidth cannot be made here.
-        EvenpaceError: A worker or a shard failed.
     """
-    rounds: dict[tuple[int, str], list[Round]] = {}
-    with _cluster(config) as (workers, processes):
+    rounds: dict[tuple[int, str], list[float]] = {}
+    with _cluster(config) as workers:
         for repeat in track(range(config.repeats + 1), description=f"{config.mib} MiB", console=console):
             for shards in config.shards:
                 for step in _STEPS:
-                    measured = _round(workers, processes, (step, shards, repeat))
+                    measured = _round(workers, (step, shards, repeat))
                     if repeat:
                         rounds.setdefault((shards, step), []).append(measured)
     figures: dict[str, Any] = asdict(config)
@@ -93,8 +85,7 @@ def run(config: ShardsConfig, console: Console) -> dict[str, Any]:
     return figures
 
 
-def _figures(config: ShardsConfig, shards: int, step: str, rounds: Sequence[Round]) -> dict[str, Any]:
-    seconds, cores = zip(*rounds, strict=True)
+def _figures(config: ShardsConfig, shards: int, step: str, seconds: Sequence[float]) -> dict[str, Any]:
     median = statistics.median(seconds)
     return {
         "shards": shards,
@@ -104,7 +95,6 @@ def _figures(config: ShardsConfig, shards: int, step: str, rounds: Sequence[Roun
         "fastest_s": min(seconds),
         "slowest_s": max(seconds),
         "ratio": median / config.ideal(shards),
-        "cores": statistics.median(cores),
     }
 
 
@@ -113,29 +103,22 @@ def _show(console: Console, config: ShardsConfig, figures: dict[str, Any]) -> No
         f"{config.mib} MiB by {config.workers} workers, each shard behind {config.rate:g} MB/s, "
         f"medians of {config.repeats}"
     )
-    table = Table(title=title, title_justify="left")
-    for column in ("shards", "", "ideal s", "median s", "from s", "to s", "ratio", "cores in use"):
-        table.add_column(column, justify="right" if column else "left")
+    columns = ("ideal s", "median s", "from s", "to s", "ratio")
+    table = make_table(title, "shards", *columns)
+    keys = ("ideal_s", "median_s", "fastest_s", "slowest_s", "ratio")
     for row in figures["measured"]:
-        numbers = (
-            f"{row[key]:.2f}" for key in ("ideal_s", "median_s", "fastest_s", "slowest_s", "ratio", "cores")
-        )
-        table.add_row(str(row["shards"]), row["step"], *numbers)
+        table.add_row(f"{row['step']} at {row['shards']}", *(f"{row[key]:.2f}" for key in keys))
     console.print(table)
 
 
-def _round(
-    workers: Sequence[Connection], processes: Sequence[psutil.Process], command: tuple[str, int, int]
-) -> Round:
-    """Let all workers do one step at the same time (EvenpaceError: a worker failed)."""
-    used = sum(_cpu_seconds(process) for process in processes)
+def _round(workers: Sequence[Connection], command: tuple[str, int, int]) -> float:
+    """Let all workers do one step at the same time, and return its seconds."""
     began = time.perf_counter()
     for worker in workers:
         worker.send(command)
     for number, worker in enumerate(workers):
         _answer(worker, number)
-    seconds = time.perf_counter() - began
-    return seconds, (sum(_cpu_seconds(process) for process in processes) - used) / seconds
+    return time.perf_counter() - began
 
 
 def _answer(worker: Connection, number: int) -> None:
@@ -147,27 +130,15 @@ def _answer(worker: Connection, number: int) -> None:
         raise EvenpaceError(f"worker {number} of the benchmark: {failure}")
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 @contextlib.contextmanager
-def _cluster(config: ShardsConfig) -> Iterator[tuple[list[Connection], list[psutil.Process]]]:
+def _cluster(config: ShardsConfig) -> Iterator[list[Connection]]:
     """Start shards behind links, and workers that have opened a job for each number of shards; yield them."""
     most = max(config.shards)
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(WorkerNetwork(most))
-        # The network is this process's alone: no other machine can reach the shards.
-        shards = [
-            stack.enter_context(
-                service("ps", "--insecure", host=network.address(place), prefix=network.prefix(place))
-            )
-            for place in range(most)
-        ]
+        network, shards = stack.enter_context(shards_in_places(most, most))
         addresses = [shard.address for shard in shards]
-        workers, processes = [], [psutil.Process(shard.pid) for shard in shards]
+        workers = []
         for number in range(config.workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, number, addresses, config), daemon=True)
@@ -176,11 +147,10 @@ def _cluster(config: ShardsConfig) -> Iterator[tuple[list[Connection], list[psut
             stack.callback(process.kill)
             theirs.close()
             workers.append(ours)
-            processes.append(psutil.Process(process.pid))
             _answer(ours, number)  # the first one sets the parameters
         for place in range(most):
             network.limit(place, config.rate * 8)
-        yield workers, processes
+        yield workers
 
 
 def _work(connection: Connection, number: int, addresses: Sequence[Address], config: ShardsConfig) -> None:

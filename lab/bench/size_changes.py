@@ -31,6 +31,7 @@ from idl.records import IterationRecord
 from idl.settings import Setting, check_settings
 from lab.fields import Repeats, whole_numbers
 from lab.observer import Observer
+from lab.script_options import as_argument
 
 _sizes = partial(whole_numbers, "sizes", least=1)
 
@@ -78,12 +79,7 @@ PLAIN, AHEAD, STATE = "no lookahead", "lookahead", "state"
 
 
 def run(config: SizesConfig, console: Console) -> dict[str, Any]:
-    """Train in each way in turn, and print and return durations of iterations with and without a change.
-
-    Raises:
-        UnavailableError: A record or a metric is missing.
-        ProcessFailedError: A process failed.
-    """
+    """Train in each way in turn, and print and return durations of iterations with and without a change."""
     rounds: dict[str, list[dict[str, Any]]] = {PLAIN: [], AHEAD: [], STATE: []}
     turns = [way for _ in range(config.repeats) for way in rounds]
     for way in track(turns, description="trainings", console=console):
@@ -100,8 +96,7 @@ def _round(config: SizesConfig, way: str) -> dict[str, Any]:
     lookahead = config.lookahead if way == AHEAD else 0
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory(prefix="evenpace-sizes-") as folder:
-        words = ["--sizes", ",".join(map(str, config.sizes)), "--batches", str(config.batches)]
-        words += ["--epochs", str(config.epochs)]
+        options = as_argument(sizes=config.sizes, batches=config.batches, epochs=config.epochs)
         with LocalCluster(
             Path(folder),
             workers=config.workers,
@@ -110,7 +105,7 @@ def _round(config: SizesConfig, way: str) -> dict[str, Any]:
             state=Path(folder) / "state" if way == STATE else None,
         ) as cluster:
             for number in range(config.workers):
-                cluster.start_worker(f"w{number}", _SCRIPT, words)
+                cluster.start_worker(f"w{number}", _SCRIPT, [options])
             with contextlib.closing(Observer(cluster.manager, ())) as observer:
                 while cluster.check():
                     time.sleep(_POLL_SECONDS)

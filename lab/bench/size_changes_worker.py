@@ -4,28 +4,22 @@ The size changes before every second epoch, so that each epoch that begins with 
 that does not. All epochs have the same number of batches, and leave their last, smaller one out.
 """
 
-import argparse
-
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import evenpace
-from lab.fields import whole_numbers
+from lab.script_options import read_options
 
 _FEATURES, _HIDDEN, _CLASSES = 64, 256, 10
 
 
 def main() -> None:
     """Train for as many epochs as the command line says."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", required=True, help="two, as in 64,66")
-    parser.add_argument("--batches", type=int, required=True, help="of an epoch")
-    parser.add_argument("--epochs", type=int, required=True)
-    options = parser.parse_args()
+    options = read_options()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    sizes = whole_numbers("sizes", options.sizes, 1)
+    sizes = options.sizes
     samples = options.batches * max(sizes)
     data = TensorDataset(torch.randn(samples, _FEATURES), torch.randint(_CLASSES, (samples,)))
     schedule = {epoch: sizes[epoch // 2 % 2] for epoch in range(0, options.epochs, 2)}

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal, Self
 
 from rich.console import Console
@@ -68,11 +67,7 @@ class Event:
 
 
 def read_trace(path: Path) -> list[Event]:
-    """Read a trace; its columns are time_s, event and node.
-
-    Raises:
-        InvalidRequestError: The file is not of this form.
-    """
+    """Read a trace; its columns are time_s, event and node."""
     try:
         read = read_events(path)
     except ValueError as error:
@@ -105,7 +100,7 @@ class _Life:
 
     node: RayNode
     up: float
-    down: float = float("inf")
+    down: float = inf
 
 
 class _Market:
@@ -123,61 +118,50 @@ class _Market:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._threads.shutdown(cancel_futures=True)
 
     def join(self, name: str) -> None:
-        """Start a node."""
-        self._joining[name] = self._threads.submit(self._start)
+        def start() -> _Life:
+            node = self._cluster.add(PLACE)
+            return _Life(node, time.monotonic())
+
+        self._joining[name] = self._threads.submit(start)
 
     def announce(self, name: str, seconds: float) -> None:
         """Tell Ray that a node will be lost after some seconds."""
-        self._rest.append(
-            self._threads.submit(self._announce, self._joining[name], time.monotonic() + seconds)
-        )
+        joining, end = self._joining[name], time.monotonic() + seconds
+
+        def announce() -> None:
+            life = joining.result()
+            try:
+                life.node.announce_end(max(1.0, end - time.monotonic()))
+            except UnavailableError:
+                if life.down == inf:
+                    raise  # else the node has gone meanwhile
+
+        self._rest.append(self._threads.submit(announce))
 
     def lose(self, name: str) -> None:
-        """Kill a node."""
-        self._rest.append(self._threads.submit(self._kill, self._joining[name]))
+        joining = self._joining[name]
+
+        def kill() -> None:
+            life = joining.result()
+            life.down = time.monotonic()
+            self._cluster.kill(life.node)
+
+        self._rest.append(self._threads.submit(kill))
 
     def lives(self) -> list[_Life]:
-        """Wait until all that was begun is done, and return the nodes' lives.
-
-        Raises:
-            EvenpaceError: A node could not be started, or its end not be announced.
-        """
+        """Wait until all that was begun is done, and return the nodes' lives."""
         for future in self._rest:
             future.result()
         self._rest = []
         return [future.result() for future in self._joining.values()]
 
-    def _start(self) -> _Life:
-        node = self._cluster.add(PLACE)
-        return _Life(node, time.monotonic())
-
-    def _announce(self, joining: Future[_Life], end: float) -> None:
-        life = joining.result()
-        try:
-            life.node.announce_end(max(1.0, end - time.monotonic()))
-        except UnavailableError:
-            if life.down == float("inf"):
-                raise  # else the node has gone meanwhile
-
-    def _kill(self, joining: Future[_Life]) -> None:
-        life = joining.result()
-        life.down = time.monotonic()
-        self._cluster.kill(life.node)
-
 
 def run(config: SpotConfig, console: Console) -> dict[str, Any]:
-    """Replay a trace while a job trains, and print and return what its nodes' capacity became.
-
-    Raises:
-        InvalidRequestError: The trace cannot be read, or has no node at its begin.
-        UnavailableError: The job did not go on, or failed.
-    """
+    """Replay a trace while a job trains, and print and return what its nodes' capacity became."""
     trace = read_trace(config.trace)
     events = take_nodes(trace, config.nodes)
     if events[0].time > 0:
@@ -190,7 +174,7 @@ def run(config: SpotConfig, console: Console) -> dict[str, Any]:
             f"1:{config.nodes}",
             config.shards,
             _CHECKPOINT_EVERY,
-            arguments=("--per-sample", str(config.per_sample)),
+            per_sample=config.per_sample,
         )
         first = [event for event in events if event.time == 0]
         for event in first:
@@ -215,7 +199,7 @@ def run(config: SpotConfig, console: Console) -> dict[str, Any]:
             job.until("the replay ends", window.lasted(60 * config.minutes))
             window.end()
         lives = market.lives()
-        if all(life.down < float("inf") for life in lives):
+        if all(life.down < inf for life in lives):
             cluster.add(PLACE)
         iterations, error = job.finish()
     capacity = sum(max(0.0, min(life.down, window.ended) - max(life.up, window.began)) for life in lives)
@@ -276,7 +260,6 @@ class _Window:
         return has
 
     def end(self) -> None:
-        """End it."""
         self.ended = time.monotonic()
         self.computed = self._progress.computed_samples - self._computed
 

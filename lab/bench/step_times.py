@@ -26,11 +26,7 @@ GpuCurves = Mapping[str, Mapping[str, StepTimes]]
 
 @dataclass(frozen=True)
 class Cluster:
-    """Workers with a GPU each that train a model together.
-
-    Raises:
-        ValueError: The batch does not fit, or leaves nothing to balance.
-    """
+    """Workers with a GPU each that train a model together."""
 
     model: str  # name of the model
     workers: Mapping[str, StepTimes]  # step times of the workers, by name
@@ -54,13 +50,7 @@ class Cluster:
 def make_cluster(curves: GpuCurves, model: str, gpus: Sequence[str], total: int | None = None) -> Cluster:
     """Make a cluster of GPUs; the second of two with the same name is called `NAME-2`.
 
-    Args:
-        curves: Measured step times.
-        gpus: GPUs that were measured for the model.
-        total: Samples of the whole batch; by default half of what fits into all GPUs' memory.
-
-    Raises:
-        ValueError: Model or GPU was not measured, or the total does not fit.
+    The whole batch has `total` samples, by default half of what fits into all GPUs' memory.
     """
     if model not in curves:
         raise ValueError(f"model {model!r}: measured are {', '.join(curves)}")
@@ -80,9 +70,6 @@ def in_micro_batches(cluster: Cluster, size: int) -> Cluster:
 
     Its batches are in micro-batches, each of which takes as long as a batch of as many samples. A worker may
     get all of them, since only one has to fit into its memory.
-
-    Raises:
-        ValueError: A micro-batch does not fit, or there are fewer than workers.
     """
     number = cluster.total // size
     workers = {}
@@ -101,12 +88,7 @@ def in_micro_batches(cluster: Cluster, size: int) -> Cluster:
 
 
 def read_step_times(path: Path) -> GpuCurves:
-    """Read a file of measurements; repeated ones are averaged.
-
-    Raises:
-        ValueError: The file is not of the form that the module describes.
-        OSError: The file cannot be read.
-    """
+    """Read a file of measurements; repeated ones are averaged."""
     measured: dict[tuple[str, str], dict[int, list[float]]] = {}
     with path.open(newline="") as stream:
         rows = csv.DictReader(stream)

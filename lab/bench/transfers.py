@@ -1,6 +1,6 @@
 """Time push and pull of the parameter server.
 
-They are measured beside those of bare sockets and of thriftpy2's binary argument.
+They are measured beside those of bare sockets.
 
 Example:
   evenpace lab bench ps --mib 100 --json ps.json
@@ -15,12 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import track
-from thriftpy2.protocol import TCyBinaryProtocolFactory
-from thriftpy2.rpc import make_client
-from thriftpy2.transport import TCyFramedTransportFactory
 
 import idl
 from evenpace.local.cluster import service
@@ -35,7 +31,6 @@ from rpc.credentials import Credentials
 
 _wire = idl.parameter_server
 _TIMEOUT = 120  # seconds for one call
-_PLAIN = "lab.bench.plain_transfers"
 
 Step = Callable[[], Any]
 
@@ -50,20 +45,18 @@ class TransfersConfig(Checked):
 
 
 def run(config: TransfersConfig, console: Console) -> dict[str, Any]:
-    """Measure all three in turns, so that other load falls on them alike; print and return the GB/s."""
+    """Measure all of them in turns, so that other load falls on them alike; print and return the GB/s."""
     mib, repeats = config.mib, config.repeats
     nbytes = mib * 2**20
     gradient, parameters = memoryview(bytes(nbytes)), memoryview(bytearray(nbytes))
     with (
         contextlib.ExitStack() as stack,
         service("ps") as ours,
-        service("sockets", str(nbytes), module=_PLAIN) as bare,
-        service("thriftpy2", str(nbytes), module=_PLAIN) as plain,
+        service(str(nbytes), module="lab.bench.plain_transfers") as bare,
     ):
         steps = {
             "": _evenpace(ours.address, gradient, parameters),
             "raw_": _sockets(bare.address, gradient, parameters),
-            "thriftpy2_": _thriftpy2(plain.address, gradient),
         }
         if config.tls:
             credentials, options = stack.enter_context(for_loopback())
@@ -80,16 +73,10 @@ def run(config: TransfersConfig, console: Console) -> dict[str, Any]:
     figures: dict[str, Any] = {"mib": mib}
     figures |= {key: nbytes / statistics.median(taken) / 1e9 for key, taken in seconds.items()}
     table = make_table(f"{mib} MiB over loopback, medians of {repeats}", "", "push GB/s", "pull GB/s")
-    names = {
-        "": "evenpace",
-        "raw_": "bare sockets",
-        "thriftpy2_": "thriftpy2 binary",
-        "tls_": "evenpace, TLS",
-    }
-    for who, name in names.items():
-        if who not in steps:
-            continue
-        table.add_row(name, f"{figures[f'{who}push_gb_s']:.2f}", f"{figures[f'{who}pull_gb_s']:.2f}")
+    names = {"": "evenpace", "raw_": "bare sockets", "tls_": "evenpace, TLS"}
+    for who in steps:
+        speeds = (f"{figures[f'{who}{what}_gb_s']:.2f}" for what in ("push", "pull"))
+        table.add_row(names[who], *speeds)
     console.print(table)
     return figures
 
@@ -139,28 +126,5 @@ def _sockets(address: Address, gradient: memoryview, parameters: memoryview) -> 
         filled = 0
         while filled < parameters.nbytes:
             filled += connection.recv_into(parameters[filled:])
-
-    return push, pull
-
-
-def _thriftpy2(address: Address, gradient: memoryview) -> tuple[Step, Step]:
-    client = make_client(
-        _wire.ParameterServer,
-        *address,
-        proto_factory=TCyBinaryProtocolFactory(),
-        trans_factory=TCyFramedTransportFactory(),
-        timeout=_TIMEOUT * 1000,
-    )
-    identity = idl.common.Identity("bench/0", "worker", uuid.uuid4().hex)
-    assignment = idl.common.Assignment(0, 0, 0, 1, 1)
-    array = np.frombuffer(gradient, dtype=np.float32)
-
-    def push() -> None:
-        # A tensor's memory has to become a bytes object first: that is what the argument costs.
-        client.push(_wire.PushRequest(identity=identity, assignment=assignment), array.tobytes())
-
-    def pull() -> Any:
-        answer = client.pull(_wire.PullRequest(identity=identity, version=-1))
-        return np.frombuffer(answer.parameters, dtype=np.float32)
 
     return push, pull

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -24,12 +23,7 @@ class Sample:
 
 
 class Watch:
-    """Context manager that takes samples at an interval, in a thread, and one at its end.
-
-    Args:
-        pid: Id of the process.
-        interval: Seconds between samples.
-    """
+    """Context manager that takes samples at an interval, in a thread, and one at its end."""
 
     def __init__(self, pid: int, interval: float = 1.0) -> None:
         self._process = psutil.Process(pid)
@@ -44,9 +38,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
         self._take()
@@ -72,15 +64,10 @@ class Watch:
 
 
 def summary(samples: Sequence[Sample], settled_after: float = 60.0) -> dict[str, Any]:
-    """Return a summary of samples, for JSON.
+    """Return a summary of samples, for JSON: cores used on average, MiB of memory, and file descriptors.
 
-    Args:
-        samples: At least two.
-        settled_after: Seconds after which memory should be flat; half of the time where that was shorter.
-
-    Returns:
-        Cores used on average; MiB of memory at first, when settled, at the end, at most, and by how many a
-        minute a line through all samples since it settled rises; file descriptors; and the samples.
+    Memory should be flat after `settled_after` seconds, or half of the time where that was shorter; its slope
+    is that of a line through all samples since then.
     """
     span = samples[-1].at - samples[0].at
     begin = samples[0].at + min(settled_after, span / 2)

@@ -14,18 +14,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import evenpace
-from lab.chaos.journalling_worker import JournalWriter, parse_options
-from lab.chaos.reference_training import (
-    OPTIONS,
-    PRINT_EVERY,
-    SCHEDULE,
-    SCHEDULED,
-    SPEC,
-    fingerprint,
-    first_parameters,
-    make_data,
-    views,
-)
+from lab.chaos import reference_training as task
+from lab.chaos.journalling_worker import JournalWriter, worker_options
 
 
 class Network(nn.Module):
@@ -33,7 +23,9 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ParameterList(torch.from_numpy(part.copy()) for part in views(first_parameters()))
+        self.parts = nn.ParameterList(
+            torch.from_numpy(part.copy()) for part in task.views(task.first_parameters())
+        )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the scores, (samples, classes)."""
@@ -47,22 +39,22 @@ class Network(nn.Module):
 
 
 def main() -> None:
-    """Train as the command line says."""
-    options = parse_options()
+    """Train as the argument says."""
+    options = worker_options()
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    spec = SCHEDULED if options.schedule else SPEC
-    inputs, labels = (torch.from_numpy(array[: spec.dataset_size]) for array in make_data())
+    spec = task.SCHEDULED if options.schedule else task.SPEC
+    inputs, labels = (torch.from_numpy(array[: spec.dataset_size]) for array in task.make_data())
     loader = evenpace.torch.DataLoader(
         torch.utils.data.TensorDataset(inputs, labels, torch.arange(spec.dataset_size)),
-        SCHEDULE if options.schedule else spec.total_batch_size,
+        task.SCHEDULE if options.schedule else spec.total_batch_size,
         shuffle=spec.shuffle,
         seed=spec.seed,
         micro_batch=options.micro_batch,
     )
     network = Network()
     model = DistributedDataParallel(network)
-    optimizer = torch.optim.SGD(model.parameters(), **OPTIONS)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(model.parameters(), **task.OPTIONS)  # type: ignore[arg-type]
     evenpace.torch.balance(model, loader, optimizer)
     session = evenpace.session()
     journal = JournalWriter(options.journal)
@@ -76,7 +68,7 @@ def main() -> None:
         for batch in loader:
             now = session.assignment
             assert now is not None
-            prints = None if now.iteration % PRINT_EVERY else fingerprint(network.flat()).tolist()
+            prints = None if now.iteration % task.PRINT_EVERY else task.fingerprint(network.flat()).tolist()
             journal.write("reached", now.attempt, now.iteration, prints)
             if options.stop.exists() and now.iteration >= int(options.stop.read_text()):
                 np.savez(options.out, version=now.iteration, parameters=network.flat())

@@ -38,14 +38,8 @@ def taken(
 ) -> tuple[Batches, list[str]]:
     """Return the batches of the steps in ledgers, each of which begins where the one before it ends.
 
-    Args:
-        spec: The data set.
-        ledgers: The lines of each shard's ledger, by its name.
-        least: The fewest samples of a batch, those left at an epoch's end aside.
-        most: The most.
-
-    Returns:
-        The batches, and in words where shards differ, or sizes are not allowed.
+    Beside them it is said where shards differ, or sizes are not from `least` to `most`, those left at
+    an epoch's end aside.
     """
     found: dict[tuple[int, int], tuple[Batch, str]] = {}
     violations = []
@@ -71,12 +65,8 @@ def same_versions(
 ) -> dict[int, int]:
     """Return by attempt the last version that came of the batches that the job has in the end.
 
-    A job that has gone back may repeat iterations with other sizes, so that versions before that differ.
-
-    Args:
-        spec: The data set.
-        entries: The lines of a shard's ledger.
-        final: The batches that the job has in the end, by iteration.
+    Those are `final`, by iteration. A job that has gone back may repeat iterations with other sizes, so that
+    versions before that differ.
     """
     last: dict[int, int] = {}
     other: int | None = None  # first iteration with another batch
@@ -91,12 +81,7 @@ def same_versions(
 
 
 def scaled(sizes: Iterable[int], workers: int, most: int) -> set[int]:
-    """Return the sizes of batches that follow the number of workers, from 1 to `most` of them.
-
-    Args:
-        sizes: Samples of a batch for all of a job's workers.
-        most: The greatest number of workers at one time.
-    """
+    """Return the sizes of batches that follow the number of workers, from 1 to `most` of them."""
     members = range(1, most + 1)
     return {max(1, (2 * size * here + workers) // (2 * workers)) for size in sizes for here in members}
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from batchsize_manager.client import ManagerClient
@@ -29,6 +28,7 @@ from lab.chaos.reference_training import LEAST, MICRO_BATCH, MOST, ORDERED, SIMI
 from lab.chaos.supervisor import Supervisor
 from lab.network import NetworkError, WorkerNetwork
 from lab.proxy import Proxy
+from lab.script_options import as_argument
 from rpc.address import Address
 from rpc.processes import Process
 
@@ -42,13 +42,6 @@ class ChaosCluster:
 
     A kind of fault that cannot be caused on this machine is left out, or raises NotPossibleHereError if the
     settings name it.
-
-    Args:
-        folder: An empty folder, in which everything is written.
-
-    Attributes:
-        kinds: Kinds of faults that come.
-        manager: Address on which the manager listens, past the proxy.
     """
 
     def __init__(self, settings: ChaosConfig, folder: Path) -> None:
@@ -171,9 +164,7 @@ class ChaosCluster:
                 clocks.set_offset(process.log.with_suffix(".offset"), 0.0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for role in ("worker", "shard", "manager"):
             self.supervisor.stop(role)
         self._ending.close()
@@ -305,7 +296,6 @@ class ChaosCluster:
             self._ending.callback(disks.unmount, self.disks[name])
 
     def _make_network(self) -> None:
-        """Give each worker a network namespace."""
         workers = [*self.workers, *self.guests]
         with contextlib.ExitStack() as undone:
             try:
@@ -341,14 +331,15 @@ class ChaosCluster:
         )
 
     def _worker_arguments(self, job: str, name: str, starts: int) -> Sequence[str]:
-        return (
-            *("--journal", str(self._journal(name, starts))),
-            *("--stop", str(self.stop_file(job))),
-            *("--out", str(self.folder / "parameters" / f"{name}.npz")),
-            *("--pause", str(self.settings.pause)),
-            *(("--schedule",) if self.settings.sizer == "schedule" else ()),
-            *(("--micro-batch", str(MICRO_BATCH)) if self.settings.exact else ()),
+        argument = as_argument(
+            journal=self._journal(name, starts),
+            stop=self.stop_file(job),
+            out=self.folder / "parameters" / f"{name}.npz",
+            pause=self.settings.pause,
+            micro_batch=MICRO_BATCH if self.settings.exact else None,
+            schedule=self.settings.sizer == "schedule",
         )
+        return [argument]
 
     def _surroundings(self, name: str) -> Surroundings:
         """Return surroundings with a clock that can be made to jump, its witness, and one thread for sums."""

@@ -26,6 +26,7 @@ from lab.chaos.storm import Storm
 from lab.chaos.supervisor import left_behind
 from lab.chaos.verdict import CALM, Verdict, judge
 from lab.observer import Observer
+from lab.waiting import wait_until
 
 _TICK_SECONDS = 0.05  # seconds between two looks at the cluster
 _START_SECONDS = 180.0  # seconds until all workers train, at most, on a busy machine
@@ -40,11 +41,7 @@ _AHEAD = 40  # iterations from the order to stop to the last one
 def run(settings: ChaosConfig, json_path: Path | None) -> bool:
     """Let a cluster train under faults, print the outcome, and write it to a file.
 
-    Returns:
-        True if there was no violation. If there was one, the run's folder is kept.
-
-    Raises:
-        NotPossibleHereError: The settings name a kind of fault that cannot be caused on this machine.
+    Returned is whether there was no violation. If there was one, the run's folder is kept.
     """
     folder = Path(tempfile.mkdtemp(prefix="evenpace-chaos-"))
     began = time.monotonic()
@@ -106,11 +103,7 @@ class _Run:
         self._screen = Screen()
 
     def go(self, versions: Mapping[str, int] | None = None) -> None:
-        """Train to the end: under faults, unless `versions`, the jobs' last ones, are given.
-
-        Raises:
-            ChaosError: The run did not end cleanly.
-        """
+        """Train to the end: under faults, unless `versions`, the jobs' last ones, are given."""
         cluster, seconds = self.cluster, _END_SECONDS
         self._until("the manager and the shards to listen", _START_SECONDS, cluster.listening)
         cluster.start_workers()
@@ -135,6 +128,7 @@ class _Run:
         while time.monotonic() < until:
             self._tick()
             self._check_hung()
+            time.sleep(_TICK_SECONDS)
         self.storm.end()
         self._until("all faults to be over", _OVER_SECONDS, lambda: self.storm.done)
         calm = time.monotonic()
@@ -174,19 +168,10 @@ class _Run:
         held = time.monotonic() - self._moved > _HELD_SECONDS and not self.storm.long
         self.storm.tick(hold=held)
         self._screen.show(self.storm, self.progress, self.cluster.supervisor)
-        time.sleep(_TICK_SECONDS)
 
     def _until(self, what: str, seconds: float, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds; `what` names it in the error's message, as "all workers to train".
-
-        Raises:
-            ChaosError: It does not hold within `seconds`.
-        """
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                raise ChaosError(f"timed out after {seconds:g} s, waiting for {what}")
-            self._tick()
+        """Wait until a condition holds; `what` names it in the error's message, as "all workers to train"."""
+        wait_until(what, condition, self._tick, tick=_TICK_SECONDS, seconds=seconds, error=ChaosError)
 
     def _all_train(self, since: float) -> bool:
         """Return whether all workers train as far as the others, and a step was taken since a time."""

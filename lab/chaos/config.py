@@ -17,6 +17,7 @@ _ONLY_WITH = {
     exchange: ", ".join(name for name, kind in KINDS.items() if kind.only_with == exchange)
     for exchange in get_args(ExchangeName)
 }
+_OTHER_BITS = "other bits are to be expected; leave out what does so with --deterministic and --exact"
 
 
 @dataclass(frozen=True)
@@ -90,30 +91,30 @@ class ChaosConfig:
             raise ValueError(f"faults: give at least one of {', '.join(KINDS)}")
         if wrong := [kind for kind in self.wanted if kind not in kinds_with(self.exchange)]:
             raise ValueError(f"faults {', '.join(wrong)}: do not come with {self.exchange}")
-        if self.exchange == "all-reduce" and self.jobs > 1:
-            raise ValueError(f"jobs {self.jobs}: with all-reduce, one job trains at a time")
-        if self.exchange == "all-reduce" and self.deterministic:
-            raise ValueError(
+        for why in self._contradictions():
+            raise ValueError(why)
+
+    def _contradictions(self) -> Iterator[str]:
+        """Yield in words what settings do not go together."""
+        all_reduce = self.exchange == "all-reduce"
+        if all_reduce and self.jobs > 1:
+            yield f"jobs {self.jobs}: with all-reduce, one job trains at a time"
+        if all_reduce and self.deterministic:
+            yield (
                 "deterministic: has no meaning with all-reduce, whose sums depend on the workers that are "
                 "there; with exact they do not"
             )
         if self.deterministic and self.exact:
-            raise ValueError("deterministic and exact: give one of them; with exact, all faults may come")
+            yield "deterministic and exact: give one of them; with exact, all faults may come"
         if self.same_bits and self.sizer in MEASURING:
-            raise ValueError(
-                f"sizer {self.sizer}: goes by what is measured, so that other bits are to be expected; "
-                f"leave it out with --deterministic and --exact"
-            )
+            yield f"sizer {self.sizer}: goes by what is measured, so that {_OTHER_BITS}"
         if self.scale_batch and self.same_bits:
-            raise ValueError(
-                "scale_batch: workers that come and go change batches, after which other bits are to be "
-                "expected; leave it out with --deterministic and --exact"
-            )
+            yield f"scale_batch: workers that come and go change batches, after which {_OTHER_BITS}"
         if self.scale_batch and self.sizer != "fixed":
-            raise ValueError(f"scale_batch: comes with sizer fixed, but {self.sizer} chooses the size")
+            yield f"scale_batch: comes with sizer fixed, but {self.sizer} chooses the size"
         for kinds, why in self._left_out:
             if wrong := sorted(kinds & set(self.wanted)):
-                raise ValueError(f"faults {', '.join(wrong)}: {why}")
+                yield f"faults {', '.join(wrong)}: {why}"
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -127,21 +128,11 @@ class ChaosConfig:
     def _left_out(self) -> Iterator[tuple[set[str], str]]:
         """Yield kinds that other settings rule out, and why."""
         if self.deterministic:
-            yield (
-                _TAKE_WORKERS_OUT,
-                "take workers out, after which other bits are to be expected; leave them out with "
-                "--deterministic",
-            )
-            yield (
-                _BEFALL_SHARDS,
-                "befall shards; with deterministic, faults befall the manager and the links to shards",
-            )
+            yield _TAKE_WORKERS_OUT, f"take workers out, after which {_OTHER_BITS}"
+            but = "with deterministic, faults befall the manager and the links to shards"
+            yield _BEFALL_SHARDS, f"befall shards; {but}"
         if self.same_bits:
-            yield (
-                _ORDERS,
-                "change batches, after which other bits are to be expected; leave them out with "
-                "--deterministic and --exact",
-            )
+            yield _ORDERS, f"change batches, after which {_OTHER_BITS}"
         if self.sizer != "fixed":
             yield {"batch-size"}, f"come with sizer fixed, but {self.sizer} chooses the size"
 

@@ -29,14 +29,7 @@ class SparedCopy:
 
 
 def copy_to_lose(shard: Path, others: Sequence[Path]) -> SparedCopy | None:
-    """Find a job's newest checkpoint at a shard, where all shards have a whole one of an earlier version.
-
-    Args:
-        others: Folders of the other shards' state.
-
-    Returns:
-        The checkpoint; None if no job can lose its own.
-    """
+    """Find a job's newest checkpoint at a shard, where all shards have a whole one of an earlier version."""
     for folder in sorted(path for path in shard.glob("*") if path.is_dir()):
         newest, *earlier = itertools.chain(_whole(folder), [None])
         left = {version for version in earlier if version is not None}
@@ -71,12 +64,7 @@ class DamagedState:
 def flip_saved_bit(folder: Path, place: float) -> DamagedState | None:
     """Flip one bit of a text in a row of a job or member, in the state of a manager that does not run.
 
-    Args:
-        folder: Folder of the manager's state.
-        place: Where: from 0, the begin of the first row, to 1, the end of the last.
-
-    Returns:
-        What was done; None if there is no job.
+    It is at a place from 0, the begin of the first row, to 1, the end of the last. None: there is no job.
     """
     with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
         names = dict(file.execute("SELECT id, job FROM runs WHERE ended IS NULL"))

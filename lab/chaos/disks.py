@@ -52,11 +52,7 @@ class Disk:
 
 
 def private_mounts() -> None:
-    """Make the mounts of this thread and its children, from now on, invisible to other processes.
-
-    Raises:
-        NotPossibleHereError: This is not root, or the kernel refuses.
-    """
+    """Make the mounts of this thread and its children, from now on, invisible to other processes."""
     libc = ctypes.CDLL(None, use_errno=True)
     if os.geteuid() or libc.unshare(_CLONE_NEWNS):
         reason = os.strerror(ctypes.get_errno()) if not os.geteuid() else "it takes root"
@@ -65,11 +61,7 @@ def private_mounts() -> None:
 
 
 def make_disk(name: str, path: Path) -> Disk:
-    """Mount a small file system; to be called after `private_mounts`.
-
-    Raises:
-        NotPossibleHereError: The kernel refuses.
-    """
+    """Mount a small file system; to be called after `private_mounts`."""
     path.mkdir(parents=True, exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={_MIB}m,mode=755", "evenpace-chaos", str(path))
     return Disk(name, path)

@@ -15,11 +15,7 @@ _SOURCE = Path(__file__).with_suffix(".c")
 
 
 def make_library(folder: Path) -> Path:
-    """Compile the library into a folder, and return its path.
-
-    Raises:
-        NotPossibleHereError: There is no C compiler, or it fails.
-    """
+    """Compile the library into a folder, and return its path."""
     if shutil.which("cc") is None:
         raise NotPossibleHereError("no C compiler here: install Debian's `gcc` and `libc6-dev`")
     library = folder / "failing_writes.so"

@@ -5,15 +5,15 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
 from idl.exchange import ExchangeName
 
 MANAGER = "manager"  # name of the manager's process
-Site = Literal[
-    "process", "guest", "link", "ranks", "disk", "writes", "clock", "operator"
-]  # what a fault befalls
+Site = Literal["process", "guest", "link", "ranks", "disk", "writes", "clock", "operator"]
+"""What a fault befalls."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Kind:
     roles: tuple[str, ...] | None = None  # roles of the processes that it befalls; None for all
 
 
+_harm = partial(Kind, "process", 1.5, (0.2, 4.0))  # to what a service keeps on disk, with its SIGKILL
+_refused = partial(Kind, "process", 1.5, (0.0, 0.0))
+_OF_SHARDS: dict[str, Any] = {"only_with": "parameter-server", "roles": ("shard",)}
 KINDS = {
     "kill": Kind("process", 10, (0.2, 4.0), "SIGKILL, and started again"),
     "freeze": Kind("process", 6, (0.5, 5.0), "SIGSTOP, then SIGCONT"),
@@ -37,34 +40,13 @@ KINDS = {
     "freeze-until-out": Kind(
         "process", 1.5, (0.0, 20.0), "SIGSTOP, until others got a worker's part; then SIGCONT"
     ),
-    "bit-flip": Kind(
-        "process",
-        1.5,
-        (0.2, 4.0),
-        "a bit of a shard's newest checkpoint flips, then SIGKILL",
-        only_with="parameter-server",
-        roles=("shard",),
+    "bit-flip": _harm("a bit of a shard's newest checkpoint flips, then SIGKILL", **_OF_SHARDS),
+    "lost-file": _harm("a shard's newest checkpoint is gone, then SIGKILL", **_OF_SHARDS),
+    "state-bit-flip": _harm(
+        "SIGKILL of the manager, then a bit of what it has saved of a job or member flips", roles=("manager",)
     ),
-    "lost-file": Kind(
-        "process",
-        1.5,
-        (0.2, 4.0),
-        "a shard's newest checkpoint is gone, then SIGKILL",
-        only_with="parameter-server",
-        roles=("shard",),
-    ),
-    "state-bit-flip": Kind(
-        "process",
-        1.5,
-        (0.2, 4.0),
-        "SIGKILL of the manager, then a bit of what it has saved of a job or member flips",
-        roles=("manager",),
-    ),
-    "impostor": Kind("process", 1.5, (0.0, 0.0), "another process with a name or state that is in use"),
-    "foreign-state": Kind(
-        "process",
-        1.5,
-        (0.0, 0.0),
+    "impostor": _refused("another process with a name or state that is in use"),
+    "foreign-state": _refused(
         "a shard or manager is given the folder of another service",
         only_with="parameter-server",
         roles=("shard", "manager"),
@@ -111,17 +93,14 @@ _JUMPS = (-86_400.0, -3600.0, -30.0, 30.0, 3600.0, 864_000.0)  # seconds
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault to come.
-
-    Attributes:
-        targets: Targets in the order in which they are tried, until one can be befallen. Several links may be
-            one target, as `links_of` has it; two sides of workers are, as `sides_of` has it; and of a foreign
-            state "ps-0>ps-1", a service and the one whose folder it is given.
-    """
+    """One fault to come."""
 
     number: int  # number of the fault, from 0
     at: float  # seconds since the faults began
     kind: str  # a name in `KINDS`
+    # In the order in which they are tried, until one can be befallen. Several links may be one target, as
+    # `links_of` has it; two sides of workers are, as `sides_of` has it; and of a foreign state "ps-0>ps-1", a
+    # service and the one whose folder it is given.
     targets: tuple[str, ...]
     seconds: float  # duration
     amount: float = 0.0  # what else the kind needs: a clock's jump in seconds; from 0 to 1 for others
@@ -143,15 +122,7 @@ def schedule(
 ) -> Iterator[Fault]:
     """Draw faults, and yield them in the order of their times; one of each kind is in the first half.
 
-    Args:
-        seed: Seed; the same one gives the same faults.
-        kinds: Names in `KINDS` that may come.
-        sites: Names of what they may befall.
-        gap: Seconds between two moments at which faults come, on average.
-        seconds: Seconds until the last fault.
-
-    Raises:
-        ValueError: No kind is given, or one that does not exist; or the gap is not above 0.
+    They come within so many seconds, and `gap` is the mean of the seconds between two moments of faults.
     """
     if not kinds or (unknown := set(kinds) - set(KINDS)):
         raise ValueError(f"faults {', '.join(sorted(unknown)) if kinds else '(none)'}: {', '.join(KINDS)}")
@@ -224,7 +195,6 @@ def _one_of_each(draw: random.Random, kinds: Sequence[str], sites: Sites, gap: f
 def _by_chance(
     draw: random.Random, kinds: Sequence[str], sites: Sites, gap: float, seconds: float
 ) -> Iterator[Fault]:
-    """Yield faults at random until the last second."""
     at = 0.0
     while (at := at + draw.expovariate(1 / gap)) < seconds:
         for kind, targets in _moment(draw, kinds, sites):
@@ -256,21 +226,19 @@ def _moment(draw: random.Random, kinds: Sequence[str], sites: Sites) -> Iterator
 def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
     """Return the targets of a fault, in a random order."""
     site = KINDS[kind].site
-    if site in ("disk", "guest", "writes"):
-        befallen = {"disk": sites.disks, "guest": sites.guests, "writes": sites.writes}[site]
-        return tuple(draw.sample(befallen, len(befallen)))
-    if site == "operator":
-        befallen = sites.processes.get("worker", ())
-        return tuple(draw.sample(befallen, len(befallen)))
+    workers = sites.processes.get("worker", ())
+    simple = {"disk": sites.disks, "guest": sites.guests, "writes": sites.writes, "operator": workers}
+    if site in simple:
+        return tuple(draw.sample(simple[site], len(simple[site])))
     if site == "ranks":
-        return tuple(_sides(draw, (*sites.processes.get("worker", ()), *sites.guests), kind))
+        return tuple(_sides(draw, (*workers, *sites.guests), kind))
     if site == "link":
         names = sites.links
         if kind == "partition":
             names = tuple(_partitions(draw, names))
         elif kind == "black-hole" and draw.random() < _SERVICE:
-            workers, services = _ends(names)
-            names = tuple(f"{','.join(workers)}>{service}" for service in services)
+            ends, services = _ends(names)
+            names = tuple(f"{','.join(ends)}>{service}" for service in services)
         return tuple(draw.sample(names, len(names)))
     if kind == "foreign-state":
         services = [name for role in ("manager", "shard") for name in sites.processes.get(role, ())]
@@ -281,8 +249,8 @@ def _names(draw: random.Random, kind: str, sites: Sites) -> tuple[str, ...]:
     if (allowed := KINDS[kind].roles) is not None:
         roles = [role for role in roles if role in allowed]
     if kind in ("freeze-until-out", "drain"):  # by others, of which there must be one
-        roles = ["worker"] if len(sites.processes.get("worker", ())) > 1 else []
-    by_role = sites.processes | {"worker": (*sites.processes.get("worker", ()), *sites.guests)}
+        roles = ["worker"] if len(workers) > 1 else []
+    by_role = sites.processes | {"worker": (*workers, *sites.guests)}
     return tuple(name for role in roles for name in draw.sample(by_role[role], len(by_role[role])))
 
 

@@ -3,6 +3,7 @@
 An instance of each class begins a fault when it is made. `fired` is called until there is evidence, and tries
 again where there was nothing to befall; `lift` ends the fault.
 """
+# ruff: noqa: D102 - methods without a docstring are those of `Injection`
 
 import math
 import re
@@ -11,12 +12,12 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from lab.chaos import clocks, witness
 from lab.chaos.damage import DamagedState, SparedCopy
-from lab.chaos.disks import Disk
 from lab.chaos.failing_writes import FailingWrites
 from lab.chaos.fault_schedule import Fault
 from lab.chaos.supervisor import Supervisor
@@ -56,7 +57,6 @@ class Kill(Injection):
         self._popen = supervisor.kill(name, fault.seconds)
 
     def fired(self) -> str | None:
-        """Return the status that the process ended with."""
         code = self._popen.poll()
         return None if code is None else f"process {self._popen.pid} ended with status {code}"
 
@@ -73,65 +73,47 @@ class Freeze(Injection):
         self._evidence = f"process {pid} has state {letter} in /proc" if letter == "T" else None
 
     def fired(self) -> str | None:
-        """Return the process's state in the kernel."""
         return self._evidence
 
     def lift(self) -> None:
-        """Let the process go on, if it was not killed meanwhile."""
         self._process.resume()
 
 
 class FreezeUntilOut(Freeze):
-    """SIGSTOP of a worker until the manager has given its part to others.
-
-    Args:
-        member_state: Returns a worker's state at the manager, by name; None if that does not answer.
-    """
+    """SIGSTOP of a worker until the manager, which is asked for its state, has given its part to others."""
 
     def __init__(self, process: Process, member_state: Callable[[str], str | None]) -> None:
         super().__init__(process)
         self._member_state = member_state
 
     def fired(self) -> str | None:
-        """Return the worker's state in the kernel and at the manager."""
         member_state = self._member_state(self._process.name) if self._evidence else None
         return f"{self._evidence}; to the manager it is {member_state}" if member_state in _OUT else None
 
 
 class Join(Injection):
-    """Start of another worker, which is told to leave at the end.
-
-    Args:
-        trains: Returns whether a process has trained since its last start.
-    """
+    """Start of another worker, which is told to leave at the end."""
 
     def __init__(self, supervisor: Supervisor, name: str, trains: Callable[[Process], bool]) -> None:
         self._supervisor, self._process, self._trains = supervisor, supervisor.processes[name], trains
         supervisor.wanted.add(name)
 
     def fired(self) -> str | None:
-        """Return that it trains, in words."""
         process = self._process
         return f"process {process.pid} trains" if process.running and self._trains(process) else None
 
     def lift(self) -> None:
-        """Let it leave."""
         self._supervisor.dismiss(self._process.name)
 
 
 class Drain(Injection):
-    """Drain of a worker by an operator; the supervisor starts it again after its end.
-
-    Args:
-        drain: Asks the manager to drain a worker, unless it was asked just now.
-    """
+    """Drain of a worker by an operator; the supervisor starts it again after its end."""
 
     def __init__(self, fault: Fault, supervisor: Supervisor, name: str, drain: Callable[[str], None]) -> None:
         self._popen = supervisor.expect_end(name, fault.seconds, 0)
         self._name, self._drain = name, drain
 
     def fired(self) -> str | None:
-        """Return the status that the worker ended with; ask the manager again while it trains."""
         code = self._popen.poll()
         if code is None:
             self._drain(self._name)
@@ -141,12 +123,7 @@ class Drain(Injection):
 class Damage(Injection):
     """Damage to a shard's newest checkpoint, and SIGKILL, so that its next start needs an earlier one.
 
-    The shard is stopped meanwhile, lest it replaces the file.
-
-    Args:
-        find: Returns the checkpoint that its job can lose, if there is one at present.
-        harm: Damages a file, and returns how, in words.
-        noticed: What the shard's log must say of a version that it finds damaged; None if it says nothing.
+    The shard is stopped meanwhile, lest it replaces the file. Its log must say what is `noticed`, if any.
     """
 
     def __init__(
@@ -180,7 +157,6 @@ class Damage(Injection):
         freeze.lift()
 
     def fired(self) -> str | None:
-        """Return what was done to which file, and from which version the shard has gone on."""
         if self._copy is None:
             if self._process in self._supervisor.staying("shard"):
                 self._strike()
@@ -199,11 +175,7 @@ class Damage(Injection):
 
 
 class StateDamage(Injection):
-    """SIGKILL of the manager, and damage to its state before its next start, which must mend it.
-
-    Args:
-        harm: Damages the state, and returns how; None if there is nothing to damage.
-    """
+    """SIGKILL of the manager, and damage to its state before its next start, which must mend it."""
 
     def __init__(
         self, fault: Fault, supervisor: Supervisor, name: str, harm: Callable[[], DamagedState | None]
@@ -220,7 +192,6 @@ class StateDamage(Injection):
         return self._damage is None
 
     def fired(self) -> str | None:
-        """Return what was damaged, if the next start has noticed, and has gone on with the job."""
         if self._damage is None or self._process.starts == self._starts:
             return None
         said = self._process.said()
@@ -242,12 +213,7 @@ def _once_writable(harm: Callable[[], DamagedState | None]) -> DamagedState | No
 
 
 class Impostor(Injection):
-    """Second run of a running process's command beside it: it must be refused, and end.
-
-    Args:
-        command: Another command, by default its own.
-        refused: Pattern of the last message with which it is refused.
-    """
+    """Second run of a running process's command beside it: it must be refused, and end."""
 
     def __init__(
         self,
@@ -262,14 +228,12 @@ class Impostor(Injection):
         self._twin.start()
 
     def fired(self) -> str | None:
-        """Return the message with which it was refused."""
         assert self._twin.popen is not None
         code, said = self._twin.popen.poll(), self._twin.tail()
         refused = re.search(self._refused, said)
         return f"ended with status {code}: {said.splitlines()[-1]}" if code and refused else None
 
     def lift(self) -> None:
-        """End it, if it still runs."""
         self._twin.end(0.0)
 
 
@@ -281,80 +245,68 @@ def foreign_state(process: Process, state: Path) -> Impostor:
     return Impostor(process, command, f"{folder} is (in use by another|the folder of a) (shard|manager)")
 
 
-class LinkCut:
-    """Reset of connections, at once or within the next message; new ones are then refused for a while."""
+class _OnLink(Injection):
+    """Fault of a link, which the proxy's own thread must touch."""
 
-    def __init__(self, fault: Fault, proxy: Proxy, link: ProxyLink) -> None:
+    def __init__(self, proxy: Proxy, link: ProxyLink) -> None:
         self._proxy, self._link = proxy, link
-        self._within = fault.amount > 0.5
         self._passed = link.bytes
-        proxy.do(self._begin)
 
     @property
     def moot(self) -> bool:
         """Return whether no byte has passed the link."""
         return self._link.bytes == self._passed
 
-    def _begin(self) -> None:
-        self._link.cut_within = self._within
-        self._link.refusing = not self._within
+    def _set(self, **fields: object) -> None:
+        self._proxy.do(lambda: vars(self._link).update(fields))
+
+
+class LinkCut(_OnLink):
+    """Reset of connections, at once or within the next message; new ones are then refused for a while."""
+
+    def __init__(self, fault: Fault, proxy: Proxy, link: ProxyLink) -> None:
+        super().__init__(proxy, link)
+        self._within = fault.amount > 0.5
+        self._set(cut_within=self._within, refusing=not self._within)
 
     def fired(self) -> str | None:
-        """Return the number of connections that ended, in words."""
         if self._within:
             return None if self._link.cut_within else "connections reset within a message"
         count = self._proxy.do(self._link.cut)
         return f"{count} connections reset" if count else None
 
     def lift(self) -> None:
-        """Accept new connections again."""
-        self._proxy.do(self._end)
-
-    def _end(self) -> None:
-        self._link.refusing = self._link.cut_within = False
+        self._set(cut_within=False, refusing=False)
 
 
-class Slow:
+class Slow(_OnLink):
     """Delay of bytes: until the end (a stall), or for as long as a slow line would take."""
 
     def __init__(self, fault: Fault, proxy: Proxy, link: ProxyLink, *, stall: bool) -> None:
-        self._proxy, self._link = proxy, link
-        self._held, self._passed = link.held, link.bytes
+        super().__init__(proxy, link)
+        self._held = link.held
         slowest, fastest = _SLOW
         self._rate = None if stall else slowest * (fastest / slowest) ** fault.amount
-        proxy.do(self._begin)
-
-    @property
-    def moot(self) -> bool:
-        """Return whether no byte has passed the link."""
-        return self._link.bytes == self._passed
-
-    def _begin(self) -> None:
         if self._rate is None:
-            self._link.open.clear()
+            proxy.do(link.open.clear)
         else:
-            self._link.throttle = self._rate
+            self._set(throttle=self._rate)
 
     def fired(self) -> str | None:
-        """Return the number of bytes that had to wait, in words."""
         held = self._link.held - self._held
         pace = "stalled" if self._rate is None else f"at {self._rate:.0f} bytes/s"
         return f"{held} bytes {pace}" if held else None
 
     def lift(self) -> None:
-        """Let all bytes pass."""
-        self._proxy.do(self._end)
-
-    def _end(self) -> None:
-        self._link.throttle = math.inf
-        self._link.open.set()
+        self._set(throttle=math.inf)
+        self._proxy.do(self._link.open.set)
 
 
-class HalfOpen(Injection):
+class HalfOpen(_OnLink):
     """Reset of one side's connections, of which the other side learns at the end alone."""
 
     def __init__(self, fault: Fault, proxy: Proxy, link: ProxyLink) -> None:
-        self._proxy, self._link = proxy, link
+        super().__init__(proxy, link)
         self._near_ends = fault.amount > 0.5
 
     @property
@@ -363,36 +315,32 @@ class HalfOpen(Injection):
         return not self._link.connections
 
     def fired(self) -> str | None:
-        """Return the number of connections reset, in words."""
         side = "the worker's" if self._near_ends else "the service's"
-        count = self._proxy.do(lambda: self._link.half_open(self._near_ends))
+        count = self._proxy.do(partial(self._link.half_open, self._near_ends))
         return f"{count} connections reset on {side} side only" if count else None
 
     def lift(self) -> None:
-        """End the connections on the other side."""
         self._proxy.do(self._link.end_half_open)
 
 
-class BlackHole(Injection):
+class BlackHole(_OnLink):
     """Loss of all bytes, on new connections, too, without an error at either end; they stay broken."""
 
     def __init__(self, proxy: Proxy, link: ProxyLink) -> None:
-        self._proxy, self._link = proxy, link
+        super().__init__(proxy, link)
         self._lost = link.lost
         self._connections = proxy.do(link.swallow)
 
     @property
     def moot(self) -> bool:
-        """Return whether no byte has passed the link."""
+        """Return whether no byte was lost."""
         return self._link.lost == self._lost
 
     def fired(self) -> str | None:
-        """Return the number of bytes lost, in words."""
         lost = self._link.lost - self._lost
         return f"{self._connections} connections fell silent, {lost} bytes lost" if lost else None
 
     def lift(self) -> None:
-        """Accept new connections again."""
         self._proxy.do(self._link.answer_again)
 
 
@@ -408,29 +356,12 @@ class Together(Injection):
         return all(part.moot for part in self._parts.values())
 
     def fired(self) -> str | None:
-        """Return the evidence of each that has some; None before."""
         said = {name: part.fired() for name, part in self._parts.items()}
         return "; ".join(f"{name}: {what}" for name, what in said.items() if what) or None
 
     def lift(self) -> None:
-        """End all of them."""
         for part in self._parts.values():
             part.lift()
-
-
-class FullDisk(Injection):
-    """Disk without room for a byte; it is filled again and again, since deleted files make room."""
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-
-    def fired(self) -> str | None:
-        """Return the error of the last write."""
-        return self._disk.fill()
-
-    def lift(self) -> None:
-        """Make room again."""
-        self._disk.clear()
 
 
 class BadDisk(Injection):
@@ -446,24 +377,28 @@ class BadDisk(Injection):
         return not self._writes.failed
 
     def fired(self) -> str | None:
-        """Return how many writes have failed, in words; None before the first."""
         failed = self._writes.failed
         return f"{failed} writes failed with EIO" if failed else None
 
     def lift(self) -> None:
-        """Let writes succeed again."""
         self._writes.end()
 
 
-class Order(Injection):
-    """Change of a running job by an operator.
+class Caused(Injection):
+    """Fault that a function causes, which returns the evidence; another one ends it."""
 
-    Args:
-        order: Asks the manager for it, and returns its answer; None if it does not answer, or was asked just
-            now.
-        undo: Takes the change back, if the manager answers.
-        size: Samples of the whole batch from then on; None where it stays.
-    """
+    def __init__(self, cause: Callable[[], str | None], end: Callable[[], object] = lambda: None) -> None:
+        self._cause, self._end = cause, end
+
+    def fired(self) -> str | None:
+        return self._cause()
+
+    def lift(self) -> None:
+        self._end()
+
+
+class Order(Caused):
+    """Change of a running job by an operator; `size` is the batch's from then on, None where it stays."""
 
     def __init__(
         self,
@@ -471,46 +406,21 @@ class Order(Injection):
         undo: Callable[[], object] = lambda: None,
         size: int | None = None,
     ) -> None:
-        self._order, self._undo = order, undo
+        super().__init__(order, undo)
         self.size = size
 
-    def fired(self) -> str | None:
-        """Return the manager's answer."""
-        return self._order()
 
-    def lift(self) -> None:
-        """Take the change back, where that is to be done."""
-        self._undo()
+def clock_jump(fault: Fault, process: Process) -> Injection:
+    """Make the clock of a process under `witness` and libfaketime jump, and jump back at the end."""
+    offset = partial(clocks.set_offset, process.log.with_suffix(".offset"))
 
-
-class ClockJump(Injection):
-    """Jump of a process's wall clock by some seconds, and back at the end."""
-
-    def __init__(
-        self, fault: Fault, offset: Callable[[float], None], read: Callable[[], float | None]
-    ) -> None:
-        self._seconds = fault.amount
-        self._offset, self._read = offset, read
-        offset(self._seconds)
-
-    def fired(self) -> str | None:
-        """Return how far the process sees its clock ahead of ours; None before it jumps."""
-        seen = self._read()
-        jump = None if seen is None else seen - time.time()
-        if jump is None or abs(jump - self._seconds) > _CLOCK_TOLERANCE:
-            return None
-        return f"its clock is {jump:+.0f} s from ours"
-
-    def lift(self) -> None:
-        """Set the clock right."""
-        self._offset(0.0)
-
-
-def clock_jump(fault: Fault, process: Process) -> ClockJump:
-    """Make the clock of a process jump that runs under `witness` and libfaketime."""
-
-    def read() -> float | None:
+    def fired() -> str | None:
         seen = witness.read(process.log.with_suffix(".clock"))
-        return seen[1] if seen is not None and process.running and seen[0] == process.pid else None
+        if seen is None or not process.running or seen[0] != process.pid:
+            return None
+        jump = seen[1] - time.time()
+        has_jumped = abs(jump - fault.amount) <= _CLOCK_TOLERANCE
+        return f"its clock is {jump:+.0f} s from ours" if has_jumped else None
 
-    return ClockJump(fault, lambda s: clocks.set_offset(process.log.with_suffix(".offset"), s), read)
+    offset(fault.amount)
+    return Caused(fired, partial(offset, 0.0))

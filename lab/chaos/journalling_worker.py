@@ -19,17 +19,8 @@ import numpy as np
 from evenpace.context import session as own_session
 from idl.layout import Group, Layout, shard_bounds
 from idl.plan import Assignment
-from lab.chaos.reference_training import (
-    OPTIONS,
-    PRINT_EVERY,
-    SCHEDULE,
-    SCHEDULED,
-    SPEC,
-    fingerprint,
-    first_parameters,
-    make_data,
-    mean_gradient,
-)
+from lab.chaos import reference_training as task
+from lab.script_options import read_options
 from worker import shard_clients
 from worker.data.slices import Slices
 from worker.exchanges.parameter_server import ParameterServer
@@ -49,26 +40,20 @@ class JournalWriter:
         os.write(self._file, (json.dumps(values, separators=(",", ":")) + "\n").encode())
 
 
-def parse_options() -> argparse.Namespace:
-    """Read the command line of a worker's script."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--journal", type=Path, required=True, help="a file, or a folder for WORKER-TIME.jsonl"
-    )
-    parser.add_argument("--stop", type=Path, required=True, help="a file that will have the last iteration")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="the final parameters' file, or a folder for WORKER.npz"
-    )
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds that each iteration takes longer")
-    parser.add_argument("--per-sample", type=float, default=0.0, help="seconds that each sample takes longer")
-    parser.add_argument("--micro-batch", type=int, help="samples that are computed together")
-    parser.add_argument("--schedule", action="store_true", help="change the batch's size with every epoch")
-    return parser.parse_args()
+def worker_options() -> argparse.Namespace:
+    """Return a script's options: the files `journal`, `stop` and `out`, and how to train, as `train` has it.
+
+    The journal may be a folder for WORKER-TIME.jsonl, and `out` one for WORKER.npz.
+    """
+    options = read_options(pause=0.0, per_sample=0.0, micro_batch=None, schedule=False)
+    for name in ("journal", "stop", "out"):
+        setattr(options, name, Path(getattr(options, name)))
+    return options
 
 
 def main() -> None:
-    """Train as the command line says."""
-    options = parse_options()
+    """Train as the argument says."""
+    options = worker_options()
     shard_clients.LEAST_AHEAD = 0  # so that these few parameters are pulled ahead, too
     session = own_session()
     journal, out = options.journal, options.out
@@ -76,16 +61,8 @@ def main() -> None:
         journal /= f"{session.config.worker}-{time.time_ns()}.jsonl"
     if out.is_dir():
         out /= f"{session.config.worker}.npz"
-    train(
-        session,
-        journal,
-        options.stop,
-        out,
-        options.pause,
-        options.micro_batch,
-        options.per_sample,
-        schedule=options.schedule,
-    )
+    more = {name: getattr(options, name) for name in ("pause", "micro_batch", "per_sample", "schedule")}
+    train(session, journal, options.stop, out, **more)
 
 
 def train(
@@ -101,27 +78,23 @@ def train(
 ) -> None:
     """Train until the iteration that the file `stop` has, once there is such a file, or until released.
 
-    Args:
-        stop: File that will have the last iteration.
-        pause: Seconds that each iteration takes longer.
-        micro_batch: Samples of a micro-batch; None for a job without.
-        per_sample: Seconds that each sample takes longer.
-        schedule: Whether the batch's size changes with every epoch.
+    Each iteration takes `pause` seconds longer, each sample `per_sample`; with a schedule, the batch's size
+    changes with every epoch.
     """
     journal = JournalWriter(journal_path)
-    inputs, labels = make_data()
-    spec = SCHEDULED if schedule else SPEC
+    inputs, labels = task.make_data()
+    spec = task.SCHEDULED if schedule else task.SPEC
     slices = Slices(
         spec.dataset_size,
-        SCHEDULE if schedule else spec.total_batch_size,
+        task.SCHEDULE if schedule else spec.total_batch_size,
         session,
         shuffle=spec.shuffle,
         seed=spec.seed,
         micro_batch=micro_batch,
     )
-    initial = first_parameters()
+    initial = task.first_parameters()
     server = ParameterServer.of(session.exchange)
-    server.prepare(Layout("float64", "sgd", (Group(len(initial), OPTIONS),)), initial)
+    server.prepare(Layout("float64", "sgd", (Group(len(initial), task.OPTIONS),)), initial)
     session.start_training()
     halves = [(begin + end) // 2 for begin, end in shard_bounds(len(initial), server.shards)]
 
@@ -131,8 +104,8 @@ def train(
         Who was passed over may have later ones; what it computes with them does not count.
         """
         now = session.join()
-        is_due = now.iteration % PRINT_EVERY == 0 and set(server.versions) == {now.iteration}
-        prints = fingerprint(server.parameters).tolist() if is_due else None
+        is_due = now.iteration % task.PRINT_EVERY == 0 and set(server.versions) == {now.iteration}
+        prints = task.fingerprint(server.parameters).tolist() if is_due else None
         journal.write("reached", now.attempt, now.iteration, prints)
         return now.iteration
 
@@ -144,10 +117,12 @@ def train(
             told = (done.epoch, done.batch_start, done.total)
             journal.write("computed", done.attempt, done.iteration, done.start, done.count, crc, *told)
             if micro_batch is None:
-                server.gradient.values[:] = mean_gradient(server.parameters, inputs[indices], labels[indices])
+                server.gradient.values[:] = task.mean_gradient(
+                    server.parameters, inputs[indices], labels[indices]
+                )
                 _push_early(session, server, done, halves)
             for one in part.micro_batches:
-                gradient = mean_gradient(server.parameters, inputs[one.indices], labels[one.indices])
+                gradient = task.mean_gradient(server.parameters, inputs[one.indices], labels[one.indices])
                 server.gradient.accumulate(done, gradient, one.count)
             time.sleep(pause + per_sample * done.count)
             session.finish_iteration()

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -39,6 +42,14 @@ class ShardSteps:
     extent: dict[int, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)  # contradictions between lines, in words
     attempt: int = 0  # latest attempt
+
+    @classmethod
+    def of(cls, name: str, every: int, entries: Iterable[Step | Rewind]) -> Self:
+        """Return the steps of a shard with this ledger."""
+        steps = cls(name, every)
+        for entry in entries:
+            steps.add(entry)
+        return steps
 
     def add(self, entry: Step | Rewind) -> None:
         """Add the next line of the ledger."""
@@ -74,14 +85,11 @@ class ShardSteps:
 
 @dataclass
 class Journal:
-    """Journal of one worker, over all its starts.
-
-    Attributes:
-        computed: Slices by (attempt, iteration): start, count, crc of the samples' numbers, and of the batch
-            as the worker was told: epoch, start, and samples.
-    """
+    """Journal of one worker, over all its starts."""
 
     worker: str  # name of the worker
+    # Slices by (attempt, iteration): start, count, crc of the samples' numbers, and of the batch as the
+    # worker was told: epoch, start, and samples.
     computed: dict[tuple[int, int], list[tuple[int, int, int, int, int, int]]] = field(default_factory=dict)
     # For each start, (attempt, version) of the parameters that it received, in order.
     reached: list[list[tuple[int, int]]] = field(default_factory=list)
@@ -159,6 +167,15 @@ def entry(line: Any) -> Step | Rewind | None:
         return Step(line["iteration"], line["attempt"], slices)
     version = line.get("rewound", line.get("initialised"))
     return None if version is None else Rewind(line["attempt"], version)
+
+
+def read_finals(paths: Iterable[Path]) -> dict[str, tuple[int, NDArray[np.float64]]]:
+    """Return workers' last versions and their parameters, (elements,), by worker; of the files that exist."""
+    finals = {}
+    for path in filter(Path.exists, paths):
+        with np.load(path) as saved:
+            finals[path.stem] = int(saved["version"]), saved["parameters"]
+    return finals
 
 
 def read_lines(path: Path) -> Iterator[Any]:

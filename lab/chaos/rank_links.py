@@ -23,14 +23,7 @@ _LOOK_SECONDS = 0.5  # seconds between two looks at the packets lost
 
 
 class Ear:
-    """The packets that come to one worker, some of which are dropped.
-
-    Args:
-        prefix: Command to put before another one, so that it runs in the worker's network namespace.
-
-    Raises:
-        NotPossibleHereError: nftables is not installed, or the kernel refuses.
-    """
+    """The packets that come to one worker, some of which are dropped."""
 
     def __init__(self, address: str, prefix: Sequence[str]) -> None:
         self.address = address  # the worker's address
@@ -60,12 +53,7 @@ class Ear:
 
 
 class Apart:
-    """Loss of all packets between some workers and some others, both ways; nothing is closed.
-
-    Args:
-        one: Some workers, by name.
-        other: The others.
-    """
+    """Loss of all packets between some workers and some others, both ways; nothing is closed."""
 
     def __init__(self, one: Mapping[str, Ear], other: Mapping[str, Ear]) -> None:
         self._sides = (one, other), (other, one)

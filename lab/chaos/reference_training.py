@@ -72,13 +72,8 @@ def train_alone(
 ) -> tuple[dict[int, Array], Array]:
     """Train on whole batches, in order, for some iterations in this process.
 
-    Args:
-        iterations: How many.
-        spec: The order of the samples.
-        batch_of: Function from an iteration to its epoch, its batch's first position there, and its samples.
-
-    Returns:
-        The fingerprint of every `PRINT_EVERY`th version, and the last version's parameters, (elements,).
+    An iteration's batch is its epoch, first position there, and samples. Returned are the fingerprint of
+    every `PRINT_EVERY`th version, and the last version's parameters, (elements,).
     """
     inputs, labels = make_data()
     parameters = first_parameters()

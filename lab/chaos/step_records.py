@@ -31,7 +31,7 @@ class StepRecords(Protocol):
         """Return the steps and the rewinds, by whose parameters they are of."""
 
 
-class StepsOfShards:
+class _StepsOfShards(StepRecords):
     """Steps that the shards of a parameter server take."""
 
     def __init__(self, cluster: ChaosCluster, job: str) -> None:
@@ -39,26 +39,22 @@ class StepsOfShards:
         self.every = cluster.settings.checkpoint_every
 
     def files(self) -> dict[str, list[Path]]:
-        """See `StepRecords`."""
         return {shard: self._cluster.ledgers(shard, self._job) for shard in self._cluster.shards}
 
     def place(self, line: Any) -> tuple[Place, bool] | None:
-        """See `StepRecords`."""
         what = entry(line)
         if isinstance(what, Step):
             return (what.attempt, what.iteration + 1), True
         return None if what is None else ((what.attempt, what.version), False)
 
     def version(self, places: Iterable[Place]) -> int:
-        """See `StepRecords`."""
         return min(version for _, version in places)
 
     def ledgers(self) -> dict[str, Iterable[Step | Rewind]]:
-        """See `StepRecords`."""
         return {shard: read_ledger(files) for shard, files in self.files().items()}
 
 
-class StepsOfWorkers:
+class _StepsOfWorkers(StepRecords):
     """Steps that each worker takes itself, with the gradient that all have reduced."""
 
     every = 1
@@ -67,24 +63,20 @@ class StepsOfWorkers:
         self._cluster, self._workers = cluster, (*cluster.jobs[job], *cluster.guests)
 
     def files(self) -> dict[str, list[Path]]:
-        """See `StepRecords`."""
         return {worker: self._cluster.journals(worker) for worker in self._workers}
 
     def place(self, line: Any) -> tuple[Place, bool] | None:
-        """See `StepRecords`."""
         what, attempt, number, *_ = line
         return None if what == "computed" else ((attempt, number + (what == "stepped")), what == "stepped")
 
     def version(self, places: Iterable[Place]) -> int:
-        """See `StepRecords`."""
         return max(places)[1]
 
     def ledgers(self) -> dict[str, Iterable[Step | Rewind]]:
-        """See `StepRecords`."""
         return {ALL_REDUCE: ledger_of([Journal.of(name, files) for name, files in self.files().items()])}
 
 
 def step_records(cluster: ChaosCluster, job: str) -> StepRecords:
     """Return a job's steps as its cluster writes them down."""
     of_workers = cluster.settings.exchange == ALL_REDUCE
-    return StepsOfWorkers(cluster, job) if of_workers else StepsOfShards(cluster, job)
+    return _StepsOfWorkers(cluster, job) if of_workers else _StepsOfShards(cluster, job)

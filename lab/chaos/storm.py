@@ -8,30 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from idl.bounds import Bounds
-from lab.chaos import damage
+from lab.chaos import damage, injections
 from lab.chaos.chaos_cluster import ChaosCluster
 from lab.chaos.fault_schedule import KINDS, MANAGER, Fault, links_of, sides_of, touched
-from lab.chaos.injections import (
-    BadDisk,
-    BlackHole,
-    Damage,
-    Drain,
-    Freeze,
-    FreezeUntilOut,
-    FullDisk,
-    HalfOpen,
-    Impostor,
-    Injection,
-    Join,
-    Kill,
-    LinkCut,
-    Order,
-    Slow,
-    StateDamage,
-    Together,
-    clock_jump,
-    foreign_state,
-)
 from lab.chaos.rank_links import Apart
 from lab.chaos.reference_training import LEAST, ORDERED
 from lab.proxy import ProxyLink
@@ -40,19 +19,15 @@ from rpc.processes import state
 _UNTIL_OUT = "freeze-until-out"
 _NEEDS_CHECKPOINTS = ("bit-flip", "lost-file")  # kinds whose target takes a job that goes on
 # Kinds whose evidence does.
-_AWAITS_THE_JOB = (
-    *(*_NEEDS_CHECKPOINTS, _UNTIL_OUT, "join", "drain"),
-    *("rank-black-hole", "rank-partition"),
-)
+_AWAITS_THE_JOB = (*_NEEDS_CHECKPOINTS, _UNTIL_OUT, "join", "drain", "rank-black-hole", "rank-partition")
 # Kinds after which a worker may count as dead: it ends, or its connection, or it is frozen while the manager
 # is killed and started again.
 _TAKE_OUT = ("kill", "drain", "cut", "half-open", "black-hole", "partition", _UNTIL_OUT)
 _RETURN_SECONDS = 15.0  # seconds after such a fault in which a worker that lives is certain to have come back
 # Seconds that a fault may last longer, until there is evidence of it: a busy machine starts processes slowly.
 _EVIDENCE_SECONDS = 240.0
-_OUT_SECONDS = (
-    90.0  # seconds without other faults within which a frozen worker must be out, or one come or go
-)
+# Seconds without other faults within which a frozen worker must be out, or one come or go.
+_OUT_SECONDS = 90.0
 _PATIENCE_SECONDS = 30.0  # seconds for which a fault waits for a target that it can befall
 _LAST_SECONDS = 240.0  # seconds for which the only one of its kind is tried when the time is up
 
@@ -63,22 +38,14 @@ class Active:
 
     fault: Fault  # the scheduled fault
     target: str  # target that it befell
-    injection: Injection  # injection that causes it
+    injection: injections.Injection  # causes it
     began: float  # when it began, by the monotonic clock
     ended: float | None = None  # when it ended, likewise; None while it is under way
     evidence: str | None = None  # evidence that it fired; None if there is none
 
 
 class Storm:
-    """The faults of a run; `tick` is to be called often.
-
-    Args:
-        faults: Faults in the order of their times.
-        log: File for JSON lines, one for each fault that is over.
-
-    Attributes:
-        active: Faults under way.
-    """
+    """The faults of a run; `tick` is to be called often."""
 
     def __init__(self, cluster: ChaosCluster, faults: Iterator[Fault], log: Path) -> None:
         self._cluster = cluster
@@ -171,7 +138,6 @@ class Storm:
         return False
 
     def _possible(self, kind: str, name: str) -> bool:
-        """Return whether a fault of this kind can befall a target now."""
         site = KINDS[kind].site
         if any(touched(one.fault.kind, one.target) & touched(kind, name) for one in self.active):
             return False
@@ -203,9 +169,7 @@ class Storm:
             return self._cluster.copy_to_lose(name) is not None
         if kind not in ("freeze-until-out", "impostor", "drain", "batch-size", "bounds"):
             return True
-        if (
-            process.role == "worker"
-        ):  # that is heard of: others neither fall silent nor have their names in use
+        if process.role == "worker":  # one not heard of neither falls silent nor has its name in use
             return self._cluster.member_state(name) in ("working", "waiting")
         return self._cluster.listening(name)
 
@@ -236,61 +200,65 @@ class Storm:
     def _links(self, name: str) -> dict[str, ProxyLink]:
         return {link: self._cluster.proxy.links[link] for link in links_of(name)}
 
-    def _inject(self, fault: Fault, name: str) -> Injection:
+    def _inject(self, fault: Fault, name: str) -> injections.Injection:
         cluster, proxy = self._cluster, self._cluster.proxy
+        supervisor, processes = cluster.supervisor, cluster.supervisor.processes
         match fault.kind:
             case "kill":
-                return Kill(fault, cluster.supervisor, name)
+                return injections.Kill(fault, supervisor, name)
             case "freeze" | "long-freeze":
-                return Freeze(cluster.supervisor.processes[name])
+                return injections.Freeze(processes[name])
             case "freeze-until-out":
-                return FreezeUntilOut(cluster.supervisor.processes[name], cluster.member_state)
+                return injections.FreezeUntilOut(processes[name], cluster.member_state)
             case "join":
-                return Join(cluster.supervisor, name, cluster.trains)
+                return injections.Join(supervisor, name, cluster.trains)
             case "drain":
-                return Drain(fault, cluster.supervisor, name, cluster.drain)
+                return injections.Drain(fault, supervisor, name, cluster.drain)
             case "rank-black-hole" | "rank-partition":
                 one, other = ({worker: cluster.ears[worker] for worker in side} for side in sides_of(name))
                 return Apart(one, other)
             case "bit-flip":
                 flip = partial(damage.flip_bit, place=fault.amount)
                 find = partial(cluster.copy_to_lose, name)
-                return Damage(fault, cluster.supervisor, name, find, flip, "version {version} cannot be read")
+                noticed = "version {version} cannot be read"
+                return injections.Damage(fault, supervisor, name, find, flip, noticed)
             case "lost-file":
                 find = partial(cluster.copy_to_lose, name)
-                return Damage(fault, cluster.supervisor, name, find, damage.remove, None)
+                return injections.Damage(fault, supervisor, name, find, damage.remove, None)
             case "state-bit-flip":
                 harm = partial(damage.flip_saved_bit, cluster.state(name), fault.amount)
-                return StateDamage(fault, cluster.supervisor, name, harm)
+                return injections.StateDamage(fault, supervisor, name, harm)
             case "impostor":
-                return Impostor(cluster.supervisor.processes[name])
+                return injections.Impostor(processes[name])
             case "foreign-state":
                 service, owner = name.split(">")
-                return foreign_state(cluster.supervisor.processes[service], cluster.state(owner))
+                return injections.foreign_state(processes[service], cluster.state(owner))
             case "cut":
-                return LinkCut(fault, proxy, proxy.links[name])
+                return injections.LinkCut(fault, proxy, proxy.links[name])
             case "stall" | "throttle":
-                return Slow(fault, proxy, proxy.links[name], stall=fault.kind == "stall")
+                return injections.Slow(fault, proxy, proxy.links[name], stall=fault.kind == "stall")
             case "half-open":
-                return HalfOpen(fault, proxy, proxy.links[name])
+                return injections.HalfOpen(fault, proxy, proxy.links[name])
             case "partition" if fault.amount < 0.5:
                 links = self._links(name).items()
-                return Together({key: Slow(fault, proxy, link, stall=True) for key, link in links})
+                stalls = {key: injections.Slow(fault, proxy, link, stall=True) for key, link in links}
+                return injections.Together(stalls)
             case "black-hole" | "partition":
-                return Together({key: BlackHole(proxy, link) for key, link in self._links(name).items()})
+                links = self._links(name).items()
+                return injections.Together({key: injections.BlackHole(proxy, link) for key, link in links})
             case "disk":
-                return FullDisk(cluster.disks[name])
+                return injections.Caused(cluster.disks[name].fill, cluster.disks[name].clear)
             case "batch-size":
                 size = LEAST + int(fault.amount * (ORDERED - LEAST))
-                return Order(partial(cluster.order_batch_size, name, size), size=size)
+                return injections.Order(partial(cluster.order_batch_size, name, size), size=size)
             case "bounds":
                 bounds = cluster.drawn_bounds(fault.amount)
                 order = partial(cluster.order_bounds, name)
-                return Order(partial(order, bounds), partial(order, Bounds()))
+                return injections.Order(partial(order, bounds), partial(order, Bounds()))
             case "failing-writes":
-                return BadDisk(cluster.writes[name])
+                return injections.BadDisk(cluster.writes[name])
             case _:
-                return clock_jump(fault, cluster.supervisor.processes[name])
+                return injections.clock_jump(fault, processes[name])
 
     def _first_of_each(self, faults: Iterable[Fault]) -> list[Fault]:
         """Return the first fault of each kind of which none is under way or over."""

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,13 @@ from numpy.typing import NDArray
 
 from idl.plan import JobSpec
 from lab.chaos import checks
-from lab.chaos.batches import (
-    Batch,
-    Batches,
-    same_versions,
-    scaled,
-    scheduled,
-    sizes_of,
-    taken,
-)
+from lab.chaos.batches import Batch, Batches, same_versions, scaled, scheduled, sizes_of, taken
 from lab.chaos.chaos_cluster import ChaosCluster
 from lab.chaos.config import ChaosConfig
 from lab.chaos.fault_schedule import KINDS
 from lab.chaos.injections import Order
 from lab.chaos.job_progress import Progress
-from lab.chaos.ledgers import Journal, ShardSteps
+from lab.chaos.ledgers import Journal, ShardSteps, read_finals
 from lab.chaos.reference_training import LEAST, MOST, SCHEDULED, SPEC, train_alone
 from lab.chaos.step_records import ALL_REDUCE, StepRecords, step_records
 from lab.chaos.storm import Storm
@@ -136,7 +128,7 @@ def _judge_job(
     ordered: Collection[int],
 ) -> Found:
     records = step_records(cluster, job)
-    shards = list(_steps(records))
+    shards = [ShardSteps.of(name, records.every, its) for name, its in records.ledgers().items()]
     workers = (*cluster.jobs[job], *cluster.guests)
     journals = [Journal.of(worker, cluster.journals(worker)) for worker in workers]
     shortest = min(shards, key=lambda shard: len(shard.steps))
@@ -209,14 +201,6 @@ def _judge_ending(ending: Ending, cluster: ChaosCluster, storm: Storm, outcome: 
     outcome.violations.append(f"{ending.name} ended with status {ending.code}:\n{ending.log}")
 
 
-def _steps(records: StepRecords) -> Iterator[ShardSteps]:
-    for name, ledger in records.ledgers().items():
-        steps = ShardSteps(name, records.every)
-        for entry in ledger:
-            steps.add(entry)
-        yield steps
-
-
 def _judge_parameters(
     cluster: ChaosCluster,
     job: str,
@@ -264,11 +248,4 @@ def _judge_parameters(
 
 
 def _finals(folder: Path, workers: Iterable[str]) -> dict[str, tuple[int, NDArray[np.float64]]]:
-    """Return the last version and its parameters, (elements,), by worker."""
-    finals = {}
-    for worker in workers:
-        path = folder / "parameters" / f"{worker}.npz"
-        if path.exists():
-            with np.load(path) as saved:
-                finals[worker] = int(saved["version"]), saved["parameters"]
-    return finals
+    return read_finals(folder / "parameters" / f"{worker}.npz" for worker in workers)

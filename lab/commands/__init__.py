@@ -29,7 +29,6 @@ class _Modules(LazyGroup):
     """Command group whose commands are modules; its list of them reads no more than their docstrings."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, whose module is imported."""
         place = self._modules.get(cmd_name, ":")
         return super().get_command(ctx, cmd_name) if ":" in place else _command(cmd_name, place)
 
@@ -57,7 +56,6 @@ def _docstring(module: str) -> str:
 
 
 def _command(name: str, place: str) -> click.Command:
-    """Make a command of a module."""
     run = importlib.import_module(place).run
     takes_path = "json_path" in inspect.signature(run).parameters
 

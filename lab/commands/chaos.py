@@ -1,7 +1,6 @@
 """`evenpace lab chaos`: training under faults."""
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -30,20 +29,10 @@ def chaos(context: click.Context, settings: ChaosConfig, json_path: Path | None)
     With all-reduce, workers form groups that the manager decides on, without shards; they join and are
     drained as well, and some worker that has the job's state is always left alive.
     """
-    if settings.exchange == "all-reduce":
-        _refuse_given(context, ("shards",), settings.exchange)
+    has_shards = context.get_parameter_source("shards") is ParameterSource.COMMANDLINE
+    if settings.exchange == "all-reduce" and has_shards:
+        raise click.UsageError("--shards: has no meaning with all-reduce")
     from lab.chaos.chaos_run import run
 
     if not run(settings, json_path):
         sys.exit(1)
-
-
-def _refuse_given(context: click.Context, names: Iterable[str], otherwise: str) -> None:
-    """Refuse options that were given, though they have no meaning with `otherwise`.
-
-    Raises:
-        click.UsageError: One of them was given.
-    """
-    for name in names:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name.replace('_', '-')}: has no meaning with {otherwise}")

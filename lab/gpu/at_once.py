@@ -26,8 +26,7 @@ def run(setup: Setup) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for (name, micro_batch), part in setup.shared(_MODELS.items()):
         result[name] = _measure(name, 2 if setup.quick else micro_batch, part)
-        if setup.on_gpu:
-            torch.cuda.empty_cache()
+        setup.forget()
     return result
 
 

@@ -19,7 +19,7 @@ def run(setup: Setup) -> dict[str, Any]:
     result = {}
     for (name, workload), part in setup.shared(workloads(setup.quick).items()):
         result[name] = _curve(workload, part)
-        _forget(setup)
+        setup.forget()
     return result
 
 
@@ -48,7 +48,7 @@ def _curve(workload: Workload, setup: Setup) -> dict[str, Any]:
         size = size * 3 // 2 if size & (size - 1) == 0 else 1 << size.bit_length()
     result: dict[str, Any] = {"ended_by": ended, "rows": rows}
     if setup.on_gpu and ended == "memory" and fails is not None:
-        _forget(setup)
+        setup.forget()
         room = read_device(setup.device).room
         foreseen = largest_batch({n: peak for n, peak in peaks.items() if n <= fits // 2}, room)
         fits, fails = _close_in(workload, step, fits, fails, setup)
@@ -84,10 +84,5 @@ def _close_in(
             if not is_out_of_memory(error):
                 break
             fails = middle
-        _forget(setup)
+        setup.forget()
     return fits, fails
-
-
-def _forget(setup: Setup) -> None:
-    if setup.on_gpu:
-        torch.cuda.empty_cache()

@@ -1,6 +1,5 @@
 """Time that norms of gradients take, by which the gradient noise is measured, as a share of an iteration."""
 
-import time
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
@@ -101,18 +100,12 @@ def _share(iterate: Callable[[bool], object], setup: Setup) -> dict[str, float]:
     taken: dict[bool, list[float]] = {False: [], True: []}
     for repeat in range(2 if setup.quick else _REPEATS):
         for norms in taken:
-            began = _now(setup)
+            began = setup.now()
             iterate(norms)
-            seconds = _now(setup) - began
+            seconds = setup.now() - began
             if repeat:  # the first is a warm-up
                 taken[norms].append(seconds)
         if repeat > 2 and setup.left < 0:
             break
     without, with_norms = median(taken[False]), median(taken[True])
     return {"seconds": without, "seconds_with_norms": with_norms, "share": with_norms / without - 1}
-
-
-def _now(setup: Setup) -> float:
-    if setup.on_gpu:
-        torch.cuda.synchronize(setup.device)
-    return time.perf_counter()

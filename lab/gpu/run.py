@@ -2,13 +2,13 @@
 
 import argparse
 import csv
+import importlib
 import json
 import multiprocessing
 import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ _GRACE = 15.0  # seconds for a part to end that is out of time
 
 
 def _machine(setup: Setup) -> dict[str, Any]:
-    """What it ran on."""
     machine: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -39,26 +38,16 @@ def _machine(setup: Setup) -> dict[str, Any]:
     return machine
 
 
-def _part(name: str) -> Callable[[Setup], dict[str, Any]]:
-    """A part's function; its module is only loaded in its own process."""
-
-    def run(setup: Setup) -> dict[str, Any]:
-        module = __import__(f"lab.gpu.{name}", fromlist=["run"])
-        result: dict[str, Any] = module.run(setup)
-        return result
-
-    return run
+def _run(part: str, setup: Setup) -> dict[str, Any]:
+    """Run a part, whose module is only loaded in its own process."""
+    if part == "machine":
+        return _machine(setup)
+    result: dict[str, Any] = importlib.import_module(f"lab.gpu.{part}").run(setup)
+    return result
 
 
-# Name, and share of the time.
-PARTS: dict[str, tuple[Callable[[Setup], dict[str, Any]], float]] = {
-    "machine": (_machine, 0.04),
-    "timing": (_part("timing"), 0.06),
-    "noise": (_part("noise"), 0.08),
-    "curves": (_part("curves"), 0.18),
-    "balancing": (_part("balancing"), 0.2),
-    "at_once": (_part("at_once"), 0.13),
-}
+# Share of the time.
+PARTS = {"machine": 0.04, "timing": 0.06, "noise": 0.08, "curves": 0.18, "balancing": 0.2, "at_once": 0.13}
 
 
 def main() -> int:
@@ -77,13 +66,12 @@ def main() -> int:
         device = torch.device("cuda", 0)
     end = time.monotonic() + options.seconds
     results: dict[str, Any] = {}
-    shares = sum(PARTS[name][1] for name in options.parts)
+    shares = sum(PARTS[name] for name in options.parts)
     for name in options.parts:
-        function, share = PARTS[name]
         # What earlier parts have not used goes to the later ones.
-        budget = (end - time.monotonic()) * share / shares
-        shares -= share
-        results[name] = _isolated(function, Setup(device, options.quick, time.monotonic() + budget))
+        budget = (end - time.monotonic()) * PARTS[name] / shares
+        shares -= PARTS[name]
+        results[name] = _isolated(name, Setup(device, options.quick, time.monotonic() + budget))
         sys.stdout.write(f"{name}: {_said(results[name])}\n")
         sys.stdout.flush()
         options.json.write_text(json.dumps(results, indent=2) + "\n")
@@ -92,7 +80,7 @@ def main() -> int:
     return int(any(part["status"] == "failed" for part in results.values()))
 
 
-def _isolated(function: Callable[[Setup], dict[str, Any]], setup: Setup) -> dict[str, Any]:
+def _isolated(part: str, setup: Setup) -> dict[str, Any]:
     """What a part gives in a process of its own, which may fail in any way."""
     begin = time.monotonic()
     if setup.left < 1:
@@ -100,7 +88,7 @@ def _isolated(function: Callable[[Setup], dict[str, Any]], setup: Setup) -> dict
     # This process has not touched the GPU, and must not: a CUDA context does not survive a fork.
     fork = multiprocessing.get_context("fork")
     near, far = fork.Pipe(duplex=False)
-    process = fork.Process(target=_child, args=(far, function, setup))
+    process = fork.Process(target=_child, args=(far, part, setup))
     process.start()
     far.close()
     try:
@@ -117,11 +105,11 @@ def _isolated(function: Callable[[Setup], dict[str, Any]], setup: Setup) -> dict
     return outcome | {"seconds": round(time.monotonic() - begin, 3)}
 
 
-def _child(far: Connection, function: Callable[[Setup], dict[str, Any]], setup: Setup) -> None:
+def _child(far: Connection, part: str, setup: Setup) -> None:
     try:
         if setup.quick:
             torch.set_num_threads(1)
-        outcome: dict[str, Any] = {"status": "ok", "result": function(setup)}
+        outcome: dict[str, Any] = {"status": "ok", "result": _run(part, setup)}
     except Exception as error:  # noqa: BLE001 - a part must not lose the others
         text = f"{type(error).__name__}: {error}"
         outcome = {"status": "failed", "error": text, "traceback": traceback.format_exc()}

@@ -29,6 +29,17 @@ class Setup:
         """Seconds until the part must be done."""
         return self.until - time.monotonic()
 
+    def now(self) -> float:
+        """Seconds by the clock, once the GPU has done what it was asked for."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def forget(self) -> None:
+        """Give memory that is not in use back to the GPU."""
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
     def shared(self, items: Collection[T]) -> Iterator[tuple[T, "Setup"]]:
         """Yield items, each with a setup that has an even share of the time left by then."""
         for done, item in enumerate(items):

@@ -29,10 +29,6 @@ def slice_of(
     It takes the number of micro-batches at once, and `norms`, whether their gradients' norms are taken.
 
     Args:
-        name: The model's.
-        number: Micro-batches of the slice.
-        micro_batch: Samples of each.
-        setup: Where to run.
         optimize: Makes an optimiser of parameters and steps with it until norms are preconditioned by it;
             None for plain ones.
     """

@@ -35,12 +35,10 @@ def run(setup: Setup) -> dict[str, Any]:
         taken: dict[str, list[float]] = {"asked": [], "synchronised": [], "events": [], "pushed": []}
         for repeat in range(1 if setup.quick else 13):
             once = {}
-            _wait(setup)
-            begin = time.perf_counter()
+            begin = setup.now()
             passes()
             once["asked"] = time.perf_counter() - begin
-            _wait(setup)
-            once["synchronised"] = time.perf_counter() - begin
+            once["synchronised"] = setup.now() - begin
             once["events"] = seconds(passes, setup.device)
             begin = time.perf_counter()
             passes()
@@ -53,8 +51,3 @@ def run(setup: Setup) -> dict[str, Any]:
                     taken[name].append(value)
         result[str(size)] = {name: median(values) for name, values in taken.items()}
     return result
-
-
-def _wait(setup: Setup) -> None:
-    if setup.on_gpu:
-        torch.cuda.synchronize(setup.device)

@@ -9,107 +9,99 @@ import contextlib
 import itertools
 import json
 import os
-import signal
+import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evenpace.local.cluster import LocalCluster
+from lab.chaos.supervisor import Supervisor
+from lab.script_options import as_argument
 from lab.torchft import training as script
+from lab.waiting import wait_until
+from rpc.processes import Process
 
 AWAY_SECONDS = 1.0  # after which a killed worker is started again
-_LOOK_SECONDS = 0.02
-_PATIENCE_SECONDS = 600.0
 
 WAYS = ("torchft", "evenpace")
 
 
 class _Workers:
-    """Workers of one job, which are killed and started again.
-
-    Args:
-        folder: For their lines and logs.
-        command: Returns the command of a worker, without its script's arguments.
-        arguments: Of the script.
-    """
+    """Workers of one job, which are started again after they were killed."""
 
     def __init__(
-        self, folder: Path, command: Callable[[int, int], list[str]], arguments: list[str], count: int
+        self, folder: Path, command: Callable[[str], list[str]], options: dict[str, Any], count: int
     ) -> None:
-        self._folder, self._command, self._arguments = folder, command, arguments
-        self._lives = Counter[int]()
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self.count = count
-
-    def start(self, number: int) -> None:
-        """Start a worker, or start it again."""
-        self._lives[number] += 1
-        out = self._folder / f"{number}-{self._lives[number]}.jsonl"
-        words = ["--number", str(number), "--out", str(out), *self._arguments]
-        log = (self._folder / f"{number}.log").open("ab")
-        self._running[number] = subprocess.Popen(
-            [*self._command(number, self._lives[number]), *words], stdout=log, stderr=log
-        )
+        self._folder, self._command, self._options = folder, command, options
+        processes = [
+            Process(f"w{number}", partial(self._line, number), folder / f"w{number}.log")
+            for number in range(count)
+        ]
+        self._supervisor = Supervisor({process.name: process for process in processes}, random.Random(0))
+        self._supervisor.wanted = set(self._supervisor.processes)
+        self.poll = self._supervisor.poll
 
     def kill(self, number: int) -> None:
-        """Kill a worker."""
-        self._running[number].send_signal(signal.SIGKILL)
-        self._running[number].wait()
+        self._supervisor.kill(f"w{number}", AWAY_SECONDS)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return all lines so far."""
         found: list[dict[str, Any]] = []
         for file in self._folder.glob("*.jsonl"):
             found += map(json.loads, file.read_text().rpartition("\n")[0].splitlines())
         return found
 
-    def has_begun(self, number: int) -> bool:
-        """Return whether a worker has taken a step since it was started last."""
-        file = self._folder / f"{number}-{self._lives[number]}.jsonl"
-        return file.exists() and "\n" in file.read_text()
+    def are_back(self) -> bool:
+        """Return whether all workers run, and have taken a step since they were started last."""
+        staying = self._supervisor.staying("worker")
+        files = [self._file(process.name, process.starts - 1) for process in staying]
+        begun = [file for file in files if file.exists() and "\n" in file.read_text()]
+        return len(begun) == len(self._supervisor.processes)
 
     def steps(self) -> int:
-        """Return the number of steps that were taken."""
         return max((line["step"] + 1 for line in self.lines()), default=0)
 
     def stop(self) -> None:
-        """Kill all that run."""
-        for process in self._running.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        for process in self._supervisor.processes.values():
+            process.end(0.0)
+
+    def _file(self, name: str, start: int) -> Path:
+        return self._folder / f"{name}-{start}.jsonl"
+
+    def _line(self, number: int, start: int) -> list[str]:
+        name = f"w{number}"
+        options = as_argument(number=number, out=self._file(name, start), **self._options)
+        return [*self._command(name), options]
 
 
 @contextlib.contextmanager
 def _job(way: str, folder: Path, options: argparse.Namespace) -> Iterator[_Workers]:
-    arguments = ["--way", way, "--workers", str(options.workers), "--steps", str(options.steps)]
-    arguments += ["--batch-size", str(options.batch_size)]
+    given = {"way": way, **{name: getattr(options, name) for name in ("workers", "steps", "batch_size")}}
     with contextlib.ExitStack() as stack:
         if way == "torchft":
             from torchft.coordination import LighthouseServer
 
             lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000)
             stack.callback(lighthouse.shutdown)
-            arguments += ["--lighthouse", lighthouse.address()]
+            given["lighthouse"] = lighthouse.address()
 
-            def command(number: int, life: int) -> list[str]:
+            def command(name: str) -> list[str]:
                 return [sys.executable, script.__file__]
         else:
             cluster = stack.enter_context(
                 LocalCluster(folder / "services", workers=options.workers, shards=0, policy="even")
             )
 
-            def command(number: int, life: int) -> list[str]:
-                words = ["--manager", str(cluster.manager), "--name", f"w{number}"]
+            def command(name: str) -> list[str]:
+                words = ["--manager", str(cluster.manager), "--name", name]
                 return [sys.executable, "-m", "evenpace", "worker", *words, script.__file__]
 
-        workers = _Workers(folder, command, arguments, options.workers)
+        workers = _Workers(folder, command, given, options.workers)
         stack.callback(workers.stop)
         yield workers
 
@@ -117,27 +109,24 @@ def _job(way: str, folder: Path, options: argparse.Namespace) -> Iterator[_Worke
 def _trained(way: str, options: argparse.Namespace, kills: int) -> dict[str, Any]:
     """Train once, with so many kills; return seconds, pauses, and what was used of the data."""
     with tempfile.TemporaryDirectory() as name, _job(way, Path(name), options) as workers:
-        for number in range(workers.count):
-            workers.start(number)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        due: list[tuple[float, int]] = []  # workers that are started again
-        killed, began = 0, None
-        while (steps := workers.steps()) < options.steps:
-            now = time.monotonic()
-            if now > deadline:
-                raise SystemExit(f"{way}: {steps} steps after {_PATIENCE_SECONDS:g} s")
-            if began is None and steps > options.warm_up:
-                began = now
-            back = not due and all(map(workers.has_begun, range(workers.count)))
-            if began is not None and back and killed < kills and now > began + (killed + 1) * options.every:
-                number = killed % workers.count
-                workers.kill(number)
-                due.append((now + AWAY_SECONDS, number))
-                killed += 1
-            for at, number in [one for one in due if one[0] <= now]:
-                due.remove((at, number))
-                workers.start(number)
-            time.sleep(_LOOK_SECONDS)
+        killed, due = 0, None
+
+        def look() -> None:
+            nonlocal killed, due
+            workers.poll()
+            if due is None and workers.steps() > options.warm_up:
+                due = time.monotonic() + options.every
+            if due is not None and killed < kills and time.monotonic() > due and workers.are_back():
+                workers.kill(killed % options.workers)
+                killed, due = killed + 1, due + options.every
+
+        wait_until(
+            f"{way} to take {options.steps} steps",
+            lambda: workers.steps() >= options.steps,
+            look,
+            tick=0.02,
+            seconds=600.0,
+        )
         return _summary(workers.lines(), options) | {"kills": killed}
 
 

@@ -18,6 +18,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from lab.script_options import read_options
+
 BATCHES = 32  # of an epoch
 WIDTH, LAYERS = 256, 8
 SEED = 3
@@ -25,13 +27,7 @@ SEED = 3
 
 def main() -> None:
     """Train until the job has taken so many steps."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--way", choices=["torchft", "evenpace"], required=True)
-    for name in ("number", "workers", "steps", "batch-size"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--lighthouse", help="Of torchft.")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = read_options()
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     samples = BATCHES * options.batch_size
@@ -40,7 +36,7 @@ def main() -> None:
     module = nn.Sequential(*layers)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-4)
     train = _by_torchft if options.way == "torchft" else _by_evenpace
-    with options.out.open("a", buffering=1) as out:
+    with Path(options.out).open("a", buffering=1) as out:
         for line in train(options, data, module, optimizer):
             out.write(json.dumps(line | {"at": time.monotonic()}) + "\n")
 

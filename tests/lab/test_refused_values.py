@@ -8,7 +8,7 @@ from rich.console import Console
 
 from batchsize_manager.policies import make_policy
 from idl.errors import InvalidRequestError
-from lab.attacks.config import HostileConfig
+from lab.attacks.attack import HostileConfig
 from lab.bench import against_ddp, node_losses, recovery
 from lab.bench.against_ddp import TrainConfig
 from lab.bench.balance_play import Change, Noise, play

@@ -11,7 +11,7 @@ from tests.services import has_ended
 SERVE = """
 import sys
 from evenpace.local.cluster import service
-with service("1", module="lab.bench.threaded_manager") as server:
+with service("4", module="lab.bench.plain_transfers") as server:
     print(server.pid, flush=True)
     sys.stdin.read()
 """

@@ -7,9 +7,8 @@ from rich.console import Console
 
 import idl
 from lab.attacks import attackers as peers
-from lab.attacks.attack import run
+from lab.attacks.attack import HostileConfig, run
 from lab.attacks.attackers import Attackers, Tally, Target
-from lab.attacks.config import HostileConfig
 from lab.attacks.inputs import Inputs
 from lab.attacks.lurkers import Lurkers
 from rpc.limits import ServerLimits

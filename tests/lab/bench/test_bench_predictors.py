@@ -128,7 +128,6 @@ def test_the_command_agrees_with_an_independent_computation(tmp_path):
         "memoryless",
         "--warm-up",
         40,
-        "--no-timing",
     )
     assert result.exit_code == 0, result.output
     figures = json.loads(out.read_text())
@@ -152,7 +151,6 @@ def test_the_command_agrees_with_an_independent_computation(tmp_path):
     assert figures["trace"] == {"source": str(path), "workers": 3, "iterations": 300}
     assert figures["options"] == {"first_fit": 500, "refit_every": 100, "warm_up": 40}
     assert figures["scored"] == {"workers": 3, "rows": 780}
-    assert figures["timing"] is None
     assert figures["floor"]["relative"] == pytest.approx(overall("floor"))
     assert list(figures["predictors"]) == ["memoryless", "ema"]
     for name, found in figures["predictors"].items():
@@ -199,7 +197,7 @@ def test_an_end_in_the_middle_of_a_fit_leaves_nothing_running(tmp_path, wait_unt
     """The process that learns ends with the benchmark, in whichever way that is stopped."""
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
-    command = [sys.executable, script, "lab", "bench", "predictors", "--no-timing"]
+    command = [sys.executable, script, "lab", "bench", "predictors"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with psutil.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes) as process:
         while "learning" not in (line := process.stdout.readline()):

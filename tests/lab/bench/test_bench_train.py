@@ -34,7 +34,7 @@ def images(tmp_path):
 def test_the_trainings_differ_in_their_times_alone(tmp_path, images):
     """Stock DDP, all-reduce and parameter server end with the same parameters; evenpace splits unevenly."""
     path = tmp_path / "train.json"
-    command = ["lab", "bench", "train", "--against", "ddp", "--json", str(path), "--data", f"mnist:{images}"]
+    command = ["lab", "bench", "train", "--json", str(path), "--data", f"mnist:{images}"]
     command += ["--shares", "0.9,0.1", "--epochs", "2", "--repeats", "1", "--batch-size", "24"]
     command += ["--target-accuracy", "0.2", "--samples", "216"]
     done = invoke(*command, catch_exceptions=False)
