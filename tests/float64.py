@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from idl.plan import JobSpec, permutation
-from tests.scripts import freeze_and_run
 from tests.scripts import train_float64 as script
 
 SCRIPT = Path(script.__file__)
@@ -39,13 +38,6 @@ def train_alone(optimizer_name, shares=(1.0,), weighted=True, epochs=EPOCHS):
 def wait_for_end(cluster, wait_until):
     """Wait for the workers to end well."""
     wait_until(lambda: not cluster.check(), "the end of training")
-
-
-def start_to_freeze(cluster, name, *arguments, iteration=10):
-    """Start a worker that freezes itself in an iteration, before its report."""
-    return cluster.start_worker(
-        name, Path(freeze_and_run.__file__), [f"{iteration}:report:0", str(SCRIPT), *arguments]
-    )
 
 
 def assert_as_alone(folder, names, epochs=EPOCHS):

@@ -284,32 +284,25 @@ def test_gradients_of_embeddings_are_taken(session):
     assert table.numpy().reshape(-1).tolist() == [0, -1, 0, -2, -1]
 
 
-@pytest.mark.parametrize("dtype", ["int32", "bool"])
-def test_variables_that_are_no_floating_point_numbers_are_refused(dtype):
-    """Flat arrays would round large integers."""
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        *(
+            ([tf.Variable([1.0]), tf.Variable(tf.zeros(1, dtype), name="odd")], f"odd.* is of {dtype}: ")
+            for dtype in ("int32", "bool")
+        ),
+        ([keras.Variable([1.0], name="kernel")], "kernel has a constraint"),
+        (None, r"variables=model\.trainable_variables"),
+        ([], "no variables to train"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(variables, said):
+    """Flat arrays would round large integers, and the parameter server would not keep constraints."""
+    if "constraint" in said:
+        variables[0].constraint = keras.constraints.NonNeg()
     loader = DataLoader(np.zeros((2, 2)), batch_size=2, session=Session(NOWHERE))
-    with pytest.raises(InvalidRequestError, match=f"odd.* is of {dtype}: .*floating-point"):
-        distribute(
-            keras.optimizers.SGD(), loader, [tf.Variable([1.0]), tf.Variable(tf.zeros(1, dtype), name="odd")]
-        )
-
-
-def test_constraints_are_refused():
-    """The parameter server would not keep them."""
-    layer = keras.layers.Dense(1, kernel_constraint="non_neg")
-    layer.build((None, 2))
-    loader = DataLoader(np.zeros((2, 2)), batch_size=2, session=Session(NOWHERE))
-    with pytest.raises(ValueError, match="kernel has a constraint"):
-        distribute(keras.optimizers.SGD(), loader, layer.trainable_variables)
-
-
-def test_an_optimiser_without_variables_is_refused():
-    """It says how to give them."""
-    loader = DataLoader(np.zeros((2, 2)), batch_size=2, session=Session(NOWHERE))
-    with pytest.raises(InvalidRequestError, match=r"variables=model\.trainable_variables"):
-        distribute(keras.optimizers.SGD(), loader)
-    with pytest.raises(InvalidRequestError, match="no variables to train"):
-        distribute(keras.optimizers.SGD(), loader, [])
+    with pytest.raises(ValueError, match=said):
+        distribute(keras.optimizers.SGD(), loader, variables)
 
 
 # -- fit
@@ -551,37 +544,6 @@ def test_fit_goes_on_when_batches_have_another_size(services, session, capsys, s
     assert loader.num_batches == batches[1]
     model.fit(loader, epochs=1, verbose=1)
     assert f"{batches[1]}/{batches[1]}" in capsys.readouterr().out
-
-
-def test_fit_follows_a_schedule_of_batch_sizes(session, capsys):
-    """Keras makes and shows as many steps in each epoch as it has batches, and callbacks know the number."""
-    model, loader = make_model(), regression(session, batch_size={0: 4, 1: 6, 2: 12})
-    distribute(model, loader)
-    seen, steps = [], []
-
-    class Watching(keras.callbacks.Callback):
-        """Notes the size of each batch, and each epoch's number of steps."""
-
-        def on_epoch_begin(self, epoch, logs=None):
-            steps.append(self.params["steps"])
-
-        def on_train_batch_begin(self, batch, logs=None):
-            part = session.assignment
-            seen.append((part.iteration, part.epoch, part.total))
-
-    x = np.ones((2, 1))
-    watching = [Watching()]
-    history = model.fit(loader, epochs=4, verbose=1, callbacks=watching, validation_data=(x, x))
-    assert history.epoch == [0, 1, 2, 3]
-    assert seen == [
-        *[(0, 0, 4), (1, 0, 4), (2, 0, 4)],
-        *[(3, 1, 6), (4, 1, 6), (5, 2, 12), (6, 3, 12)],
-    ]
-    assert steps == [3, 2, 1, 1]
-    bars = capsys.readouterr().out.replace("\b", "").split("Epoch ")[1:]
-    ends = [re.findall(r"(\d+/\d+)\D", bar.split("\n", 1)[1])[-1] for bar in bars]
-    assert ends == ["3/3", "2/2", "1/1", "1/1"]
-    assert int(model.optimizer.iterations) == 7
 
 
 def test_each_micro_batch_of_fit_is_a_contribution_to_the_noise(services, session):

@@ -166,19 +166,6 @@ def unused(scenario):
     hook(scenario, make=Branches, find_unused_parameters=True)
 
 
-def pieces_hook(scenario):
-    """The hook, and batches in pieces of 5 samples."""
-    model = evenpace.torch.balance(DistributedDataParallel(make_model()), scenario.loader)
-
-    def backward(model, inputs, labels):
-        parts = list(zip(inputs.split(5), labels.split(5), strict=True))
-        for i, (part, part_labels) in enumerate(parts):
-            with model.no_sync() if i < len(parts) - 1 else contextlib.nullcontext():
-                (loss_of(model, part, part_labels) * len(part) / len(inputs)).backward()
-
-    scenario.train(model, make_optimizer(model), backward)
-
-
 def pieces_loss(scenario):
     """The scaled loss, batches in pieces, one of them summed, a GradScaler, and clipped gradients."""
     model = DistributedDataParallel(make_model())
@@ -312,9 +299,7 @@ def endless_fsdp(scenario):
 
 SCENARIOS = {
     function.__name__: function
-    for function in (
-        *(hook, unused, pieces_hook, pieces_loss, fsdp, refused, batch_norm, statistics, compiled),
-    )
+    for function in (*(hook, unused, pieces_loss, fsdp, refused, batch_norm, statistics, compiled),)
 }
 
 BY_THEMSELVES = {function.__name__: function for function in (endless_fsdp,)}

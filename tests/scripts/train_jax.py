@@ -1,13 +1,11 @@
-"""A worker's script: trains a small float64 network on digits with JAX, and writes what it ended with.
+"""A worker's script: trains a small float64 network on digits with JAX in micro-batches, and writes the end.
 
-It trains another one in micro-batches in a second job, and with --alone once more as the only worker of
-other services.
+With --alone it trains once more, as the only worker of other services.
 """
 
 import argparse
 import atexit
 import dataclasses
-import json
 import random
 import sys
 from pathlib import Path
@@ -23,8 +21,7 @@ import evenpace
 from rpc.address import Address
 from worker.session import Session
 
-SAMPLES, BATCH, SEED = 500, 64, 7
-IN_MICRO_BATCHES = {"samples": 98, "batch": 24, "micro_batch": 5, "epochs": 3}  # an epoch's last batch has 2
+SAMPLES, BATCH, MICRO_BATCH, EPOCHS, SEED = 98, 24, 5, 3, 7  # an epoch's last batch has 2 samples
 
 
 def make_data():
@@ -42,20 +39,6 @@ def make_params():
     }
 
 
-def loss_fn(params, batch):
-    """The losses of a batch's samples, (n,)."""
-    images, labels = batch
-    hidden = jnp.tanh(images @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-    logits = hidden @ params["output"]["kernel"] + params["output"]["bias"]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-
-def make_optimizer(library):
-    """Of optax, or of evenpace under the same names."""
-    schedule = optax.exponential_decay(0.05, transition_steps=8, decay_rate=0.9)
-    return library.sgd(schedule, momentum=0.9, nesterov=True)
-
-
 def made_up_time(session):
     """For a worker whose speed jumps about, so that batch sizes do."""
     now = session.assignment
@@ -70,7 +53,7 @@ class Augmented:
         self.images, self.labels = make_data()
 
     def __len__(self):
-        return IN_MICRO_BATCHES["samples"]
+        return SAMPLES
 
     def __getitem__(self, index):
         image = np.roll(self.images[index], random.randint(-1, 1))
@@ -89,15 +72,14 @@ def random_loss_fn(params, batch, statistics, rng):
     return losses, jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, statistics, now)
 
 
-def train_in_micro_batches(path, **others):
-    """In a job of its own, with other services where they are given; writes parameters, losses and sizes."""
-    session = Session(dataclasses.replace(evenpace.session().config, job="micro", **others))
+def train(session, path):
+    """Train, and write parameters, losses and sizes."""
     atexit.register(session.close)
     session.meter.measure_by(lambda: made_up_time(session))
     loader = evenpace.jax.DataLoader(
         Augmented(),
-        IN_MICRO_BATCHES["batch"],
-        micro_batch=IN_MICRO_BATCHES["micro_batch"],
+        BATCH,
+        micro_batch=MICRO_BATCH,
         shuffle=True,
         seed=SEED,
         session=session,
@@ -113,7 +95,7 @@ def train_in_micro_batches(path, **others):
     rule = evenpace.jax.sgd(0.05, momentum=0.9)
     optimizer = evenpace.jax.distribute(rule, make_params(), loader, statistics=statistics)
     losses, sizes, drawn = [], [], []
-    for batch in (batch for _ in range(IN_MICRO_BATCHES["epochs"]) for batch in loader):
+    for batch in (batch for _ in range(EPOCHS) for batch in loader):
         sizes.append(session.assignment.count)
         before = [random.random(), np.random.random()]
         scale = sum(before) if sizes[-1] else np.inf  # its gradient is no number
@@ -130,33 +112,16 @@ def train_in_micro_batches(path, **others):
 def main():
     """Train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--alone", help="manager and shard of a cluster for one worker, with a comma between")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    traces = []
-
-    def traced_loss(params, batch):
-        traces.append(len(batch[1]))
-        return loss_fn(params, batch)
-
-    loader = evenpace.jax.DataLoader(make_data(), batch_size=BATCH, shuffle=True, seed=SEED)
-    loader.session.meter.measure_by(lambda: made_up_time(loader.session))
-    value_and_grad = evenpace.jax.value_and_grad(traced_loss, micro_batch_size=4)
-    optimizer = evenpace.jax.distribute(make_optimizer(evenpace.jax), make_params(), loader)
-    sizes = []
-    for batch in (batch for _ in range(options.epochs) for batch in loader):
-        _, gradient = value_and_grad(optimizer.params, batch)
-        optimizer.step(gradient)
-        sizes.append(len(batch[1]))
-    np.save(options.out, jax.flatten_util.ravel_pytree(optimizer.params)[0])
-    notes = {"sizes": sizes, "traces": traces, "torch": "torch" in sys.modules}
-    options.out.with_suffix(".json").write_text(json.dumps(notes))
-    train_in_micro_batches(options.out.with_suffix(".micro.npz"))
+    train(evenpace.session(), options.out)
     if options.alone:
         manager, shard = map(Address.parse, options.alone.split(","))
-        train_in_micro_batches(options.out.with_suffix(".alone.npz"), manager=manager, shards=(shard,))
+        config = dataclasses.replace(evenpace.session().config, manager=manager, shards=(shard,))
+        train(Session(config), options.out.with_suffix(".alone.npz"))
+    assert "torch" not in sys.modules
 
 
 if __name__ == "__main__":

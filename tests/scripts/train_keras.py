@@ -84,12 +84,10 @@ class Tally:
         self.traces, self.sizes = 0, []
 
 
-def train_step(model, optimizer, loss, tally=None):
+def train_step(model, optimizer, loss):
     """One step of a loop of one's own."""
 
     def step(x, y):
-        if tally:
-            tally.traces += 1  # in Python, so only when it is traced
         with tf.GradientTape() as tape:
             value = loss(y, model(x, training=True)) + sum(model.losses)
         gradients = tape.gradient(value, model.trainable_variables)
@@ -195,11 +193,11 @@ class Iterations(keras.callbacks.Callback):
         self.losses.append(logs["loss"])
 
 
-def train_in_micro_batches(session, by_fit):
-    """By `fit`, or by a traced loop of one's own; the results to be written."""
+def train_in_micro_batches(session):
+    """By `fit`; the results to be written."""
     model = make_random()
     decay = keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.7)
-    optimizer = keras.optimizers.SGD(decay, momentum=0.9)
+    model.compile(keras.optimizers.SGD(decay, momentum=0.9), make_loss())
     loader = evenpace.keras.DataLoader(
         Augmented(),
         batch_size=IN_MICRO_BATCHES["batch"],
@@ -208,41 +206,16 @@ def train_in_micro_batches(session, by_fit):
         seed=SEED,
         session=session,
     )
+    evenpace.keras.distribute(model, loader)
     noted = Iterations(session)
-    drawn = []
-    tally = Tally()
-    if by_fit:
-        model.compile(optimizer, make_loss())
-        evenpace.keras.distribute(model, loader)
-        epochs = model.fit(loader, epochs=IN_MICRO_BATCHES["epochs"], verbose=0, callbacks=[noted])
-        noted.epochs = epochs.history["loss"]
-    else:
-        evenpace.keras.distribute(optimizer, loader, model.trainable_variables, model)
-        step = tf.function(train_step(model, optimizer, make_loss(), tally), input_signature=loader.signature)
-        random.seed()  # what was drawn before the first batch does not matter
-        for batch in (batch for _ in range(IN_MICRO_BATCHES["epochs"]) for batch in loader):
-            noted.on_train_batch_begin(None)
-            before = draw(model)
-            scale = sum(before) if session.assignment.count else np.inf  # its gradient is no number
-            for x, y in evenpace.keras.micro_batches(batch):
-                step(scale * x, y)
-            drawn += before + draw(model)
+    history = model.fit(loader, epochs=IN_MICRO_BATCHES["epochs"], verbose=0, callbacks=[noted])
     return {
         "variables": np.concatenate([flat(model), flat(model, trained=False, of="moving_")]),
         "sizes": noted.sizes,
         "losses": noted.losses,
-        "epochs": getattr(noted, "epochs", []),
-        "iterations": int(optimizer.iterations),
-        "traces": tally.traces,
-        "drawn": drawn,
+        "epochs": history.history["loss"],
+        "iterations": int(model.optimizer.iterations),
     }
-
-
-def draw(model):
-    """A number from each of the generators of Python, NumPy and Keras, and from a layer's."""
-    layer = next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout))
-    numbers = [keras.random.uniform(()), keras.random.uniform((), seed=layer.seed_generator)]
-    return [random.random(), np.random.random(), *map(float, numbers)]
 
 
 def main():
@@ -262,18 +235,16 @@ def main():
     if options.alone:
         results["alone"] = flat(train_alone())
     np.savez(options.out.with_name(f"{options.out.name}-fit"), **results)
-    for job in ("micro-fit", "micro-loop"):
-        session = job_session(job)
-        session.meter.measure_by(lambda s=session: invented_time(s.assignment, slow))
-        results = train_in_micro_batches(session, by_fit=job == "micro-fit")
+    session = job_session("micro")
+    session.meter.measure_by(lambda: invented_time(session.assignment, slow))
+    results = train_in_micro_batches(session)
+    session.close()
+    if options.alone:
+        manager, shard = map(Address.parse, options.alone.split(","))
+        session = job_session("micro", manager=manager, shards=(shard,))
+        results |= {f"alone_{name}": value for name, value in train_in_micro_batches(session).items()}
         session.close()
-        if options.alone:
-            manager, shard = map(Address.parse, options.alone.split(","))
-            session = job_session(job, manager=manager, shards=(shard,))
-            alone = train_in_micro_batches(session, by_fit=job == "micro-fit")
-            results |= {f"alone_{name}": value for name, value in alone.items()}
-            session.close()
-        np.savez(options.out.with_name(f"{options.out.name}-{job}"), **results)
+    np.savez(options.out.with_name(f"{options.out.name}-micro"), **results)
     assert "torch" not in sys.modules
 
 

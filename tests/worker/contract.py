@@ -146,9 +146,12 @@ class Contract:
         assert found == [-1.0, -2.0, -3.0, -4.0, -6.0]
 
     def test_a_step_without_a_batch_is_refused(self, services):
-        """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
+        """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts.
+
+        So does each learning rate once.
+        """
         loader = self.loader(SAMPLES[:4], batch_size=2, session=services.session("w"))
-        sgd = self.sgd([np.zeros(1)], loader)
+        sgd = self.sgd([np.zeros(1)], loader, rates=[1.0, 0.5])
 
         def refuse():
             with pytest.raises(InvalidRequestError, match="samples were not loaded"):
@@ -159,7 +162,7 @@ class Contract:
             for _ in loader:
                 sgd.step(-np.ones(1))
                 refuse()
-        assert sgd.values[0].tolist() == [4.0]
+        assert sgd.values[0].tolist() == [2.5]
 
     def test_a_second_optimiser_is_refused_and_the_first_goes_on(self, services):
         """A second distribute is refused before it changes anything, and the first parameters are trained."""

@@ -24,50 +24,10 @@ from worker.shard_clients import common_checkpoint
 LAYOUT = Layout("float64", "sgd", (Group(1, {"lr": 0.1}),))
 
 
-def shards_every(folder, *intervals):
-    """Return shards that write checkpoints at these intervals."""
-    return [
-        RestartableService("ps", "--state", str(folder / f"ps-{i}"), "--checkpoint-every", str(every))
-        for i, every in enumerate(intervals)
-    ]
-
-
-def train(shards, *points):
-    """Train two workers to the end, one of which does something to the shards at some iterations."""
-
-    def at(session):
-        for each in actions:
-            each(session)
-
-    actions = [once(iteration, action) for iteration, action in points]
-    with in_process_manager(2) as manager, contextlib.ExitStack() as stack:
-        addresses = [stack.enter_context(shard).address for shard in shards]
-        workers = [
-            Worker(manager, addresses, "w0", ITERATIONS, at),
-            Worker(manager, addresses, "w1", ITERATIONS),
-        ]
-        assert_trained(workers)
-
-
-def restart(shard):
-    """Kill a shard, and start it again."""
-    shard.kill()
-    shard.start()
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("intervals", [(7, 10), (50, 3)])
-def test_shards_with_intervals_of_their_own_go_on(tmp_path, intervals):
-    """Each is killed once and comes back: the job goes on from a version that both have."""
-    shards = shards_every(tmp_path, *intervals)
-    train(shards, (33, lambda: restart(shards[0])), (48, lambda: restart(shards[1])))
-
-
 @pytest.mark.simulated
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 def test_a_damaged_checkpoint_of_a_live_shard_costs_those_after_an_earlier_one(tmp_path, damage, wait_until):
     """Another shard comes back with that version: all go on from the one before."""
-    shards = shards_every(tmp_path, 5, 5)
 
     def spoil():
         (newest,) = wait_until(lambda: [*tmp_path.glob("ps-0/*/*15.checkpoint")], "the checkpoint")
@@ -78,9 +38,19 @@ def test_a_damaged_checkpoint_of_a_live_shard_costs_those_after_an_earlier_one(t
             content = bytearray(newest.read_bytes())
             content[-10] ^= 1
             newest.write_bytes(content)
-        restart(shards[1])
+        shards[1].kill()
+        shards[1].start()
 
-    train(shards, (17, spoil))
+    with in_process_manager(2) as manager, contextlib.ExitStack() as stack:
+        shards = [
+            stack.enter_context(
+                RestartableService("ps", "--state", str(tmp_path / f"ps-{i}"), "--checkpoint-every", "5")
+            )
+            for i in range(2)
+        ]
+        addresses = [shard.address for shard in shards]
+        first = Worker(manager, addresses, "w0", ITERATIONS, once(17, spoil))
+        assert_trained([first, Worker(manager, addresses, "w1", ITERATIONS)])
 
 
 class Disk:

@@ -5,7 +5,6 @@ import pytest
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec, Resume, Scaling
 from worker.config import JobCheckpoint
-from worker.learning_rates import factor_by
 from worker.training import Training
 
 SPEC = JobSpec(100, 10, micro_batch=5)
@@ -20,28 +19,6 @@ class Place:
         self.training = Training(lambda: self.now, lambda: (b"learned", size))
         if spec is not None:
             self.training.declare(spec)
-
-
-def test_nothing_is_known_before_a_loader_has_declared_it():
-    """Only what has to be known is an error."""
-    training = Place(spec=None).training
-    assert (training.spec, training.micro_batch, training.resumed, training.first_iteration) == (
-        None,
-        None,
-        None,
-        0,
-    )
-    with pytest.raises(InvalidRequestError, match="before a loader has said what is trained on"):
-        training.declared  # noqa: B018 - a property that raises
-
-
-def test_a_job_has_one_loader():
-    """The second is refused, even of the same data, and the first stays."""
-    training = Place().training
-    assert (training.declared, training.micro_batch) == (SPEC, 5)
-    with pytest.raises(InvalidRequestError, match="has an evenpace loader already"):
-        training.declare(JobSpec(50, 10))
-    assert training.declared == SPEC
 
 
 def test_a_checkpoint_says_where_the_present_batch_begins():
@@ -71,17 +48,6 @@ def test_a_job_resumes_before_it_begins_and_from_its_own_checkpoint():
     place.now = NOW
     with pytest.raises(InvalidRequestError, match="must be loaded before the training begins"):
         place.training.resume(saved)
-
-
-def test_learning_rates_follow_the_present_batch():
-    """By the rule that was set; without one, or a change of the size, they stay."""
-    place = Place()
-    place.now = NOW
-    assert (place.training.scaling, place.training.lr_scale) == (Scaling(20, 1.5, 8.5), 1.0)
-    place.training.scale_lr_by(factor_by("linear", "sgd"))
-    assert place.training.lr_scale == 2.0
-    place.now = Assignment(3, 0, 30, 5, 10)
-    assert (place.training.scaling, place.training.lr_scale) == (Scaling(10, 1.0, 3.0), 1.0)
 
 
 def test_without_a_batch_there_is_nothing_to_scale_or_save():

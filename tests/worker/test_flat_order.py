@@ -1,14 +1,16 @@
-"""The order of elements in flat arrays: a permutation whose buckets feed all shards."""
+"""The order of elements in flat arrays: a permutation whose buckets feed all shards; and what lies in it."""
 
 import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from idl.layout import shard_bounds
 from worker.flat_order import FlatArrays, FlatOrder, backward_order, bucket_elements
+from worker.torch.flat_tensors import FlatTensors
 
 
 @st.composite
@@ -62,13 +64,6 @@ def test_runs_are_of_one_group_each(drawn):
     assert [group for group, elements in order.runs for _ in range(elements)] == of_elements
 
 
-def test_tensors_follow_each_other_in_the_order_of_the_backward_pass():
-    """With one shard, the last tensor comes first."""
-    order = FlatOrder([3, 4, 5], [0, 0, 0], [2, 1, 0], 1, 1)
-    assert [(piece.tensor, piece.first) for piece in order.pieces] == [(2, 0), (1, 5), (0, 9)]
-    assert order.runs == [(0, 12)]
-
-
 @pytest.mark.parametrize(
     "changed", [{"shards": 3}, {"ready": [0, 1, 2]}, {"bucket": 100, "groups": [1, 0, 0]}]
 )
@@ -119,3 +114,36 @@ def test_buckets_are_of_float32():
     assert bucket_elements(1.0) == 2**18
     assert bucket_elements(1.5 / 2**18) == 2
     assert bucket_elements(float("inf")) == bucket_elements(None)
+
+
+DTYPES = {np.float32: np.uint32, np.float64: np.uint64}
+
+
+def bits(tensor):
+    """Return the bits of a tensor's elements, as integers."""
+    array = tensor.contiguous().numpy()
+    return array.view(DTYPES[array.dtype.type]).tolist()
+
+
+@given(orders(), st.sampled_from(list(DTYPES)), st.data())
+def test_values_come_back_bit_by_bit(drawn, dtype, data):
+    """So do NaNs, into tensors in any order of memory; and a single bit that differs is seen."""
+    sizes, *_, order = drawn
+    flat = np.zeros(order.elements, dtype)
+    tensors = [torch.full((size, 1), torch.nan, dtype=torch.from_numpy(flat).dtype) for size in sizes]
+    values, arrays = FlatTensors(flat, order, tensors), FlatArrays(flat, order, [t.shape for t in tensors])
+    for number, tensor in enumerate(tensors):
+        tensor[::2] = torch.arange(0, len(tensor), 2).reshape(-1, 1) - 3
+        values[number] = tensor
+    for number, tensor in enumerate(tensors):
+        assert values.has_bits_of(number, tensor)
+        assert arrays.has_bits_of(number, tensor.numpy())
+        for copied in (torch.empty_like(tensor), torch.empty(2 * len(tensor), 1, dtype=tensor.dtype)[::2]):
+            values.copy_to(number, copied)
+            assert bits(copied) == bits(tensor)
+    number = data.draw(st.sampled_from([number for number, size in enumerate(sizes) if size]))
+    place = data.draw(st.integers(0, sizes[number] - 1))
+    own = tensors[number].numpy().view(DTYPES[dtype])
+    own[place] ^= 1 << data.draw(st.integers(0, 8 * own.itemsize - 1))
+    assert not values.has_bits_of(number, tensors[number])
+    assert not arrays.has_bits_of(number, tensors[number].numpy())

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -59,32 +58,6 @@ def test_records_have_the_norms_of_the_step_before(shards, tmp_path):
         assert state.records(run, 0, ITERATIONS) == records
 
 
-def test_a_worker_that_is_alone_compares_the_gradients_of_two_iterations():
-    """Every second record has the norms of two successive gradients, once it is known that no other came."""
-    config = ManagerConfig("even", job=JobConfig(workers=1))
-    with serving(ManagerService(config)) as manager, serving(shard_service()) as shard:
-        worker = Worker(manager, [shard], "a", ITERATIONS)
-        done = worker.end()
-        with ManagerClient(manager) as client:
-            _, records = client.history("default", 0)
-    pairs = [record for record in records if record.norms and record.norms.norms.contributions == 2]
-    assert [record.iteration for record in pairs] == list(range(2, ITERATIONS, 2))
-    for record in pairs:
-        assert record.norms.iteration == record.iteration
-        parts = [done[record.iteration - 1], done[record.iteration]]
-        gradients = [
-            mean_gradient(trained_alone(part.iteration), permutation(SPEC, part.epoch)[part.start : part.end])
-            for part in parts
-        ]
-        mean = np.average(gradients, axis=0, weights=[part.count for part in parts])
-        expected = GradientNorms.of(
-            [(part.count, float(g @ g)) for part, g in zip(parts, gradients, strict=True)], float(mean @ mean)
-        )
-        found = record.norms.norms
-        assert (found.contributions, found.samples) == (expected.contributions, expected.samples)
-        np.testing.assert_allclose([found.weighted, found.squared], [expected.weighted, expected.squared])
-
-
 def test_heartbeats_are_answered_with_the_noise_scale_once_it_is_known():
     """For workers' charts: nothing at first, then the ratio of what was reported, 64 samples here."""
     rng = np.random.default_rng(2)
@@ -130,25 +103,6 @@ def test_what_an_earlier_attempt_has_contributed_does_not_count(norms):
     own.add(dataclasses.replace(parts[0], attempt=1), 8, 3.0)
     own.take_all(step(0))
     assert own.take() == step(0, contributions=1, samples=8, weighted=24.0)
-
-
-def test_a_gradient_that_is_not_finite_has_no_norms(norms):
-    """As where a loss scale overflows: the manager would refuse the report."""
-    own, parts = norms
-    own.add(parts[0], 8, math.inf)
-    own.take_reduced(0, 1.0)
-    assert own.take() is None
-
-
-def test_a_slice_that_is_reduced_twice_has_no_norms(norms):
-    """The second reduction's gradient has the first one's in it."""
-    own, parts = norms
-    for _ in range(2):
-        own.add(parts[0], 8, 4.0, once=True)
-        own.take_reduced(0, 1.0)
-    own.scale(0, 0.5)
-    assert own.take() is None
-    assert own.take_not_finite() is None
 
 
 def test_statistics_are_no_part_of_a_gradient():

@@ -42,20 +42,6 @@ def test_each_bucket_is_sent_by_itself_and_told_of_once_all_parts_have_sent_it()
     assert np.frombuffer(second.after(sent)).tolist() == [7]
 
 
-def test_a_bucket_without_elements_in_a_part_waits_for_the_others_alone():
-    """A part may have no share of a bucket, or of several, before its first byte or after its last."""
-    told = []
-    _, (first, second), advance = make([(0, 4), (4, 8)], told)
-    advance(2, 4)
-    assert send(first, 0) == 2 * 8
-    assert told == [(2, 4)]
-    advance(2, 4)
-    assert told == [(2, 4)] * 2
-    advance(2, 8)
-    assert send(second, 0) == 4 * 8
-    assert told[2:] == [(2, 8)]
-
-
 def test_what_is_sent_again_is_whole_and_not_told_of():
     """As over another connection, which gets all of a part at once."""
     told = []

@@ -1,6 +1,7 @@
 """Learning rates that follow the batch's size: their rules, and trainings against one process's."""
 
 import contextlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -114,43 +115,42 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "rule", "power"), RULES)
-def test_steps_at_shards_have_rates_by_the_size_of_the_batch(optimizer, rule, power):
-    """An epoch's last, smaller batch has those of the others; schedulers see the script's own rates."""
+@contextlib.contextmanager
+def loading(at_shards=True, targets=TARGETS, sizes=SCHEDULE):
+    """Yield the loader of a job of one worker, whose steps are taken at a shard or in the script."""
     with (
         services(1) as (manager, shards),
-        contextlib.closing(Session(SessionConfig(manager, tuple(shards), worker="w"))) as session,
+        contextlib.closing(Session(SessionConfig(manager, tuple(shards) * at_shards, worker="w"))) as session,
     ):
-        loader = DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), SCHEDULE, session=session)
-        model, made = make(optimizer)
-        distribute(made, loader, scale_lr=rule)
-        ended = train(loader, model, made)
-    assert np.abs(ended - trained_alone(optimizer, power)).max() < 1e-12
+        yield DataLoader(torch.utils.data.TensorDataset(INPUTS, targets), sizes, session=session)
 
 
+@pytest.mark.parametrize("at_shards", [True, False])
 @pytest.mark.parametrize(("optimizer", "rule", "power"), RULES)
-def test_steps_in_the_script_have_rates_by_the_size_of_the_batch(optimizer, rule, power):
-    """Without a parameter server the optimiser's own step is scaled."""
-    with (
-        services(1) as (manager, _),
-        contextlib.closing(Session(SessionConfig(manager, (), worker="w"))) as session,
-    ):
-        loader = DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), SCHEDULE, session=session)
-        model, made = make(optimizer)
-        scale_lr(made, loader, rule)
-        ended = train(loader, model, made, lambda loss: weighted(loss, ranks=1, session=session))
+def test_steps_have_rates_by_the_size_of_the_batch(optimizer, rule, power, at_shards):
+    """An epoch's last, smaller batch has those of the others; schedulers see the script's own rates.
+
+    Without a parameter server the optimiser's own step is scaled.
+    """
+    model, made = make(optimizer)
+    with loading(at_shards) as loader:
+        if at_shards:
+            distribute(made, loader, scale_lr=rule)
+            ended = train(loader, model, made)
+        else:
+            scale_lr(made, loader, rule)
+            weight = partial(weighted, ranks=1, session=loader.session)
+            ended = train(loader, model, made, weight)
     assert np.abs(ended - trained_alone(optimizer, power)).max() < 1e-12
 
 
 def test_the_step_of_the_script_is_not_scaled_beside_a_parameter_server():
     """The error says how it is done there."""
     with (
-        services(1) as (manager, shards),
-        contextlib.closing(Session(SessionConfig(manager, tuple(shards), worker="w"))) as session,
+        loading() as loader,
+        pytest.raises(InvalidRequestError, match="give scale_lr= to distribute"),
     ):
-        loader = DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), SCHEDULE, session=session)
-        with pytest.raises(InvalidRequestError, match="give scale_lr= to distribute"):
-            scale_lr(make(torch.optim.SGD)[1], loader)
+        scale_lr(make(torch.optim.SGD)[1], loader)
 
 
 def test_a_resumed_job_goes_on_with_its_progress():
@@ -158,13 +158,9 @@ def test_a_resumed_job_goes_on_with_its_progress():
     saved, found = None, []
     # Targets that no parameters explain, so that the noise is large.
     noise = torch.randn(42, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    data = torch.utils.data.TensorDataset(INPUTS, noise)
     for _ in range(2):
-        with (
-            services(1) as (manager, shards),
-            contextlib.closing(Session(SessionConfig(manager, tuple(shards), worker="w"))) as session,
-        ):
-            loader = DataLoader(data, {0: 1, 1: 8}, session=session)
+        with loading(targets=noise, sizes={0: 1, 1: 8}) as loader:
+            session = loader.session
             if saved is not None:
                 loader.load_state_dict(saved)
             model, made = make(torch.optim.SGD)

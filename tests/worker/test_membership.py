@@ -12,17 +12,12 @@ import numpy as np
 import pytest
 
 import idl
-from batchsize_manager import policies
-from batchsize_manager.job.config import JobConfig
 from batchsize_manager.learning.saved_models import pack_models, unpack_models
-from batchsize_manager.policies import Split
-from batchsize_manager.policies.even import Even
 from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
 from idl.bounds import Bounds
 from idl.errors import DeadlineExceededError, InvalidRequestError
-from idl.exchange import FIXED_GROUP
 from idl.plan import Assignment, JobSpec, Resume
 from idl.records import Report
 from rpc import client as client_module
@@ -71,13 +66,6 @@ def iterate(*members: Membership, maxima: dict[int, int] | None = None) -> list[
     if reports:
         together(*reports)
     return parts
-
-
-def test_plans_are_known_before_their_use():
-    """With a lookahead of 2 the first three assignments come with the answer to join."""
-    with serving(manager_service(lookahead=2)) as address, member(address) as worker:
-        worker.join(SPEC, Bounds(), None)
-        assert [getattr(worker.planned(i), "iteration", None) for i in range(4)] == [0, 1, 2, None]
 
 
 def report_ahead(*members: Membership) -> None:
@@ -134,18 +122,6 @@ def test_a_report_that_was_sent_ahead_counts_once(meanwhile, monkeypatch):
         assert {name: part.batch_size for name, part in record.parts.items()} == {"a": 6, "b": 6}
 
 
-def test_a_worker_leaves_whose_report_was_sent_ahead(wait_until):
-    """The answer is not waited for, and the report counts."""
-    manager = manager_service(workers=2)
-    with serving(manager) as address, member(address, "a") as a:
-        with member(address, "b") as b:
-            joining(a, b)
-            report_ahead(a, b)
-        a.take_answer()
-        wait_until(lambda: len(manager.jobs[0].job.members) == 1, "the end of b")
-        assert set(manager.jobs[0].job.history(0, 1)[0].parts) == {"a", "b"}
-
-
 def test_a_job_goes_on_from_where_it_was_saved():
     """Workers with a checkpoint get the iteration after it, and the manager its learned state."""
     learned = pack_models({"lstm": {"w": {"x": np.arange(3.0)}}})
@@ -184,74 +160,6 @@ def test_workers_must_resume_from_the_same_iteration():
         waiting, late = (a, b) if start == 24 else (b, a)
         joining(late, resume=Resume(start))
         assert waiting.next().iteration == late.next().iteration == start
-
-
-class Picky(Even):
-    """A policy that after three iterations finds the job faster without the worker named slow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._observed = 0
-
-    def observe(self, observations) -> None:
-        """Count the iterations."""
-        self._observed += 1
-
-    def split(self, total: int) -> Split:
-        """Split evenly."""
-        split = super().split(total)
-        named = self._observed >= 3 and any(worker.name == "slow" for worker in self._members)
-        return Split(split.counts, dispensable={"slow": "8% faster without slow"} if named else {})
-
-
-@pytest.mark.parametrize("lookahead", [0, 2])
-def test_dispensable_worker_is_released_after_its_last_plan(monkeypatch, lookahead):
-    """A released worker finishes its plans, gets the reason, and the other takes its samples."""
-    monkeypatch.setitem(policies.POLICIES, "picky", lambda options: Picky())
-    config = ManagerConfig("picky", job=JobConfig(workers=2, lookahead=lookahead, release=True))
-    with (
-        serving(ManagerService(config)) as address,
-        member(address, "slow") as slow,
-        member(address, "fast") as fast,
-    ):
-        joining(slow, fast)
-        for _ in range(3 + lookahead):
-            assert [part.count for part in iterate(slow, fast)] == [6, 6]
-        assert [part and part.count for part in iterate(slow, fast)] == [None, 12]
-        assert slow.released == "8% faster without slow"
-        assert fast.released is None
-        assert [part.count for part in iterate(fast)] == [12]
-
-
-def test_dispensable_worker_stays_where_the_job_does_not_allow_it(monkeypatch):
-    """Without the option the worker stays, and the manager's events name its cost once."""
-    monkeypatch.setitem(policies.POLICIES, "picky", lambda options: Picky())
-    with (
-        serving(ManagerService(ManagerConfig("picky", job=JobConfig(workers=2)))) as address,
-        member(address, "slow") as slow,
-        member(address, "fast") as fast,
-    ):
-        joining(slow, fast)
-        for _ in range(6):
-            assert [part.count for part in iterate(slow, fast)] == [6, 6]
-        client = Client(idl.batchsize_manager.BatchSizeManager, address, "manager")
-        status = client.call("status", idl.batchsize_manager.StatusRequest("j", -1))
-        client.close()
-        assert [event.text for event in status.events].count("8% faster without slow") == 1
-
-
-def test_worker_that_the_others_need_is_never_released(monkeypatch):
-    """A worker that takes part in an all-reduce is not released, whatever the manager's option."""
-    monkeypatch.setitem(policies.POLICIES, "picky", lambda options: Picky())
-    config = ManagerConfig("picky", job=JobConfig(workers=2, release=True))
-    with (
-        serving(ManagerService(config)) as address,
-        member(address, "slow") as slow,
-        member(address, "fast") as fast,
-    ):
-        joining(slow, fast, exchange=FIXED_GROUP)
-        for _ in range(6):
-            assert [part.count for part in iterate(slow, fast)] == [6, 6]
 
 
 @pytest.mark.simulated

@@ -1,9 +1,7 @@
 """Workers whose models differ cannot train together, and the error names the tensor."""
 
-import contextlib
-import functools
-import threading
 import uuid
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -11,12 +9,9 @@ from torch import nn
 
 import idl
 from idl.errors import InvalidRequestError
-from idl.layout import Tensor
-from ps.model_tensors import ModelTensors
 from rpc.client import Client
-from tests.services import in_threads, manager_service, open_request, serving
+from tests.services import OpenServices, open_request
 from tests.worker.squares import Squares
-from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader
 from worker.torch.optimizer import distribute
 
@@ -89,51 +84,14 @@ def test_rubbish_is_refused(opened, bad, said):
     opened("a", [WEIGHT])
 
 
-def test_a_model_agrees_with_itself():
-    """A model does not differ from itself, scalars included."""
-    model = ModelTensors("a", (Tensor("x", (), "float64"), Tensor("", (0, 3), "float32")))
-    assert model.difference(ModelTensors("b", model.tensors)) is None
-
-
-class Network(nn.Module):
-    """A network of one layer with the given name."""
-
-    def __init__(self, name):
-        super().__init__()
-        setattr(self, name, nn.Linear(3, 2))
-
-
-def distribute_both(shard, *networks):
-    """Let two workers begin: the first has named optimiser parameters, the second gives its model."""
-
-    def start(number, network):
-        loader = DataLoader(Squares(10), 4, session=sessions[number])
-        sessions[number].join()
-        if number:
-            assert opened.wait(120)
-            distribute(torch.optim.SGD(network.parameters(), lr=0.1), loader, network)
-        else:
-            distribute(torch.optim.SGD(network.named_parameters(), lr=0.1), loader)
-            opened.set()
-
-    opened = threading.Event()
-    with serving(manager_service(workers=2, silence=120.0)) as manager, contextlib.ExitStack() as stack:
-        sessions = [
-            Session(SessionConfig(manager, (shard,), worker=f"w{number}", barrier_timeout=120))
-            for number in range(2)
-        ]
-        for session in sessions:
-            stack.callback(session.close)
-        in_threads(*(functools.partial(start, *numbered) for numbered in enumerate(networks)))
-
-
-def test_torchs_names_are_compared(shard):
-    """Networks of the same shapes whose parameters have other names are refused."""
-    with pytest.raises(InvalidRequestError, match=r"tensor 0 of 'w1' is 'back.weight'.*'front.weight'"):
-        distribute_both(shard, Network("front"), Network("back"))
-
-
-@pytest.mark.slow
-def test_a_compiled_model_has_the_same_names(shard):
-    """Name parts that torch.compile adds make no difference."""
-    distribute_both(shard, Network("front"), torch.compile(Network("front")))
+@pytest.mark.parametrize("given", ["optimiser", "model", "compiled model"])
+def test_torchs_names_are_told(given):
+    """Those of the optimiser or of the model, without what compiling it adds."""
+    network = nn.Sequential(OrderedDict(front=nn.Linear(3, 2)))
+    parameters = network.named_parameters() if given == "optimiser" else network.parameters()
+    model = {"optimiser": None, "model": network, "compiled model": torch.compile(network)}[given]
+    with OpenServices(1) as services:
+        loader = DataLoader(Squares(10), 4, session=services.session("w"))
+        distribute(torch.optim.SGD(parameters, lr=0.1), loader, model)
+        (job,) = services.shards[0].jobs
+        assert [tensor.name for tensor in job.model.tensors] == ["front.weight", "front.bias"]

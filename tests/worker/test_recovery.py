@@ -189,55 +189,7 @@ def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_p
     assert 15 in agreed[1:]
 
 
-@pytest.mark.simulated
-def test_a_shard_that_has_forgotten_the_job_ends_it_with_the_reason():
-    """Without --state a killed shard ends the job, and the error says so."""
-    with in_process_manager(2) as manager, RestartableService("ps") as shard:
-
-        def again():
-            shard.kill()
-            shard.start()
-
-        workers = [
-            Worker(manager, [shard.address], f"w{i}", ITERATIONS, at)
-            for i, at in enumerate((once(8, again), lambda session: None))
-        ]
-        for worker in workers:
-            with pytest.raises(Exception, match=r"the job|--state"):
-                worker.end()
-        assert any("--state" in str(worker.error) for worker in workers)
-
-
 # -- the manager
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("lookahead", [0, 2])
-def test_a_killed_manager_leaves_no_trace_to_the_last_bit(tmp_path, lookahead):
-    """A manager killed and restarted during training leaves the parameters the same to the last bit."""
-
-    def train(folder, *, kill):
-        options = [*TWO_EVENLY, "--lookahead", str(lookahead)]
-        with (
-            restartable_manager(folder, *options) as manager,
-            serving(shard_service(deterministic=True)) as shard,
-        ):
-
-            def again():
-                manager.kill()
-                manager.start()
-
-            disturbs = once(20, again) if kill else lambda session: None
-            workers = [
-                Worker(manager.address, [shard], f"w{i}", ITERATIONS, at)
-                for i, at in enumerate((disturbs, lambda session: None))
-            ]
-            assert_trained(workers)
-            return [worker.session.exchange.parameters for worker in workers]
-
-    undisturbed = train(tmp_path / "a", kill=False)
-    disturbed = train(tmp_path / "b", kill=True)
-    assert np.array_equal(undisturbed, disturbed)
 
 
 @pytest.mark.simulated

@@ -70,13 +70,6 @@ def run(services, first=None, pull=lambda assignment: None, timeout=60.0):
     return recover(services, services, error, first, pull, timeout)
 
 
-def test_shards_that_differ_go_back_to_what_both_have():
-    """A shard that is one step ahead goes back to the common version."""
-    services = Services(ShardState("a", True, 7, (2, 5)), ShardState("b", True, 6, (2, 4)))
-    assert run(services).iteration == 2
-    assert services.proposed[0] == (1, 2)
-
-
 def test_a_shard_that_knows_says_where_the_batch_begins():
     """The manager is told the place of the batch that the job goes on with, by whichever shard knows it."""
     services = Services(

@@ -20,7 +20,7 @@ from tests.scripts.train_least_squares import (
     go_through,
     trained_alone,
 )
-from tests.services import send_back, serving, shard_service
+from tests.services import manager_service, send_back, serving, shard_service
 from tests.worker.least_squares import Worker
 from worker.exchanges.parameter_server import ParameterServer
 from worker.session import Session, SessionConfig
@@ -30,17 +30,23 @@ from worker.torch.loader import DataLoader
 ITERATIONS = 3 * SPEC.iterations_per_epoch
 
 
+@contextlib.contextmanager
+def alone(folder):
+    """Yield the manager, and the session of the one worker of a job whose shard keeps checkpoints."""
+    with (
+        serving(manager_service()) as manager,
+        serving(shard_service(state=folder, checkpoint_every=10)) as address,
+        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
+    ):
+        yield manager, session
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(("at", "back"), [(32, 10), (17, 10), (30, 30)])
 def test_a_loop_goes_through_its_batches_again(tmp_path, num_workers, at, back):
     """Batches are repeated within the current pass; those of an earlier epoch in that epoch's order."""
-    shard = shard_service(state=tmp_path, checkpoint_every=10)
-    with (
-        serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
-        serving(shard) as address,
-        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
-    ):
+    with alone(tmp_path) as (manager, session):
         dataset = torch.utils.data.TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
         loader = DataLoader(
             dataset,
@@ -74,12 +80,7 @@ def test_what_a_recovery_waits_for_is_not_taken_off_the_next_batch_processing_ti
     """A recovery's waiting is not subtracted from the next batch processing time."""
     waits, pull = [], ShardClients.pull
     monkeypatch.setattr(ShardClients, "pull", lambda *of, **how: pull(*of, **how) + sum(waits))
-    shard = shard_service(state=tmp_path, checkpoint_every=10)
-    with (
-        serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
-        serving(shard) as address,
-        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
-    ):
+    with alone(tmp_path) as (manager, session):
         parts = go_through(session, 20)
         for _ in range(15):
             next(parts)
@@ -133,10 +134,6 @@ def test_a_step_needs_a_slice_of_its_own(tmp_path, lookahead):
 
 def test_a_job_has_trained_from_its_first_complete_iteration_on(tmp_path):
     """From the first complete iteration on, parameters that shards have lost are an error."""
-    with (
-        serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=1)))) as manager,
-        serving(shard_service(state=tmp_path, checkpoint_every=10)) as address,
-        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
-    ):
+    with alone(tmp_path) as (_, session):
         next(go_through(session, 20))
         assert session._membership.has_trained()

@@ -20,6 +20,9 @@ from tests.services import serving, shard_service
 from worker import shard_clients
 from worker.shard_clients import ShardClients
 
+SMALL = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),))
+WHOLE = Assignment(0, 0, 0, 8, 8)  # the first batch
+
 
 def test_a_worker_sends_to_all_shards_at_once(monkeypatch):
     """Each of four calls is made before any is over, and the error of one is that of all."""
@@ -29,18 +32,17 @@ def test_a_worker_sends_to_all_shards_at_once(monkeypatch):
         together.wait()
         return call(client, *arguments, **options)
 
-    layout, parameters = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),)), np.zeros(20, np.float32)
-    assignment = Assignment(0, 0, 0, 8, 8)
+    parameters = np.zeros(20, np.float32)
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(serving(shard_service())) for _ in range(4)]
         clients = [Client(idl.parameter_server.ParameterServer, at, "shard") for at in addresses]
         shards = stack.enter_context(contextlib.closing(ShardClients(clients, 240.0)))
         shards.identify(idl.common.Identity("j/run", "w", uuid.uuid4().hex))
-        shards.open(layout, Synchronisation(), parameters, assignment, None)
+        shards.open(SMALL, Synchronisation(), parameters, WHOLE, None)
         shards.fence_from_any_thread(1)  # from now on they refuse both
         monkeypatch.setattr(Client, "call", held_up)
         with pytest.raises(RewoundError):
-            shards.push(assignment, parameters, None)
+            shards.push(WHOLE, parameters, None)
         with pytest.raises(RewoundError):
             shards.pull(1, parameters)
 
@@ -51,20 +53,19 @@ def opened(addresses, stack, layout, timeout=240.0):
     shards = stack.enter_context(contextlib.closing(ShardClients(clients, timeout)))
     shards.identify(idl.common.Identity("j/run", f"w{uuid.uuid4().hex}", uuid.uuid4().hex))
     parameters = np.zeros(layout.elements, np.float32)
-    shards.open(layout, Synchronisation(), parameters, Assignment(0, 0, 0, 8, 8), None)
+    shards.open(layout, Synchronisation(), parameters, WHOLE, None)
     return shards
 
 
 def test_elements_in_another_order_are_refused():
     """A worker whose parameters lie in another order than the job's does not get into it."""
-    groups = (Group(20, {"lr": 1.0}),)
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(serving(shard_service())) for _ in range(2)]
-        opened(addresses, stack, Layout("float32", "sgd", groups, order="a"))
-        opened(addresses, stack, Layout("float32", "sgd", groups, order="a"))
+        opened(addresses, stack, replace(SMALL, order="a"))
+        opened(addresses, stack, replace(SMALL, order="a"))
         for order in ("b", ""):
             with pytest.raises(InvalidRequestError, match=f"'a', but .* in the order '{order}'"):
-                opened(addresses, stack, Layout("float32", "sgd", groups, order=order))
+                opened(addresses, stack, replace(SMALL, order=order))
 
 
 @pytest.mark.parametrize("is_over", [True, False], ids=["given-up", "silent"])
@@ -72,12 +73,11 @@ def test_what_was_pushed_early_is_not_completed_by_others(wait_until, is_over):
     """It may have changed before its worker died, as by clipping: the iteration begins again without it."""
     layout = Layout("float32", "sgd", (Group(400_000, {"lr": 1.0}),))
     gradient, parameters = np.ones(400_000, np.float32), np.empty(400_000, np.float32)
-    assignment = Assignment(0, 0, 0, 8, 8)
     services = [shard_service() for _ in range(2)]
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(serving(one)) for one in services]
         shards, other = (opened(addresses, stack, layout) for _ in range(2))
-        begun = shards.begin_push(assignment, 5 * gradient, None)
+        begun = shards.begin_push(WHOLE, 5 * gradient, None)
         stack.callback(begun.give_up, RewoundError("another attempt", 0))
         begun.advance([150_000, 350_000])
         jobs = [job for one in services for job in one.jobs]
@@ -85,13 +85,13 @@ def test_what_was_pushed_early_is_not_completed_by_others(wait_until, is_over):
         if is_over:
             begun.give_up(RewoundError("another attempt", 0))
             with pytest.raises(RewoundError, match="broke off a gradient"):
-                shards.push(assignment, gradient, None)
+                shards.push(WHOLE, gradient, None)
         with pytest.raises(RewoundError, match="broke off a gradient"):
-            other.push(assignment, gradient, None)
+            other.push(WHOLE, gradient, None)
         assert not any(job.shard.complete for job in jobs)
         other.fence(1)
         other.rewind(1, 0)
-        other.push(replace(assignment, attempt=1), gradient, None)
+        other.push(replace(WHOLE, attempt=1), gradient, None)
         other.pull(1, parameters)
         assert [job.shard.version for job in jobs] == [1, 1]
     assert (parameters == -1.0).all()
@@ -100,12 +100,11 @@ def test_what_was_pushed_early_is_not_completed_by_others(wait_until, is_over):
 @pytest.mark.parametrize("answers", [True, False], ids=["refused", "unanswered"])
 def test_nobody_waits_for_a_shard_that_is_away_once_its_answer_is_not_wanted(answers, interrupt, wait_until):
     """With one of two shards away: by Ctrl-C in a push, and when a push that was begun is given up."""
-    layout, timeout = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),)), 12.0
-    gradient, assignment = np.ones(20, np.float32), Assignment(0, 0, 0, 8, 8)
+    gradient, timeout = np.ones(20, np.float32), 12.0
     with contextlib.ExitStack() as stack:
         stays = stack.enter_context(serving(shard_service()))
         with serving(shard_service()) as goes:
-            shards = opened([stays, goes], stack, layout, timeout)
+            shards = opened([stays, goes], stack, SMALL, timeout)
             shards.pull(0, gradient.copy())
         if not answers:
             full = stack.enter_context(socket.create_server(goes, backlog=0))
@@ -123,9 +122,9 @@ def test_nobody_waits_for_a_shard_that_is_away_once_its_answer_is_not_wanted(ans
         interrupter = threading.Thread(target=interrupt_once_away)
         interrupter.start()
         with pytest.raises(KeyboardInterrupt):
-            shards.push(assignment, gradient, None)
+            shards.push(WHOLE, gradient, None)
         interrupter.join()
-        push = shards.begin_push(assignment, gradient, None)
+        push = shards.begin_push(WHOLE, gradient, None)
         wait_until(is_away, "another one")
         push.give_up(RewoundError("another attempt", 0))
         assert time.monotonic() - begun < _ATTEMPT_SECONDS, "as each attempt to connect may take"
@@ -134,10 +133,9 @@ def test_nobody_waits_for_a_shard_that_is_away_once_its_answer_is_not_wanted(ans
 def test_parameters_are_pulled_ahead(monkeypatch):
     """They are there once the version is confirmed; a pull that breaks off raises its error."""
     monkeypatch.setattr(shard_clients, "LEAST_AHEAD", 0)
-    layout = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),))
     gradient, parameters = np.ones(20, np.float32), np.zeros(20, np.float32)
     with contextlib.ExitStack() as stack:
-        shards = opened([stack.enter_context(serving(shard_service())) for _ in range(2)], stack, layout)
+        shards = opened([stack.enter_context(serving(shard_service())) for _ in range(2)], stack, SMALL)
         assert shards.pulls_ahead
         for version in (1, 2):
             begun = shards.begin_pull(version, parameters)
@@ -170,13 +168,12 @@ def test_pulls_ahead_that_save_no_time_are_not_made(elements, deterministic, pul
 
 def test_a_worker_that_was_passed_over_knows_that_its_parameters_are_later_ones():
     """The shards have gone on from the version that it asks for."""
-    layout = Layout("float32", "sgd", (Group(20, {"lr": 1.0}),))
     gradient, parameters = np.ones(20, np.float32), np.empty(20, np.float32)
     with contextlib.ExitStack() as stack:
-        shards = opened([stack.enter_context(serving(shard_service())) for _ in range(2)], stack, layout)
+        shards = opened([stack.enter_context(serving(shard_service())) for _ in range(2)], stack, SMALL)
         shards.pull(0, parameters)
         assert shards.versions == [0, 0]
-        shards.push(Assignment(0, 0, 0, 8, 8), gradient, None)
+        shards.push(WHOLE, gradient, None)
         shards.pull(1, np.empty_like(parameters))
         shards.versions = []
         shards.pull(0, parameters)

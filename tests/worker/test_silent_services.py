@@ -6,31 +6,11 @@ import time
 import pytest
 
 import idl
-from idl.errors import InvalidRequestError, NotYetError
-from lab.proxy import Proxy
+from idl.errors import InvalidRequestError
 from rpc.client import Client
 from tests.services import join_request
 from tests.worker.least_squares import Worker, services
 from tests.worker.test_recovery import ITERATIONS, assert_trained, once
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("lookahead", [0, 2])
-@pytest.mark.parametrize("which", ["manager", "shard"])
-def test_a_service_whose_host_vanishes_and_comes_back_is_called_again(which, lookahead):
-    """With packets lost and no reset, training ends with the parameters of one process."""
-    with services(2, lookahead=lookahead, silence=60.0) as (manager, (shard,)), Proxy() as proxy:
-        ways = {"manager": proxy.add("manager", manager), "shard": proxy.add("shard", shard)}
-        link, dead = proxy.links[which], []
-
-        def vanish():
-            dead.append(proxy.do(link.swallow))
-            proxy.do(link.answer_again)
-
-        vanishes = once(10, vanish)
-        through = Worker(ways["manager"], [ways["shard"]], "w0", ITERATIONS, vanishes, silence=1.0)
-        assert_trained([through, Worker(manager, [shard], "w1", ITERATIONS)])
-        assert dead[0] > 0
 
 
 @pytest.mark.simulated
@@ -64,20 +44,6 @@ def ask(address, definition, method, request, bulk=None):
         return client.receive(deadline=time.monotonic() + 240)
     finally:
         client.close()
-
-
-def test_a_manager_lets_who_has_waited_ask_again():
-    """A worker whose join is answered with NotYet stays a member."""
-    manager = idl.batchsize_manager
-    with services(2) as (address, _):
-        request = join_request(IDENTITY)
-        request.wait = 0.1
-        for _ in range(2):
-            with pytest.raises(NotYetError, match="no assignment yet"):
-                ask(address, manager.BatchSizeManager, "join", request)
-        other = join_request(idl.common.Identity("job", "v", "j"))
-        first = ask(address, manager.BatchSizeManager, "join", other).assignment
-        assert ask(address, manager.BatchSizeManager, "join", request).assignment.count == 10 - first.count
 
 
 def test_a_wait_that_is_none_is_refused():

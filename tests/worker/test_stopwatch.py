@@ -73,6 +73,18 @@ def test_the_stopwatch_sums_up_what_runs(clock, steps, seconds):
 # -- the batch processing time
 
 
+def reported(wait_until, lookahead=0, at=lambda session: None):
+    """Return what the one worker of a job has reported of four iterations, in which it does something."""
+    with (
+        services(1, lookahead=lookahead) as (manager, shards),
+        contextlib.closing(Session(SessionConfig(manager, tuple(shards), worker="w"))) as session,
+        contextlib.closing(Observer(manager, ())) as seen,
+    ):
+        assert [part.assignment.iteration for part in go_through(session, 4, at)] == [0, 1, 2, 3]
+        wait_until(lambda: seen.poll() and len(seen.iterations) == 4, "the last report")
+    return [next(iter(record.parts.values())) for record in seen.iterations]
+
+
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_the_wait_for_a_pull_is_no_processing_time(clock, monkeypatch, wait_until, lookahead):
     """The shards' wait is reported as waiting; the rest of a pull counts for the next iteration."""
@@ -88,15 +100,7 @@ def test_the_wait_for_a_pull_is_no_processing_time(clock, monkeypatch, wait_unti
     def compute(session):
         clock.now += 2
 
-    with services(1, lookahead=lookahead) as (manager, shards):
-        config = SessionConfig(manager, tuple(shards), worker="w")
-        with (
-            contextlib.closing(Session(config)) as session,
-            contextlib.closing(Observer(manager, ())) as seen,
-        ):
-            assert [part.assignment.iteration for part in go_through(session, 4, compute)] == [0, 1, 2, 3]
-            wait_until(lambda: seen.poll() and len(seen.iterations) == 4, "the last report")
-    parts = [next(iter(record.parts.values())) for record in seen.iterations]
+    parts = reported(wait_until, lookahead, compute)
     assert [part.batch_processing_time for part in parts] == [2.0, 2.25, 2.25, 2.25]
     assert all(part.waiting_time >= 3600 for part in parts)
 
@@ -106,16 +110,8 @@ def test_a_suspended_machine_has_not_waited_for_longer_than_its_own_clock_says(m
     elsewhere = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600, monotonic_ns=time.monotonic_ns)
     monkeypatch.setattr(ps_service, "time", elsewhere)  # an hour passes between a pull and its answer
     begun = time.monotonic()
-    with services(1) as (manager, shards):
-        config = SessionConfig(manager, tuple(shards), worker="w")
-        with (
-            contextlib.closing(Session(config)) as session,
-            contextlib.closing(Observer(manager, ())) as seen,
-        ):
-            assert [part.assignment.iteration for part in go_through(session, 4)] == [0, 1, 2, 3]
-            wait_until(lambda: seen.poll() and len(seen.iterations) == 4, "the last report")
+    parts = reported(wait_until)
     took = time.monotonic() - begun
-    parts = [next(iter(record.parts.values())) for record in seen.iterations]
     assert all(part.batch_processing_time > 0 for part in parts)
     assert sum(part.batch_processing_time + part.waiting_time for part in parts) <= took
 

@@ -74,42 +74,6 @@ def test_samples_of_any_type_are_loaded(caplog, make, warnings):
     assert sum("samples differ" in record.message for record in caplog.records) == warnings
 
 
-def test_own_generators_are_named_in_one_warning(caplog):
-    """A generator that is not seeded is found by loading the first micro-batch twice."""
-    dataset = Holder([Holder(np.random.default_rng(1))])
-    loading = seeded(dataset, lambda: dataset.held[0].held.random(3))
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            loading.load(PART)
-    assert [record.message.count("dataset.held[0].held (Generator)") for record in caplog.records] == [1]
-
-
-class OfClass:
-    """A data set whose generator is an attribute of its class."""
-
-    rng = np.random.default_rng(1)
-    size = 3
-
-    @property
-    def never(self):
-        """Is not called to look for generators."""
-        raise AssertionError
-
-    @staticmethod
-    def nothing():
-        """Is no generator."""
-
-
-class Derived(OfClass):
-    """Another that has it from a base."""
-
-
-def test_a_generator_of_a_class_is_named():
-    """Of the object's own class, or of one that it is derived from."""
-    assert own_generators("dataset", OfClass()) == ["dataset.rng (Generator)"]
-    assert own_generators("dataset", Derived()) == ["dataset.rng (Generator)"]
-
-
 def test_a_generator_of_the_function_that_makes_batches_is_named(caplog):
     """Where the samples follow their micro-batch, and the batch that is made of them does not."""
     noise = Holder(np.random.default_rng(1))
@@ -138,16 +102,6 @@ class OfModule:
 
     def __getitem__(self, index):
         return OWN.random() + np.random.random() + random.random() + tests.OWN.random()
-
-
-def test_a_loading_process_with_a_copy_of_a_generator_is_found(caplog):
-    """What it loads agrees with what this process loads first."""
-    dataset = Holder(np.random.default_rng(1))
-    others = copy.deepcopy(dataset.held)
-    loaded = [others.random(3) for _ in PART.indices]  # by the other process
-    with caplog.at_level(logging.WARNING):
-        seeded(dataset, lambda: loaded.pop(0) if loaded else dataset.held.random(3)).load(PART)
-    assert "dataset.held (Generator)" in caplog.text
 
 
 def test_generators_are_found_wherever_they_are_held(monkeypatch):

@@ -1,8 +1,8 @@
 """Data sets that can only be iterated over: the same batches for any split and any starting point."""
 
 import contextlib
+import itertools
 import logging
-import weakref
 
 import numpy as np
 import pytest
@@ -122,26 +122,21 @@ def expected(shuffle_buffer, seed=4):
     return batches
 
 
-@pytest.mark.parametrize("shuffle_buffer", [0, 7, 1000])
-@pytest.mark.parametrize("parts", [(12,), (9, 3), (7, 4, 1)], ids=len)
-def test_the_batches_are_the_same_at_any_number_of_workers(services, parts, shuffle_buffer):
-    """One, two or three workers, even or not, divide the same batches in the same order."""
-    batches, _ = train(services(len(parts)), parts, shuffle_buffer=shuffle_buffer, seed=4)
-    assert batches == expected(shuffle_buffer)
+ORDERS = [{}, {"shuffle_buffer": 7, "micro_batch": 4}, {"shuffle_buffer": 1000}]
 
 
-@pytest.mark.parametrize("parts", [(12,), (8, 4)], ids=len)
-def test_the_batches_are_the_same_in_micro_batches(services, parts):
-    """Micro-batches of four, or less at a batch's end, have the same samples in the same order."""
-    batches, _ = train(services(len(parts)), parts, shuffle_buffer=7, seed=4, micro_batch=4)
-    assert batches == expected(7)
+@pytest.mark.parametrize(
+    ("parts", "options"),
+    [*itertools.product([(12,), (8, 4)], ORDERS), ((7, 4, 1), {"shuffle_buffer": 7})],
+    ids=str,
+)
+def test_the_batches_are_the_same_at_any_number_of_workers(services, parts, options):
+    """One, two or three workers, even or not, divide the same batches in the same order.
 
-
-def test_a_block_as_large_as_the_stream_shuffles_as_map_style_sets_are():
-    """If the buffer holds the whole stream, the order is that of `DataLoader`."""
-    order = StreamOrder(SIZE, SIZE, seed=9)
-    for epoch in range(3):
-        np.testing.assert_array_equal(order.indices(epoch, 0, SIZE), permutation(JobSpec(SIZE, 1, 9), epoch))
+    So they do in micro-batches of four, or less at a batch's end.
+    """
+    batches, _ = train(services(len(parts)), parts, seed=4, **options)
+    assert batches == expected(options.get("shuffle_buffer", 0))
 
 
 @pytest.mark.parametrize("kind", [Counting, Seekable])
@@ -285,36 +280,16 @@ def test_any_slice_can_be_had_at_any_time(data, kind, buffer):
         assert stream.samples(order.indices(epoch, start, count)) == whole[epoch][start : start + count]
 
 
-class Sample:
-    """An object that weak references can watch."""
-
-
-class Samples(Counting):
-    """An iterable that makes its samples on demand, and knows those that are still alive."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive = weakref.WeakSet()
-
-    def places(self, start):
-        """Return the places of the samples that are still alive."""
-        for _ in range(start, self.size):
-            sample = Sample()
-            self.alive.add(sample)
-            yield sample
-            del sample
-
-
 @pytest.mark.parametrize("buffer", [0, 7])
 def test_few_samples_are_kept(buffer):
     """Skipped and used samples are freed, except for a batch and the blocks that it touches."""
-    dataset = Samples()
+    dataset = Counting()
     stream, order = Stream(dataset, SIZE), StreamOrder(SIZE, buffer)
     stream.keep(BATCH + 2 * buffer)
     most = 0
     for start in (0, BATCH, 3 * BATCH, 0, SIZE - 1):
         stream.samples(order.indices(0, start, 1))
-        most = max(most, len(dataset.alive))
+        most = max(most, len(stream._recent))
     assert BATCH <= most <= BATCH + 2 * buffer
 
 

@@ -1,33 +1,27 @@
 """The JAX adapter against real services, its workers as threads of this process."""
 
 import contextlib
-import subprocess
-import sys
 import threading
 
-import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import torch
-from flax import nnx
 from torch import nn
 
-from batchsize_manager.job.config import JobConfig
-from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from idl.synchronisation import Synchronisation
-from tests.services import OpenServices, in_threads, serving, shard_service
+from tests.services import OpenServices, in_threads
 from tests.worker.contract import NOBODY
 from worker.jax.gradient import value_and_grad
 from worker.jax.loader import DataLoader
 from worker.jax.optimizer import distribute
 from worker.jax.rules import sgd
-from worker.session import Session, SessionConfig
+from worker.session import Session
 from worker.torch.loader import DataLoader as TorchDataLoader
 from worker.torch.optimizer import distribute as torch_distribute
 
@@ -75,13 +69,8 @@ def test_batches_have_the_datas_structure(job, data):
 
 def test_exact_sums_are_refused_in_one_line():
     """The error says who can, before anything is computed."""
-    config = ManagerConfig("even", job=JobConfig(synchronisation=Synchronisation(exact=True)))
-    with (
-        serving(ManagerService(config)) as manager,
-        serving(shard_service()) as shard,
-        contextlib.closing(Session(SessionConfig(manager, (shard,)))) as session,
-    ):
-        loader = DataLoader(np.zeros((8, 1)), 4, session=session, micro_batch=2)
+    with OpenServices(1, synchronisation=Synchronisation(exact=True)) as services:
+        loader = DataLoader(np.zeros((8, 1)), 4, session=services.session("w"), micro_batch=2)
         with pytest.raises(InvalidRequestError, match=r"--exact.* evenpace\.jax cannot: .* evenpace\.keras"):
             distribute(sgd(0.1), jnp.zeros(()), loader)
 
@@ -107,26 +96,6 @@ def test_parameters_that_are_set_are_refused(job, change):
         optimizer.step({"w": jnp.ones(1)}, [jnp.ones(1)])
 
 
-def test_arrays_keep_their_types_shapes_and_places(job):
-    """Pulled arrays keep half precision, a shape without dimensions, and a committed device."""
-    device = jax.devices()[0]
-    params = {
-        "half": jnp.ones((2, 3), jnp.bfloat16),
-        "number": jnp.float32(2.0),
-        "placed": jax.device_put(jnp.arange(3.0), device),
-        "empty": jnp.zeros((0, 4)),
-    }
-    loader = DataLoader(np.zeros((5, 2)), 5, session=job(1, shards=2)("w"))
-    optimizer = distribute(sgd(0.5), params, loader)
-    for _ in loader:
-        optimizer.step(jax.tree.map(jnp.ones_like, params))
-    for name, array in params.items():
-        result = optimizer.params[name]
-        assert (result.shape, result.dtype) == (array.shape, array.dtype)
-        assert result.committed == array.committed
-        assert np.array_equal(result, array - jnp.asarray(0.5, array.dtype))
-
-
 def test_parameters_of_a_past_step_stay_what_they_were(job):
     """The next pull does not change arrays that a script has kept."""
     loader = DataLoader(np.zeros(8), 1, session=job(1)("w"))
@@ -137,58 +106,6 @@ def test_parameters_of_a_past_step_stay_what_they_were(job):
         kept.append(optimizer.params["w"])
     for i, array in enumerate(kept):
         assert np.array_equal(array, np.full(1000, -(i + 1.0)))
-
-
-@pytest.mark.slow
-def test_a_model_of_flax_nnx_trains(job):
-    """Its parameters are pushed and pulled, and the model learns."""
-    data = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
-    graph, params = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), nnx.Param)
-
-    def losses(params, batch):
-        return (nnx.merge(graph, params)(batch)[:, 0] - batch.sum(1)) ** 2
-
-    loader = DataLoader(data, 16, session=job(1)("w"), shuffle=True)
-    step = value_and_grad(losses, micro_batch_size=8)
-    optimizer = distribute(sgd(0.1), params, loader)
-    history = []
-    for _ in range(8):
-        for batch in loader:
-            loss, gradient = step(optimizer.params, batch)
-            optimizer.step(gradient)
-            history.append(float(loss))
-    assert jax.tree.structure(optimizer.params) == jax.tree.structure(params)
-    assert history[-1] < 1e-2 * history[0]
-
-
-@pytest.mark.slow
-def test_batch_normalisation_of_flax_keeps_its_running_statistics(job):
-    """If all pieces are full, running statistics follow the mean over the pieces, as computed by hand."""
-    model = flax.linen.BatchNorm(momentum=0.9)
-    data = np.random.default_rng(0).normal(3.0, 2.0, size=(32, 3)).astype(np.float32)
-    variables = model.init(jax.random.key(0), data[:1], use_running_average=False)
-
-    def losses(params, batch, statistics):
-        output, new = model.apply(
-            {"params": params, "batch_stats": statistics},
-            batch,
-            use_running_average=False,
-            mutable=["batch_stats"],
-        )
-        return (output**2).sum(1), new["batch_stats"]
-
-    loader = DataLoader(data, 16, session=job(1)("w"))
-    step = value_and_grad(losses, micro_batch_size=8, has_aux=True)
-    optimizer = distribute(sgd(0.1), variables["params"], loader, statistics=variables["batch_stats"])
-    mean, variance = np.zeros(3), np.ones(3)
-    for batch in loader:
-        (_, statistics), gradient = step(optimizer.params, batch, optimizer.statistics)
-        optimizer.step(gradient, statistics)
-        pieces = batch.reshape(2, 8, 3)
-        mean = 0.9 * mean + 0.1 * pieces.mean(axis=1).mean(axis=0)
-        variance = 0.9 * variance + 0.1 * pieces.var(axis=1).mean(axis=0)
-    np.testing.assert_allclose(optimizer.statistics["mean"], mean, rtol=1e-4)
-    np.testing.assert_allclose(optimizer.statistics["var"], variance, rtol=1e-4)
 
 
 def test_jax_and_pytorch_train_one_job(job):
@@ -273,23 +190,5 @@ def test_bad_arguments_are_named():
         distribute(optax.sgd(0.1), jnp.zeros(3), loader)
     with pytest.raises(InvalidRequestError, match="steps is of int32"):
         distribute(sgd(0.1), {"w": jnp.zeros(3), "steps": jnp.arange(3)}, loader)
-    with pytest.raises(InvalidRequestError, match=r"phase is of complex64: .*imaginary part"):
-        distribute(sgd(0.1), {"phase": jnp.ones(3, jnp.complex64)}, loader)
     with pytest.raises(InvalidRequestError, match="nothing to train"):
         distribute(sgd(0.1), {}, loader)
-
-
-@pytest.mark.slow
-def test_jax_needs_no_torch_and_nothing_else_needs_jax():
-    """A worker with JAX does not import torch, and other workers do not import JAX."""
-    code = (
-        "import sys, {module}\n"
-        "assert not [name for name in ('torch', 'tensorflow', 'optax', 'flax') if name in sys.modules]\n"
-        "assert ('jax' in sys.modules) == {jax}"
-    )
-    for module, uses_jax in (
-        ("evenpace.jax", True),
-        ("evenpace.context, worker.data.slices, evenpace.launch", False),
-    ):
-        line = [sys.executable, "-c", code.format(module=module, jax=uses_jax)]
-        subprocess.run(line, check=True, timeout=240)

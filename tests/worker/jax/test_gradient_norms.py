@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from batchsize_manager.client import ManagerClient
-from tests.services import in_threads, manager_service, serving, shard_service
+from tests.services import OpenServices, in_threads
 from worker.jax.gradient import squared_norm, value_and_grad
 from worker.jax.loader import DataLoader
 from worker.jax.optimizer import distribute
 from worker.jax.rules import sgd
-from worker.session import Session, SessionConfig
 
 RATE = 0.05
 INPUTS = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
@@ -31,16 +30,13 @@ def gradient_of(w, indices):
     return 2 * (x @ w - y) @ x / len(indices)
 
 
-def train(rule, workers, change=lambda gradient: gradient):
+def train(rule, workers, change):
     """Train for an epoch; return the job's records, and the batches' micro-batches by iteration, in order."""
     seen = {}
-    with contextlib.ExitStack() as stack:
-        manager = stack.enter_context(serving(manager_service(workers)))
-        shards = tuple(stack.enter_context(serving(shard_service())) for _ in range(2))
+    with OpenServices(workers, 2) as services:
 
         def run(number):
-            config = SessionConfig(manager, shards, worker=f"w{number}", barrier_timeout=240)
-            with contextlib.closing(Session(config)) as session:
+            with contextlib.closing(services.session(f"w{number}")) as session:
                 loader = DataLoader((INPUTS, TARGETS), 14, session=session, micro_batch=4)
                 optimizer = distribute(rule, {"w": jnp.zeros(5)}, loader)
                 of_batch = value_and_grad(losses)
@@ -51,7 +47,7 @@ def train(rule, workers, change=lambda gradient: gradient):
                     seen.setdefault(iteration, []).extend(parts)
                     optimizer.step(change(gradient))
                 if not number:
-                    with ManagerClient(manager) as client:
+                    with ManagerClient(services.manager) as client:
                         found.extend(client.history("default", 0)[1])
 
         found = []
@@ -59,7 +55,7 @@ def train(rule, workers, change=lambda gradient: gradient):
     return found, seen
 
 
-def assert_norms(records, seen, factor=1.0):
+def assert_norms(records, seen, factor):
     """Check the norms of all steps that the records know against gradients of single micro-batches."""
     w, steps = np.zeros(5), {}
     for iteration in sorted(seen):
@@ -77,17 +73,10 @@ def assert_norms(records, seen, factor=1.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_each_micro_batch_is_a_contribution(workers):
-    """Of one worker, and of several; the last one of a batch is smaller."""
-    assert_norms(*train(sgd(RATE), workers))
-
-
-@pytest.mark.slow
-def test_norms_are_scaled_as_the_script_scales_the_mean():
-    """As by clipping, before the step."""
-    halved = train(sgd(RATE), 2, change=lambda gradient: {"w": gradient["w"] / 2})
-    assert_norms(*halved, factor=0.5)
+@pytest.mark.parametrize(("workers", "factor"), [(1, 1.0), (2, 0.5)])
+def test_each_micro_batch_is_a_contribution(workers, factor):
+    """The last one of a batch is smaller; norms are scaled as the script scales the mean before the step."""
+    assert_norms(*train(sgd(RATE), workers, lambda gradient: {"w": factor * gradient["w"]}), factor)
 
 
 def test_long_sums_keep_their_digits():

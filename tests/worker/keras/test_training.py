@@ -30,8 +30,7 @@ def trained(tmp_path_factory, framework_starts, wait_until):
             options = {"--max-batch-size": str(limit)}
             cluster.start_worker(f"w{i}", SCRIPTS / "train_keras.py", arguments, options=options)
         wait_until(lambda: not cluster.check(), "the end of training")
-    jobs = ("fit", "micro-fit", "micro-loop")
-    return {job: [dict(np.load(folder / f"{i}-{job}.npz")) for i in range(3)] for job in jobs}
+    return {job: [dict(np.load(folder / f"{i}-{job}.npz")) for i in range(3)] for job in ("fit", "micro")}
 
 
 @pytest.mark.ci
@@ -49,37 +48,24 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(trained):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("job", ["micro-fit", "micro-loop"])
-def test_in_micro_batches_uneven_workers_equal_one_worker(trained, job):
+def test_in_micro_batches_uneven_workers_equal_one_worker(trained):
     """Batch normalisation, dropout and random augmentation do not depend on the number of workers.
 
-    Nor does what a loop of one's own draws before the micro-batches of an iteration, and after them.
+    Each iteration has one logged loss, and the workers' mean is the loss that one worker logs.
     """
-    alone = trained[job][0]
-    for worker in trained[job]:
-        assert np.abs(worker["variables"] - alone["alone_variables"]).max() < 1e-10
-        assert worker["drawn"].tolist() == alone["alone_drawn"].tolist()
-    assert len(alone["drawn"]) == (2 * 4 * 15 if job == "micro-loop" else 0)
-    sizes = np.array([worker["sizes"] for worker in trained[job]])
+    workers = trained["micro"]
+    for worker in workers:
+        assert np.abs(worker["variables"] - workers[0]["alone_variables"]).max() < 1e-10
+        assert int(worker["iterations"]) == 15
+    sizes = np.array([worker["sizes"] for worker in workers])
     assert sizes.sum(axis=0).tolist() == [24, 24, 24, 24, 2] * 3
     assert np.ptp(sizes, axis=0).max() >= 5
     assert sizes.min() == 0
-    assert [int(worker["iterations"]) for worker in trained[job]] == [15] * 3
-    if job == "micro-loop":
-        assert [int(worker["traces"]) for worker in trained[job]] == [1] * 3
-
-
-@pytest.mark.ci
-def test_in_micro_batches_losses_are_logged_once_an_iteration(trained):
-    """Each iteration has one logged loss, and the workers' mean is the loss that one worker logs."""
-    workers = trained["micro-fit"]
-    assert [len(worker["losses"]) for worker in workers] == [15] * 3
-    sizes = np.array([worker["sizes"] for worker in workers]).reshape(3, 3, 5)  # workers, epochs, iterations
-    losses = np.array([worker["losses"] for worker in workers]).reshape(3, 3, 5)
-    alone = workers[0]["alone_losses"].reshape(3, 5)
+    losses = np.array([worker["losses"] for worker in workers]).reshape(3, 3, 5)  # workers, epochs, steps
     # Keras logs the mean over the epoch so far.
-    seen = sizes.cumsum(axis=2)
-    assert np.abs((losses * seen).sum(axis=0) / seen.sum(axis=0) - alone).max() < 1e-10
+    seen = sizes.reshape(3, 3, 5).cumsum(axis=2)
+    mean = (losses * seen).sum(axis=0) / seen.sum(axis=0)
+    assert np.abs(mean - workers[0]["alone_losses"].reshape(3, 5)).max() < 1e-10
     assert np.array_equal([worker["epochs"] for worker in workers], losses[:, :, -1])
 
 

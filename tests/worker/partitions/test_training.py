@@ -1,13 +1,8 @@
-"""Partitions over real sockets: the paper's case on a small scale, deaths and freezes, hostile peers."""
+"""Partitions over real sockets: the paper's case on a small scale, a manager's death, hostile peers."""
 
 import contextlib
 import itertools
-import json
-import signal
-import subprocess
-import sys
-from collections import Counter, namedtuple
-from pathlib import Path
+from collections import namedtuple
 
 import click
 import numpy as np
@@ -21,7 +16,6 @@ from torch.utils.data import TensorDataset
 import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
-from batchsize_manager.sizers import Sizes, Sizing
 from idl.bounds import Bounds
 from idl.errors import EvenpaceError, InvalidRequestError
 from lab.data import load
@@ -31,10 +25,7 @@ from tests.scripts.hold_partition import SAMPLES
 from tests.services import (
     address_of_our_own,
     in_threads,
-    is_frozen,
-    manager_service,
     partition_service,
-    service_process,
     serving,
     shard_service,
 )
@@ -76,16 +67,11 @@ def digits():
     ]
 
 
-def partitions_process(*options):
-    """Start a real `evenpace partitions` on a free port."""
-    return service_process("partitions", *options)
-
-
 @contextlib.contextmanager
 def services(workers, **changes):
     """Return the addresses of a manager, a shard, and a DataPartitionManager."""
     with (
-        serving(manager_service(workers)) as manager,
+        serving(ManagerService(ManagerConfig("even", job=JobConfig(workers=workers)))) as manager,
         serving(shard_service()) as shard,
         serving(partition_service(workers, **changes)) as partitions,
     ):
@@ -194,211 +180,86 @@ def test_partitions_train_as_well_as_shuffled_data(digits, wait_until):
 # -- batches whose size changes
 
 
-def train_with(sizing, batch_size, passes):
-    """Train a linear model on noise, with two workers of 24 samples each and batches that are split evenly.
-
-    Args:
-        sizing: How the size of the whole batch is chosen.
-        batch_size: The loaders'.
-
-    Returns:
-        The samples of each pass, by worker and number, and the sizes of its batches.
-    """
-    used, models = [([], {}) for _ in range(passes)], [seeded(1, 1) for _ in range(2)]
-    config = ManagerConfig("even", job=JobConfig(workers=2, sizing=sizing))
-    with (
-        serving(ManagerService(config)) as manager,
-        serving(shard_service()) as shard,
-        serving(partition_service(2)) as partitions,
-    ):
+def test_each_sample_is_used_once_in_a_pass_by_a_schedule_of_batch_sizes():
+    """Workers that take equal shares go through their parts once in each pass, whatever its batches' size."""
+    passes, models = [([], {}) for _ in range(4)], [seeded(1, 1) for _ in range(2)]
+    with services(2) as (manager, shard, partitions):
 
         def work(number):
             session = Session(SessionConfig(manager, (shard,), worker=f"w{number}"))
-            targets = torch.randn(24, generator=torch.Generator().manual_seed(number))
-            samples = TensorDataset(torch.arange(24), targets)
-            loader = PartitionedLoader(samples, batch_size, session=session, partitions=str(partitions))
+            schedule = {0: 8, 1: 12, 2: 24}
+            loader = PartitionedLoader(
+                torch.arange(24), schedule, session=session, partitions=str(partitions)
+            )
             model = models[number]
             optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1e-3), loader)
-            for drawn, sizes in used:
-                for indices, values in loader:
+            for drawn, sizes in passes:
+                for indices in loader:
                     sizes[session.assignment.iteration] = session.assignment.total
                     drawn += [(number, index) for index in indices.tolist()]
-                    optimizer.zero_grad()
-                    nn.functional.mse_loss(model(torch.ones(len(values), 1))[:, 0], values).backward()
                     optimizer.step()
             loader.close()
             session.close()
 
         in_threads(*(lambda i=i: work(i) for i in range(2)))
-    return [(drawn, list(sizes.values())) for drawn, sizes in used]
-
-
-def test_each_sample_is_used_once_in_a_pass_by_a_schedule_of_batch_sizes():
-    """Workers that take equal shares go through their parts once in each pass, whatever its batches' size."""
-    passes = train_with(Sizing(), {0: 8, 1: 12, 2: 24}, 4)
-    assert [sizes for _, sizes in passes] == [[8] * 6, [12] * 4, [24] * 2, [24] * 2]
+    assert [list(sizes.values()) for _, sizes in passes] == [[8] * 6, [12] * 4, [24] * 2, [24] * 2]
     every = [(worker, index) for worker in range(2) for index in range(24)]
     assert [sorted(drawn) for drawn, _ in passes] == [every] * 4
 
 
-@pytest.mark.slow
-def test_samples_are_used_equally_often_when_the_batch_follows_its_noise():
-    """A pass has as many samples as there are, and each of a worker's is used as often as its others."""
-    passes = train_with(Sizing("similarity", Sizes(8, 48), similarity=0.9), 8, 60)
-    assert passes[0][1][0] == 8
-    assert max(sizes[0] for _, sizes in passes) > 8
-    assert [sum(sizes) for _, sizes in passes] == [48] * 60
-    assert [len(drawn) for drawn, _ in passes] == [48] * 60
-    times = Counter(sample for drawn, _ in passes for sample in drawn)
-    for worker in range(2):
-        own = [times[worker, index] for index in range(24)]
-        assert max(own) - min(own) <= 1
+# -- a manager that dies, and hostile peers
 
 
-# -- workers that die, freeze and come back
-# -- workers that die, freeze and come back
-
-LARGE = 2**15  # numbers in a sample; a chunk has but few such
-
-
-class Holder:
-    """A worker in a process of its own; see `tests/scripts/hold_partition.py`."""
-
-    def __init__(self, manager, worker, *options):
-        script = Path(hold_partition.__file__)
-        arguments = [
-            "--manager",
-            manager,
-            "--worker",
-            worker,
-            "--samples",
-            SAMPLES,
-            "--size",
-            LARGE,
-            *options,
-        ]
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", f"tests.scripts.{script.stem}", *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def wait_until_ready(self):
-        """Wait until all workers have joined."""
-        assert self.popen.stdout.readline() == "ready\n"
-
-    def draw(self, count, iteration):
-        """Return the next samples, as (worker, index)."""
-        print(count, iteration, file=self.popen.stdin, flush=True)
-        return [tuple(sample) for sample in json.loads(self.popen.stdout.readline())]
-
-    def used(self, iteration):
-        """Return the samples that the worker uses."""
-        return set(self.draw(0, iteration))
-
-    def kill(self):
-        """Kill the process."""
-        self.popen.kill()
-        self.popen.wait()
-        self.popen.stdin.close()
-        self.popen.stdout.close()
-
-
-class Link:
-    """A worker in this process."""
-
-    def __init__(self, manager, worker, size=LARGE):
-        self.link = hold_partition.link(manager, worker, SAMPLES, size)
-
-    def draw(self, count, iteration):
-        """Return the next samples, as (worker, index)."""
-        return hold_partition.drawn(self.link, count, iteration)
-
-    def used(self, iteration):
-        """Return the samples that the worker uses."""
-        return hold_partition.used(self.link, iteration)
-
-
-def linked(stack, manager, numbers, size=LARGE):
+def linked(stack, manager, numbers):
     """Make workers in this process at once, since each waits for the others."""
     links = {}
 
     def make(number):
-        links[number] = Link(manager, number, size)
-        stack.callback(links[number].link.close)
+        links[number] = hold_partition.link(manager, number, SAMPLES, size=3)
+        stack.callback(links[number].close)
 
     in_threads(*(lambda n=number: make(n) for number in numbers))
     return [links[number] for number in numbers]
 
 
-def is_used_once(workers, origins, iteration):
-    """Return whether each sample of the origins, and no other, is used by exactly one of the workers."""
-    used = [worker.used(iteration) for worker in workers]
-    every = {(origin, index) for origin in origins for index in range(SAMPLES)}
+def is_used_once(links, iteration):
+    """Return whether each sample of the workers is used by exactly one of them."""
+    used = [hold_partition.used(link, iteration) for link in links]
+    every = {(origin, index) for origin in range(len(links)) for index in range(SAMPLES)}
     return sum(map(len, used)) == len(every) and set().union(*used) == every
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(("moment", "comes_back"), [("before", "frozen"), ("after", "killed")])
-def test_a_receiver_that_stops_in_mid_transfer(wait_until, moment, comes_back):
-    """If a receiver stops before it answers, no sample is lost or used by two workers."""
-    with partitions_process("--workers", "3", "--silence", "20") as manager, contextlib.ExitStack() as stack:
-        third = Holder(manager, 2, "--freeze", moment)
-        stack.callback(third.kill)
-        first, second = linked(stack, manager, (0, 1))
-        third.wait_until_ready()
-        for worker, batch in ((third, 10), (second, 4), (first, 1)):
-            worker.draw(10 * batch, 0)
-            worker.draw(10 * batch, 19)
-        wait_until(lambda: is_frozen(third.popen), "the transfer in which it stops")
-        # Training goes on; the third's samples are gone with it, all others are whose they were.
-        wait_until(lambda: is_used_once([first, second], (0, 1), 20), "the third worker's end")
-        if comes_back == "frozen":
-            third.popen.send_signal(signal.SIGCONT)
-        else:
-            third.kill()
-            third = Holder(manager, 2)
-            stack.callback(third.kill)
-            third.wait_until_ready()
-        workers = [first, second, third]
-        wait_until(lambda: is_used_once(workers, (0, 1, 2), 21), "the third worker's return")
 
 
 def test_a_manager_that_is_started_again(wait_until):
     """While the manager is down workers go on; then each begins with its own samples, which move again."""
     with contextlib.ExitStack() as stack:
         with serving(partition_service(2), address=address_of_our_own()) as manager:
-            slow, fast = linked(stack, manager, (0, 1), size=1)
+            slow, fast = linked(stack, manager, (0, 1))
 
             iterations = itertools.count()
 
             def has_moved():
                 """Train on, and return whether samples have moved."""
                 iteration = next(iterations)
-                slow.draw(1, iteration)
-                fast.draw(10, iteration)
-                return len(slow.link) < SAMPLES < len(fast.link)
+                hold_partition.drawn(slow, 1, iteration)
+                hold_partition.drawn(fast, 10, iteration)
+                return len(slow) < SAMPLES < len(fast)
 
             wait_until(has_moved, "the move")
-            wait_until(lambda: is_used_once([slow, fast], (0, 1), next(iterations)), "the end of the move")
-        assert is_used_once([slow, fast], (0, 1), next(iterations))
+            wait_until(lambda: is_used_once([slow, fast], next(iterations)), "the end of the move")
+        assert is_used_once([slow, fast], next(iterations))
         with serving(partition_service(2), address=manager):
-            wait_until(lambda: len(slow.link) == len(fast.link) == SAMPLES, "their return")
-            assert is_used_once([slow, fast], (0, 1), next(iterations))
+            wait_until(lambda: len(slow) == len(fast) == SAMPLES, "their return")
+            assert is_used_once([slow, fast], next(iterations))
             wait_until(has_moved, "the move under another manager")
             stack.close()
-
-
-# -- what peers may send
 
 
 def test_a_peer_takes_nothing_else_than_samples_like_its_own():
     """Malformed samples, unknown senders and other jobs are refused by name."""
     wire = idl.data_partition
     with serving(partition_service(1)) as manager, contextlib.ExitStack() as stack:
-        (worker,) = linked(stack, manager, (0,), size=3)
-        client = Client(wire.PartitionPeer, worker.link.address, "peer")
+        (worker,) = linked(stack, manager, (0,))
+        client = Client(wire.PartitionPeer, worker.address, "peer")
         good = [
             wire.Array("int64", [], bytes(8)),
             wire.Array("int64", [], bytes(8)),
@@ -422,8 +283,8 @@ def test_a_peer_takes_nothing_else_than_samples_like_its_own():
         assert "float32 with 1 dim" in refusal([*good[:2], wire.Array("float32", [3], bytes(12))])
         assert "must be a list of 1" in refusal([])
         assert "incarnation 'somebody' is gone" in refusal()
-        assert "not known here" in refusal(receiver=worker.link._partition.incarnation)
-        assert worker.used(0) == {(0, index) for index in range(SAMPLES)}
+        assert "not known here" in refusal(receiver=worker._partition.incarnation)
+        assert hold_partition.used(worker, 0) == {(0, index) for index in range(SAMPLES)}
         client.close()
 
 

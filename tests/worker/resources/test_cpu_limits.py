@@ -183,34 +183,18 @@ def cycle(start):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_cgroup")
-@pytest.mark.parametrize("code", [SPIN, SPIN_TWICE])
-def test_control_group_limits_the_share(start, code):
-    """A busy process gets its share from the kernel, all threads together, and no more."""
-    child = start(code)
-    with limit_cpu(child.pid, 0.2, "share", "cgroup") as limit:
-        assert limit.kind in ("cgroup v1", "cgroup v2")
-        assert limit.share == 0.2
-        holds(limit, child.pid, start(SPIN).pid)
+def test_control_group_limits_the_share(start):
+    """All threads of a busy process together get its share from the kernel, and no more; no group stays.
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("code", [SPIN, SPIN_TWICE])
-def test_duty_cycle_limits_the_share(start, code):
-    """A busy process gets its share by stopping and continuing, all threads together."""
-    child = start(code)
-    with limit_cpu(child.pid, 0.1, "share", "duty-cycle") as limit:
-        assert limit.kind == "stop/continue"
-        assert limit.share == 0.1
-        holds(limit, child.pid, start(SPIN).pid)
-
-
-@pytest.mark.usefixtures("needs_cgroup")
-def test_no_control_group_is_left(start):
-    """Closing removes the group, whether its process still runs or has ended."""
-    running, ended = start(SPIN), start(SLEEP)
-    name = f"left-{uuid.uuid4().hex[:8]}"  # what a killed run of the test has left is not ours
-    limits = [limit_cpu(child.pid, 0.1, name, "cgroup") for child in (running, ended)]
+    Closing removes the group, whether its process still runs or has ended.
+    """
+    running, ended = start(SPIN_TWICE), start(SLEEP)
+    name = f"share-{uuid.uuid4().hex[:8]}"  # what a killed run of the test has left is not ours
+    limits = [limit_cpu(child.pid, 0.2, name, "cgroup") for child in (running, ended)]
+    assert limits[0].kind in ("cgroup v1", "cgroup v2")
+    assert limits[0].share == 0.2
     assert left_groups(name)
+    holds(limits[0], running.pid, start(SPIN).pid)
     ended.kill()
     ended.wait()
     for limit in limits:
@@ -218,6 +202,16 @@ def test_no_control_group_is_left(start):
         limit.close()
     assert not left_groups(name)
     runs_on(running.pid)
+
+
+@pytest.mark.slow
+def test_duty_cycle_limits_the_share(start):
+    """All threads of a busy process together get its share by stopping and continuing."""
+    child = start(SPIN_TWICE)
+    with limit_cpu(child.pid, 0.1, "share", "duty-cycle") as limit:
+        assert limit.kind == "stop/continue"
+        assert limit.share == 0.1
+        holds(limit, child.pid, start(SPIN).pid)
 
 
 @pytest.mark.ci
@@ -314,36 +308,19 @@ def test_a_duty_cycler_that_was_stopped_itself_goes_on(start, cycle):
     assert cycler.poll() is None
 
 
-def test_sigterm_ends_a_duty_cycler_and_leaves_the_process_running(start, cycle):
-    """A duty cycler that is ended while the process is stopped continues it and exits with 0."""
+@pytest.mark.parametrize("ended", ["duty cycler", "process"])
+def test_a_duty_cycler_ends_well(start, cycle, ended):
+    """By a signal, before which it continues its process; and with that, waited for or not."""
     child = start(SPIN)
     cycler = cycle(child.pid, 0.02)
     wait_until(lambda: is_stopped(child.pid))
-    cycler.send_signal(signal.SIGTERM)
+    if ended == "process":
+        child.kill()
+    else:
+        cycler.send_signal(signal.SIGTERM)
     assert cycler.wait(120) == 0
-    runs_on(child.pid)
-
-
-def test_an_idle_process_is_never_stopped(start):
-    """A process that uses no CPU keeps its budget and is left alone."""
-    child = start(SLEEP)
-    with limit_cpu(child.pid, 0.05, "idle", "duty-cycle"):
-        cycler = duty_cycler()
-        began = cpu_seconds(cycler.pid)
-        wait_until(lambda: cpu_seconds(cycler.pid) > began)  # it looks at the process
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
-            assert not is_stopped(child.pid)
-            time.sleep(0.002)
-
-
-def test_a_duty_cycler_ends_with_its_process(start, cycle):
-    """A duty cycler ends once its process has ended, waited for or not."""
-    child = start(SPIN)
-    cycler = cycle(child.pid, 0.1)
-    wait_until(lambda: is_stopped(child.pid))
-    child.kill()
-    assert cycler.wait(120) == 0
+    if ended == "duty cycler":
+        runs_on(child.pid)
 
 
 def test_a_duty_cycler_ends_with_its_parent(start):

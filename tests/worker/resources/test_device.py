@@ -5,13 +5,9 @@ import platform
 
 import pytest
 
-from batchsize_manager.job.config import JobConfig
-from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import InvalidRequestError
-from idl.plan import JobSpec
-from tests.services import serving
 from worker.resources.device import Device, as_kind, cpu_kind, cpu_name
-from worker.session import Session, SessionConfig
+from worker.session import SessionConfig
 
 CPU_INFO = "processor\t: 0\nmodel name\t: Xeon(R)   Gold\x00 6130 CPU @ 2.10GHz\nmodel name\t: another\n"
 
@@ -38,24 +34,6 @@ def test_what_a_device_is_found_to_be_adds_up():
         each.describe()
     assert (device.kind, device.threads) == ("NVIDIA H100", 4)
     assert (named.kind, named.threads) == ("my kind", 4)
-
-
-@pytest.mark.parametrize(
-    ("given", "found", "kind"),
-    [("my kind", "NVIDIA H100", "my kind"), (None, "NVIDIA H100", "NVIDIA H100"), (None, None, cpu_kind())],
-    ids=["named by the user", "GPU", "CPU"],
-)
-def test_the_manager_is_told_the_kind_of_device(tmp_path, given, found, kind):
-    """The manager gets the user's name of the device, else that of the GPU, and remembers it."""
-    service = ManagerService(ManagerConfig(job=JobConfig(), state=tmp_path))
-    with serving(service) as address:
-        session = Session(SessionConfig(address, barrier_timeout=60, device=given))
-        session.device.describe(found)
-        session.training.declare(JobSpec(100, 10))
-        session.join()
-        (managed,) = service.jobs
-        assert [member.device for member in managed.job.members.saved] == [kind]
-        session.close()
 
 
 def test_a_kind_that_cannot_be_told_is_refused():

@@ -108,33 +108,23 @@ def watched(counts, room, peak, total=1000):
     return shares, [limit for limit in told if limit is not None]
 
 
-def test_a_watch_tells_the_limit_once():
-    """After four sizes the limit is reported, and not again for changes of a few percent."""
+@pytest.mark.parametrize(
+    ("counts", "room", "total", "limit"),
+    [
+        pytest.param([64, 80, 96, 128, 130, 140], lambda i: 4000, 1000, 280, id="once, for few percent"),
+        pytest.param(
+            [64, 80, 96, 128, 120], lambda i: 3000 if i else 4000, 1000, 280, id="by the most room there was"
+        ),
+        pytest.param([64, 80, 96, 128], lambda i: 4000, 200, None, id="not above the whole batch"),
+    ],
+)
+def test_a_watch_tells_the_limit(counts, room, total, limit):
+    """It is known after four sizes, and holds for good though others take memory for a while."""
     shares, told = watched(
-        [64, 80, 96, 128, 130, 140],
-        room=lambda i: 4000 * MIB,
-        peak=lambda n: 1000 * MIB + 10 * MIB * n + n % 3,
+        counts, lambda i: room(i) * MIB, lambda n: 1000 * MIB + 10 * MIB * n + n % 3, total=total
     )
-    assert told == [pytest.approx(280, abs=1)]
+    assert told == ([] if limit is None else [pytest.approx(limit, abs=1)])
     assert all(0.5 < share <= 1 for share in shares)
-
-
-def test_a_watch_goes_by_the_most_room_that_there_was():
-    """Memory that others take for a while does not lower the limit, which holds for good."""
-    _, told = watched(
-        [64, 80, 96, 128, 120],
-        room=lambda i: (4000 if i == 0 else 3000) * MIB,
-        peak=lambda n: 1000 * MIB + 10 * MIB * n,
-    )
-    assert told == [280]
-
-
-def test_a_limit_above_the_whole_batch_is_not_told():
-    """A limit above the whole batch is not reported."""
-    _, told = watched(
-        [64, 80, 96, 128], room=lambda i: 4000 * MIB, peak=lambda n: 1000 * MIB + 10 * MIB * n, total=200
-    )
-    assert told == []
 
 
 def test_the_fuller_memory_is_reported(wait_until):

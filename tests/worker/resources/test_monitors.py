@@ -22,38 +22,68 @@ def machine(tmp_path, monkeypatch):
     return machine
 
 
-def test_cpu_is_the_share_that_others_take_of_the_affinity_masks_cpus(machine):
-    """Without cgroups, only the CPUs of the affinity mask count, less this process's own use."""
+def test_cpu_is_the_share_that_others_take_since_the_sample_before(machine):
+    """Of the CPUs of the affinity mask, which may change, less this process's own use."""
     monitor = ResourceMonitor(machine.root)
     machine.run(2.0, busy=[0.8, 1.0, 1.0, 1.0], own=1.05)
-    usage = monitor.sample()
-    assert usage.cpu == pytest.approx(0.375)
-    assert usage.memory == pytest.approx(0.1)
+    first = monitor.sample()
+    assert (first.cpu, first.memory) == (pytest.approx(0.375), pytest.approx(0.1))
+    assert monitor.sample() == first, "the kernel has not counted since"
     assert available_cpus(machine.root) == 2
-
-
-def test_each_sample_covers_the_time_since_the_previous_one(machine):
-    """Usage before the previous sample does not count again."""
-    monitor = ResourceMonitor(machine.root)
-    machine.run(1.0, busy=[1, 1, 0, 0])
-    assert monitor.sample().cpu == pytest.approx(1.0)
-    machine.run(1.0, busy=[0, 0, 1, 1])
-    assert monitor.sample().cpu == pytest.approx(0.0)
-
-
-def test_the_last_figure_stands_until_the_kernel_has_counted(machine):
-    """Two samples within one tick of the kernel's counters agree."""
-    monitor = ResourceMonitor(machine.root)
-    machine.run(1.0, busy=[1, 0, 0, 0])
-    assert monitor.sample() == monitor.sample()
-
-
-def test_a_moved_affinity_mask_counts_from_the_next_sample(machine):
-    """A process that is moved to other CPUs sees those CPUs' usage."""
-    monitor = ResourceMonitor(machine.root)
+    machine.run(0.15, busy=[0.5, 0.5, 1, 1])  # less than a sample looks back
+    assert monitor.sample().cpu == pytest.approx(0.5)
     machine.affinity = [2, 3]
     machine.run(1.0, busy=[0, 0, 1, 0.5])
     assert monitor.sample().cpu == pytest.approx(0.75)
+
+
+MINE = "/sys/fs/cgroup/mine"
+TENTH = Memory(total=1000 * MIB, available=900 * MIB)
+FULL = Memory(total=1000 * MIB, available=50 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("mount", "counts", "of_machine", "cpus", "memory"),
+    [
+        pytest.param(
+            ("v2", "/mine"),
+            {"path": MINE, "limit": 100 * MIB, "used": 90 * MIB, "cache": 40 * MIB},
+            *(TENTH, 2, 0.5),
+            id="file cache can be reclaimed",
+        ),
+        pytest.param(
+            ("v2", "/mine"),
+            {"path": MINE, "limit": 100 * MIB, "used": 10 * MIB},
+            *(FULL, 2, 0.95),
+            id="the machine is fuller",
+        ),
+        pytest.param(("v2", "/mine"), {"path": MINE, "used": 900 * MIB}, TENTH, 2, 0.1, id="v2 max"),
+        pytest.param(("v1", "/mine"), {"group": "/mine", "used": 900 * MIB}, TENTH, 2, 0.1, id="v1 -1"),
+        *(
+            pytest.param(
+                ("v2", membership),
+                {"path": "/sys/fs/cgroup", "cpu_max": "150000 100000", "limit": 100 * MIB, "used": 70 * MIB},
+                *(TENTH, 1.5, 0.7),
+                id=f"v2 container in {membership}",
+            )
+            for membership in ("/", "/docker/abc", "/../sibling")
+        ),
+        *(
+            pytest.param(
+                ("v1", "/docker/abc", top), {"quota": 20000}, TENTH, 0.2, 0.1, id=f"v1 container below {top}"
+            )
+            for top in ("/docker/abc", "/elsewhere")
+        ),
+    ],
+)
+def test_a_group_is_found_and_its_limits_hold(machine, mount, counts, of_machine, cpus, memory):
+    """A container may see the machine's path of its group, or none; it finds it where it is mounted."""
+    version, *where = mount
+    getattr(machine, f"mount_{version}")(*where)
+    getattr(machine, f"{version}_counts")(**counts)
+    machine.memory = of_machine
+    assert available_cpus(machine.root) == pytest.approx(cpus)
+    assert ResourceMonitor(machine.root).sample().memory == pytest.approx(memory)
 
 
 @pytest.mark.parametrize(
@@ -76,17 +106,6 @@ def test_v2_the_smaller_of_quota_and_affinity_is_the_capacity(machine, quota, bu
     machine.v2_counts(group, quota, usage_usec=1_000_000 + int(1e6 * used))
     assert monitor.sample().cpu == pytest.approx(share)
     assert available_cpus(machine.root) == pytest.approx(0.5 if quota.startswith("5000 ") else 2)
-
-
-def test_resume_forgets_what_was_before(machine):
-    """Usage by others while this process waited does not count."""
-    monitor = ResourceMonitor(machine.root)
-    machine.run(1.0, busy=[1, 1, 0, 0])
-    monitor.resume()
-    machine.run(0.05, busy=[0.5, 0.5, 0, 0])
-    usage = monitor.sample()
-    monitor.close()
-    assert usage.cpu == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -119,16 +138,6 @@ def test_a_sample_without_a_look_at_the_right_time_goes_further_back(machine):
     assert monitor.sample().cpu == pytest.approx(5.0 / 10.1)
 
 
-def test_a_sample_begins_where_the_last_one_ended(machine):
-    """Usage before the last sample does not count, even if that was less than 0.2 s ago."""
-    monitor = ResourceMonitor(machine.root)
-    machine.run(0.1, busy=[1, 1, 0, 0])
-    monitor.record_counters()
-    monitor.sample()
-    machine.run(0.15, busy=[0.5, 0.5, 0, 0])
-    assert monitor.sample().cpu == pytest.approx(0.5)
-
-
 def test_short_iterations_share_a_sample(machine):
     """The next one covers all of them."""
     monitor = ResourceMonitor(machine.root)
@@ -158,32 +167,6 @@ def test_v2_limits_of_ancestors_hold(machine):
     assert usage.memory == pytest.approx(0.8)
 
 
-def test_v2_memory_leaves_out_reclaimable_file_cache(machine):
-    """Inactive file cache does not count as occupied memory."""
-    machine.mount_v2("/mine")
-    machine.v2_counts("/sys/fs/cgroup/mine", limit=100 * MIB, used=90 * MIB, cache=40 * MIB)
-    assert ResourceMonitor(machine.root).sample().memory == pytest.approx(0.5)
-
-
-def test_the_hosts_memory_counts_where_it_is_fuller_than_the_group(machine):
-    """In a group with free memory on a full host, the host's share is reported."""
-    machine.mount_v2("/mine")
-    machine.v2_counts("/sys/fs/cgroup/mine", limit=100 * MIB, used=10 * MIB)
-    machine.memory = Memory(total=1000 * MIB, available=50 * MIB)
-    assert ResourceMonitor(machine.root).sample().memory == pytest.approx(0.95)
-
-
-def test_v2_max_is_no_limit(machine):
-    """Where cpu.max and memory.max say "max", host and affinity are the capacity."""
-    machine.mount_v2("/mine")
-    machine.v2_counts("/sys/fs/cgroup/mine", used=900 * MIB)
-    monitor = ResourceMonitor(machine.root)
-    machine.run(1.0, busy=[0.5, 0.5, 0, 0])
-    usage = monitor.sample()
-    assert (usage.cpu, usage.memory) == (pytest.approx(0.5), pytest.approx(0.1))
-    assert available_cpus(machine.root) == 2
-
-
 def test_v1_quota_and_memory(machine):
     """Version 1's files give the same figures as version 2's, in their own units."""
     group = "/jobs/mine"
@@ -196,32 +179,6 @@ def test_v1_quota_and_memory(machine):
     assert usage.cpu == pytest.approx(0.4)
     assert usage.memory == pytest.approx(0.2)
     assert available_cpus(machine.root) == pytest.approx(0.5)
-
-
-def test_v1_without_limits(machine):
-    """A quota of -1 and version 1's huge number of bytes are no limits."""
-    machine.mount_v1("/mine")
-    machine.v1_counts("/mine", used=900 * MIB)
-    assert ResourceMonitor(machine.root).sample().memory == pytest.approx(0.1)
-    assert available_cpus(machine.root) == 2
-
-
-def test_v1_container_whose_path_is_not_below_the_mount(machine):
-    """Where the host's path of the group is not mounted, the mount's root is the group."""
-    machine.mount_v1("/docker/abc", top="/docker/abc")
-    machine.v1_counts("", quota=20000)
-    assert available_cpus(machine.root) == pytest.approx(0.2)
-    machine.mount_v1("/docker/abc", top="/elsewhere")
-    assert available_cpus(machine.root) == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize("membership", ["/", "/docker/abc", "/../sibling"])
-def test_v2_container_reads_the_root_of_its_mount(machine, membership):
-    """With a namespace of its own or none, a container finds its group where it is mounted."""
-    machine.mount_v2(membership)
-    machine.v2_counts("/sys/fs/cgroup", "150000 100000", limit=100 * MIB, used=70 * MIB)
-    assert available_cpus(machine.root) == pytest.approx(1.5)
-    assert ResourceMonitor(machine.root).sample().memory == pytest.approx(0.7)
 
 
 def test_v1_counter_of_another_group_is_not_taken_for_ours(machine):

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import multiprocessing
-import os
 import threading
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from idl.synchronisation import Synchronisation
@@ -23,7 +21,6 @@ from tests.services import (
     in_threads,
     is_frozen,
     manager_service,
-    partition_service,
     serving,
     shard_service,
 )
@@ -31,20 +28,7 @@ from tests.worker.processes import processes
 from tests.worker.squares import Squares
 from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader
-from worker.torch.micro_batches import micro_batches
 from worker.torch.optimizer import distribute
-from worker.torch.partitioned_loader import PartitionedLoader
-from worker.torch.stream_loader import StreamLoader
-
-
-class ProcessIds(torch.utils.data.Dataset):
-    """Twelve samples, each the id of the process that loads it."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return os.getpid()
 
 
 @pytest.fixture
@@ -57,46 +41,6 @@ def job():
             return stack.enter_context(OpenServices(workers, **patient, **options)).session
 
         yield start
-
-
-def train(session, seen, size, batch_size, epochs=2, **options):
-    """Go through the epochs, noting for each the indices seen."""
-    loader = DataLoader(Squares(size), batch_size, session=session, **options)
-    model = nn.Linear(1, 1)
-    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1e-9), loader)
-    for epoch in range(epochs):
-        for batch in loader:
-            assert torch.equal(batch["square"], (batch["index"] ** 2).double())
-            if session.assignment.count:
-                seen.setdefault(epoch, []).extend(batch["index"].tolist())
-            optimizer.zero_grad()
-            model(batch["square"].float().unsqueeze(1)).mean().backward()
-            optimizer.step()
-
-
-@pytest.mark.ci
-def test_each_epoch_goes_through_each_sample_once(job):
-    """Workers with loading processes divide each epoch exactly, with a last batch too small for all."""
-    session = job(3)
-    seen = [{}, {}, {}]
-    in_threads(
-        *(
-            lambda i=i: train(
-                session(f"w{i}", bounds=Bounds(maximum=(9, 4, 2)[i])),
-                seen[i],
-                size=31,
-                batch_size=10,
-                shuffle=True,
-                seed=3,
-                num_workers=2,
-            )
-            for i in range(3)
-        )
-    )
-    for epoch in range(2):
-        together = sorted(index for part in seen for index in part[epoch])
-        order = permutation(JobSpec(31, 10, seed=3), epoch)
-        assert together == sorted(order.tolist())
 
 
 @pytest.mark.slow
@@ -157,76 +101,6 @@ def test_what_is_to_be_trained_is_fixed(job):
         model["first"].bias.requires_grad_(False)  # which counts as one with a gradient of zeros
         optimizer.step()
     assert model["first"].weight.item() == pytest.approx(before - 3)
-
-
-def load(model):
-    """Load other parameters into a model, as from a checkpoint."""
-    model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()})
-
-
-def load_the_same(model):
-    """Load what a model has already."""
-    model.load_state_dict(model.state_dict())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("change", "warnings"), [(load, 1), (load_the_same, 0)])
-def test_parameters_loaded_after_distribute_are_warned_of_once(job, caplog, change, warnings):
-    """Other values than the parameter server's are lost with the next step, which a warning says."""
-    loader = DataLoader(Squares(12), 4, session=job(1)("w"))
-    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)).bfloat16()
-    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader, model)
-    for _ in loader:
-        model(torch.rand(4, 1, dtype=torch.bfloat16))  # which moves the running statistics
-        change(model)
-        optimizer.step()
-    said = [record.message for record in caplog.records if "load_state_dict" in record.message]
-    assert len(said) == warnings
-    assert all(text.startswith("0.weight was changed outside of optimizer.step()") for text in said)
-
-
-def partitioned(session, stack):
-    """A loader of a part of the data set, whose manager ends with the stack."""
-    partitions = stack.enter_context(serving(partition_service(1)))
-    dataset = torch.utils.data.TensorDataset(torch.arange(10.0))
-    loader = PartitionedLoader(dataset, 4, session=session, partitions=str(partitions))
-    stack.callback(loader.close)
-    return loader
-
-
-LOADERS = {
-    "processes": lambda session, stack: DataLoader(Squares(10), 4, session=session, num_workers=1),
-    "micro-batches": lambda session, stack: DataLoader(Squares(10), 4, session=session, micro_batch=2),
-    "stream": lambda session, stack: StreamLoader(range(10), 4, session=session),
-    "partitioned": partitioned,
-}
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("kind", LOADERS)
-def test_a_step_without_a_batch_is_refused(job, kind):
-    """A step before the loop, twice in a batch, or after an epoch is refused, and every sample counts."""
-    with contextlib.ExitStack() as stack:
-        loader = LOADERS[kind](job(1)("w"), stack)
-        weight = nn.Parameter(torch.zeros(1))
-        optimizer = distribute(torch.optim.SGD([weight], lr=1.0), loader)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-
-        def refuse():
-            with pytest.raises(InvalidRequestError, match=r"iteration .* (were not loaded|are left)"):
-                optimizer.step()
-
-        refuse()
-        for epoch in range(2):
-            for number, batch in enumerate(loader):
-                weight.grad = None
-                for _ in micro_batches(batch) if kind == "micro-batches" else [batch]:
-                    (-weight.sum()).backward()
-                optimizer.step()
-                assert loader.session.assignment.iteration == 3 * epoch + number + 1
-                scheduler.step()
-                refuse()  # which does not use up the new learning rate
-    assert weight.item() == 2 - 2.0**-5
 
 
 def test_an_optimisers_hooks_are_called(job):
@@ -290,7 +164,8 @@ def test_bad_options_and_lazy_layers_are_named():
         with pytest.raises(InvalidRequestError, match=said):
             DataLoader(data, size, session=Session(config), **options)
     session = Session(config)
-    loader = DataLoader(Squares(10), 1, session=session)
+    loader = DataLoader(Squares(10), 1, session=session, generator=torch.Generator().manual_seed(7))
+    assert session.training.declared.seed == 7
     with pytest.raises(InvalidRequestError, match="loader already"):
         DataLoader(Squares(10), 1, session=session)
     with pytest.raises(ValueError, match="RMSprop"):
@@ -314,48 +189,6 @@ def test_a_closure_gives_its_loss(job):
     before = model.weight.item()
     assert optimizer.step(closure).item() >= 0
     assert model.weight.item() != before
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(("num_workers", "persistent"), [(0, True), (1, False)])
-def test_a_generators_seed_is_that_of_the_order(job, num_workers, persistent):
-    """As with torch's own loader, for which the epochs' loading processes go on, or are others each time."""
-    orders = []
-    for name, options in (("a", {"seed": 7}), ("b", {"generator": torch.Generator().manual_seed(7)})):
-        seen = {}
-        train(
-            job(1)(name),
-            seen,
-            size=12,
-            batch_size=5,
-            shuffle=True,
-            num_workers=num_workers,
-            persistent_workers=persistent,
-            pin_memory=True,
-            **options,
-        )
-        orders.append(seen)
-    assert orders[0] == orders[1]
-    assert orders[0][0] != sorted(orders[0][0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("persistent", [True, False])
-def test_loading_processes_persist_unless_they_are_not_to(job, persistent):
-    """With `persistent_workers`, all epochs' samples come from the same process."""
-    loader = DataLoader(
-        ProcessIds(), 4, session=job(1)("w"), num_workers=1, persistent_workers=persistent, shuffle=True
-    )
-    optimizer = distribute(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), loader)
-    epochs = []
-    for _ in range(2):
-        epochs.append(set())
-        for batch in loader:
-            epochs[-1] |= set(batch.tolist())
-            optimizer.step()
-    here = os.getpid()
-    assert [ids - {here} for ids in epochs] != [set(), set()]
-    assert (epochs[0] - {here} == epochs[1] - {here}) == persistent
 
 
 def test_torchs_own_defaults_may_be_given(job):
@@ -408,15 +241,20 @@ def _open(number):
 
 
 @pytest.mark.slow
-def test_loading_processes_have_the_scripts_data_set(job):
-    """They see what it changes between epochs, and `worker_init_fn` has it in `get_worker_info().dataset`."""
+@pytest.mark.parametrize("persistent", [False, True])
+def test_loading_processes_have_the_scripts_data_set(job, persistent):
+    """They see what it changes between epochs, and `worker_init_fn` has it in `get_worker_info().dataset`.
+
+    With `persistent_workers` they see nothing of it, since all epochs' samples come from the same process.
+    """
     data = Changing()
-    loader = DataLoader(data, 4, session=job(1)("w"), num_workers=1, worker_init_fn=_open)
+    options = {"num_workers": 1, "persistent_workers": persistent, "worker_init_fn": _open}
+    loader = DataLoader(data, 4, session=job(1)("w"), **options)
     model = nn.Linear(1, 1)
     optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader)
     for data.epoch in range(3):
         for batch in loader:
-            assert batch.tolist() == [[data.epoch, 0]] * 4
+            assert batch.tolist() == [[0 if persistent else data.epoch, 0]] * 4
             optimizer.step()
     data.size = 16
     with pytest.raises(InvalidRequestError, match="has 16 samples, and had 12 when the loader was made"):

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,8 +16,6 @@ from idl.plan import JobSpec, permutation
 from lab.observer import Observer
 from lab.proxy import Proxy
 from rpc.processes import end_process
-from tests import EXAMPLES
-from tests.scripts import connect_and_run
 from tests.scripts import train_ddp as script
 from tests.services import address_of_our_own, manager_process
 
@@ -29,30 +26,27 @@ FOLLOW = ("--tolerance", "0", "--predictor", "memoryless")  # batch sizes follow
 pytestmark = pytest.mark.slow
 
 
-def start_commands(stack, commands, folder):
-    """Start a command for each rank, as torchrun does; they end with the stack at the latest."""
+def start_ranks(stack, ways, folder, *scenarios):
+    """Start a rank for each address by which the manager is reached, as torchrun does, to run scenarios.
+
+    They end with the stack at the latest.
+    """
     port = str(address_of_our_own().port)
     ranks = []
-    for rank, command in enumerate(commands):
+    for rank, way in enumerate(ways):
+        command = [sys.executable, "-m", script.__name__, "--manager", way, "--folder", folder, *scenarios]
         with (folder / f"{rank}.log").open("w") as log:
             popen = subprocess.Popen(
-                [sys.executable, "-m", *map(str, command)],
+                list(map(str, command)),
                 stdout=log,
                 stderr=log,
                 env=os.environ
-                | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(commands))}
+                | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(ways))}
                 | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
             )
         stack.callback(end_process, popen)
         ranks.append(popen)
     return ranks
-
-
-def start_ranks(stack, manager, folder, *scenarios, count=3, links=()):
-    """Start processes that run scenarios; where there are links, each rank reaches the manager by its own."""
-    ways = links or [manager] * count
-    commands = [(script.__name__, "--manager", way, "--folder", folder, *scenarios) for way in ways]
-    return start_commands(stack, commands, folder)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +55,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(manager_process("--workers", str(RANKS), *FOLLOW))
-        ranks = start_ranks(stack, manager, folder, *script.SCENARIOS, count=RANKS)
+        ranks = start_ranks(stack, [manager] * RANKS, folder, *script.SCENARIOS)
         for i, rank in enumerate(ranks):
             assert rank.wait(540) == 0, (folder / f"{i}.log").read_text()[-6000:]
     return {
@@ -110,7 +104,7 @@ def check_equal(ranks, alone):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", ["hook", "pieces_hook", "fsdp"])
+@pytest.mark.parametrize("name", ["hook", "fsdp"])
 def test_uneven_ranks_equal_one_process_on_the_big_batch(results, name):
     """By the hook or the scaled loss, uneven and changing batches give the parameters of one process."""
     check_equal(results[name], train_alone())
@@ -197,7 +191,7 @@ def test_ranks_with_shards_end_when_one_is_gone(tmp_path, wait_until, fault):
         manager = stack.enter_context(manager_process("--workers", "3", *FOLLOW))
         proxy = stack.enter_context(Proxy())
         links = [proxy.add(str(rank), manager) for rank in range(3)]
-        ranks = start_ranks(stack, manager, tmp_path, "endless_fsdp", links=links)
+        ranks = start_ranks(stack, links, tmp_path, "endless_fsdp")
         observer = Observer(manager, (), job="endless_fsdp")
         stack.callback(observer.close)
         wait_until(lambda: observer.poll() and len(observer.iterations) > 5, "the first iterations", 180)
@@ -218,17 +212,3 @@ def test_ranks_with_shards_end_when_one_is_gone(tmp_path, wait_until, fault):
             line = [line for line in (tmp_path / f"{rank}.log").read_text().splitlines() if said in line][-1]
             assert "a shard of the parameters is gone with its rank" in line
             assert line.endswith("start the job again, and it goes on from the script's checkpoint")
-
-
-@pytest.mark.ci
-def test_the_example_trains(tmp_path):
-    """The balanced script learns digits by `evenpace.connect`.
-
-    Under torchrun, by `evenpace worker`, it is on the page of torch.distributed, which tests follow.
-    """
-    with contextlib.ExitStack() as stack:
-        manager = stack.enter_context(manager_process("--workers", "2"))
-        command = connect_and_run.__name__, manager, EXAMPLES / "train_digits_ddp_evenpace.py"
-        ranks = start_commands(stack, [command] * 2, tmp_path)
-        assert [rank.wait(300) for rank in ranks] == [0, 0], (tmp_path / "0.log").read_text()[-4000:]
-    assert float(re.search(r"accuracy ([0-9.]+)%", (tmp_path / "0.log").read_text())[1]) > 85

@@ -22,7 +22,7 @@ from lab.chaos.rank_links import Apart, Ear
 from lab.network import WorkerNetwork
 from tests.scripts import stand_in_nccl
 from tests.scripts import train_formed_group as script
-from tests.services import manager_process, restartable_manager
+from tests.services import manager_process
 from tests.worker.processes import processes
 from worker.daemon_thread import in_daemon
 from worker.torch.formed_group import FormedGroup
@@ -32,6 +32,7 @@ SCRIPT = Path(script.__file__)
 NAMES = string.ascii_letters + string.digits
 SEEDS = {name: number for number, name in enumerate(NAMES)}
 PAUSE = ("--pause", "0.02")
+IMPATIENT = ("--silence", "1.5", "--heartbeat", "0.5")  # of a manager
 NORM = ("--micro-batch", "5", "--norm")  # for exact sums: batch normalisation and dropout
 
 pytestmark = pytest.mark.slow
@@ -126,6 +127,17 @@ class Run:
         """Let a frozen worker go on."""
         self._workers[name].send_signal(signal.SIGCONT)
 
+    def ends_as_one_process(self, names, seed, optimizer="adam", clip=None):
+        """Wait for these workers' end with the same bits, and parameters of one process.
+
+        Returns:
+            The number of iterations.
+        """
+        ended, iterations = self.end_all(names)
+        assert len(set(map(bits, ended))) == 1
+        check_equal_to_one_process(ended[0], seed, iterations, optimizer, clip)
+        return iterations
+
     def fails(self, name):
         """Wait for a worker's end with an error, and return its log."""
         self._wait_until(lambda: self._workers[name].poll() is not None, f"the end of {name}")
@@ -139,19 +151,30 @@ class Run:
         return torch.load(self._folder / f"{name}.pt")
 
 
+@contextlib.contextmanager
+def running(folder, wait_until, workers, *arguments, manager=()):
+    """Start a manager of jobs of so many workers, with these options; yield a `Run` with these arguments."""
+    with (
+        manager_process("--workers", str(workers), "--policy", "even", *manager) as address,
+        Run(folder, address, wait_until, *PAUSE, *arguments) as run,
+        contextlib.closing(ManagerClient(address)) as run.client,
+    ):
+        yield run
+
+
 def bits(saved):
     """Return parameters and average, to the last bit."""
     tensors = [*saved["parameters"].values(), *saved["average"]]
     return b"".join(tensor.numpy().tobytes() for tensor in tensors)
 
 
-def check_equal_to_one_process(saved, seed, iterations, optimizer="adam", most=1e-12, clip=None):
+def check_equal_to_one_process(saved, seed, iterations, optimizer, clip=None):
     """Check that parameters and any average are those of one process with the first one's parameters."""
     parameters, average = script.trained_alone(seed, iterations, optimizer, clip)
     for name, value in parameters.items():
-        assert (saved["parameters"][name] - value).abs().max() < most
+        assert (saved["parameters"][name] - value).abs().max() < 1e-12
     for own, value in zip(saved["average"], average if saved["average"] else (), strict=True):
-        assert (own - value).abs().max() < most
+        assert (own - value).abs().max() < 1e-12
 
 
 def trained_calmly(folder, wait_until, name, iterations, manager, script):
@@ -171,32 +194,6 @@ def first_seed(run, names):
     return next(SEEDS[name] for name in names if run.seen(name)[0][4] == 0)
 
 
-def check_join_and_drain(run, client, optimizer="adam"):
-    """Check that two workers, whom another joins, and of whom one is drained, train as one process.
-
-    Returns:
-        What the drained one has saved, and the seed of whom all had the parameters of.
-    """
-    run.start("ab")
-    run.reaches("a", 12)
-    first = first_seed(run, "ab")
-    run.start("c")
-    run.reaches("c", 1)
-    assert run.seen("c")[0][1] > 12
-    run.reaches("a", run.seen("c")[0][1] + 3)
-    client.drain("default", "a")
-    drained = run.end("a")
-    assert "drained" in drained["released"]
-    assert "No backend" not in run.log("a")  # a warning of PyTorch's
-    ended, iterations = run.end_all("bc")
-    assert bits(ended[0]) == bits(ended[1])
-    check_equal_to_one_process(ended[0], first, iterations, optimizer)
-    sizes = [line[5] for line in run.seen("b")]
-    assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [2, 3, 2]
-    assert [line[1] for line in run.seen("b")] == list(range(iterations))
-    return drained, first
-
-
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
@@ -210,49 +207,29 @@ def test_workers_without_a_launcher_train_as_one_process(tmp_path, wait_until, o
     So they do in the context of `model.join()`, which PyTorch has for ranks with fewer batches. They find
     each other at the address that they are given, which is not that from which they reach the manager.
     """
-    with (
-        manager_process("--workers", "3", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, "--optimizer", optimizer, *options) as run,
-    ):
+    with running(tmp_path, wait_until, 3, "--optimizer", optimizer, *options) as run:
         run.start("abc", options=("--host", "127.0.0.2"))
         run.reaches("a", 25)
-        ended, iterations = run.end_all("abc")
-        assert len(set(map(bits, ended))) == 1
-        check_equal_to_one_process(ended[0], first_seed(run, "abc"), iterations, optimizer)
+        run.ends_as_one_process("abc", first_seed(run, "abc"), optimizer)
         assert {line[5] for name in "abc" for line in run.seen(name)} == {3}
         assert all("met at 127.0.0.2:" in run.log(name) for name in "abc")
 
 
 def test_buckets_that_are_formed_anew_are_no_sign_of_a_nan(tmp_path, wait_until):
     """The first two gradients of a worker that trains alone lie in memory in different orders."""
-    with (
-        manager_process("--workers", "1", "--end-on-nan") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, "--optimizer", "sgd", "--hidden", "40000") as run,
-    ):
+    with running(
+        tmp_path, wait_until, 1, "--optimizer", "sgd", "--hidden", "40000", manager=["--end-on-nan"]
+    ) as run:
         run.start("a")
         run.reaches("a", 2)
         run.end_all("a", after=10)  # soon after that, it diverges
         assert "NaN" not in run.log("a")
 
 
-def test_workers_join_and_are_drained(tmp_path, wait_until):
-    """Nobody is restarted; schedulers, options and what else the script has reach who joins."""
-    with (
-        manager_process("--workers", "2", "--policy", "even", "--lookahead", "1") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE) as run,
-        contextlib.closing(ManagerClient(manager)) as client,
-    ):
-        check_join_and_drain(run, client)
-
-
 @pytest.mark.ci
 def test_micro_batches_with_exact_sums_give_the_same_bits(tmp_path, wait_until):
     """Through a join, a death and a drain they are those of one worker, also with batch normalisation."""
-    with (
-        manager_process("--workers", "1", "--policy", "even", "--exact") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, *NORM) as run,
-        contextlib.closing(ManagerClient(manager)) as client,
-    ):
+    with running(tmp_path, wait_until, 1, *NORM, manager=["--exact"]) as run:
         run.start("a")
         run.reaches("a", 5)
         run.start("bc")
@@ -261,7 +238,7 @@ def test_micro_batches_with_exact_sums_give_the_same_bits(tmp_path, wait_until):
         run.reaches("a", run.reached("bc") + 3)
         run.kill("c")
         run.reaches("a", run.reached("c") + 3)
-        client.drain("default", "a")
+        run.client.drain("default", "a")
         run.end("a")
         assert {line[5] for line in run.seen("b")} >= {2, 3}
         (ended,), iterations = run.end_all("b")
@@ -270,47 +247,20 @@ def test_micro_batches_with_exact_sums_give_the_same_bits(tmp_path, wait_until):
 
 
 @pytest.mark.ci
-def test_a_job_outlives_its_manager(tmp_path, wait_until):
-    """A manager that was killed and is started again with its state has another group formed."""
-    options = ("--workers", "2", "--policy", "even")
-    with (
-        restartable_manager(tmp_path / "state", *options) as manager,
-        Run(tmp_path, manager.address, wait_until, *PAUSE) as run,
-    ):
-        run.start("ab")
-        run.reaches("a", 20)
-        manager.kill()
-        manager.start()
-        run.reaches("a", run.reached("a") + 5)
-        ended, iterations = run.end_all("ab")
-        assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
-        assert {line[0] for line in run.seen("a")} == {1, 2}
-
-
-@pytest.mark.ci
 def test_another_model_is_refused_alone(tmp_path, wait_until):
     """Who joins with another model ends with an error that names the difference; the others go on."""
-    with (
-        manager_process("--workers", "2", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE) as run,
-    ):
+    with running(tmp_path, wait_until, 2) as run:
         run.start("ab")
         run.reaches("a", 10)
         run.start("c", "--hidden", "9")
         assert "it has 0.weight of shape (9, 6), torch.float64 where rank 0's has" in run.fails("c")
-        ended, iterations = run.end_all("ab")
-        assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
+        run.ends_as_one_process("ab", first_seed(run, "ab"))
 
 
 @pytest.mark.ci
 def test_a_worker_that_changes_parameters_alone_is_noticed(tmp_path, wait_until):
     """The next group's members compare their state; the error names the tensor and the ranks."""
-    with (
-        manager_process("--workers", "2", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE) as run,
-    ):
+    with running(tmp_path, wait_until, 2) as run:
         run.start("a")
         run.start("b", "--change-alone")
         run.reaches("a", 10)
@@ -321,10 +271,7 @@ def test_a_worker_that_changes_parameters_alone_is_noticed(tmp_path, wait_until)
 
 def test_a_worker_is_killed_within_an_iteration(tmp_path, wait_until):
     """The others do it again, the passes of a closure that the optimiser's step calls, without rank 0."""
-    with (
-        manager_process("--workers", "3", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, "--closure") as run,
-    ):
+    with running(tmp_path, wait_until, 3, "--closure") as run:
         run.start("abc")
         run.reaches("a", 15)
         first = first_seed(run, "abc")
@@ -332,20 +279,13 @@ def test_a_worker_is_killed_within_an_iteration(tmp_path, wait_until):
         run.kill(killed)
         others = "abc".replace(killed, "")
         run.reaches(others[0], run.reached("abc") + 3)
-        ended, iterations = run.end_all(others)
-        assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first, iterations)
+        run.ends_as_one_process(others, first)
 
 
 @pytest.mark.ci
 def test_gradients_are_reduced_by_a_stand_in_for_nccl(tmp_path, wait_until):
     """A worker joins, one is killed within an iteration, and one frozen: operations are aborted by then."""
-    options = ("--workers", "3", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
-    by_stand_in = ("--backend", stand_in_nccl.NAME)
-    with (
-        manager_process(*options) as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, *by_stand_in) as run,
-    ):
+    with running(tmp_path, wait_until, 3, "--backend", stand_in_nccl.NAME, manager=IMPATIENT) as run:
         run.start("abc")
         run.reaches("a", 15)
         first = first_seed(run, "abc")
@@ -361,9 +301,7 @@ def test_gradients_are_reduced_by_a_stand_in_for_nccl(tmp_path, wait_until):
         run.thaw(other)
         run.reaches(other, run.reached(one))
         names = f"{one}{other}d"
-        ended, iterations = run.end_all(names)
-        assert len(set(map(bits, ended))) == 1
-        check_equal_to_one_process(ended[0], first, iterations)
+        run.ends_as_one_process(names, first)
         assert {line[5] for line in run.seen(one)} == {2, 3}
 
 
@@ -389,19 +327,14 @@ def test_a_group_breaks_while_packets_are_lost_within_it(tmp_path, wait_until, n
         here = run.reached("ab")
         apart.lift()
         run.reaches("a", here + 3)
-        ended, iterations = run.end_all("ab")
-        assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
+        run.ends_as_one_process("ab", first_seed(run, "ab"))
 
 
 @pytest.mark.ci
 def test_a_newcomer_goes_on_from_the_state_that_it_was_given_last(tmp_path, wait_until):
     """Whoever sent it dies before the newcomer's first step, so that nobody else has it."""
     go = tmp_path / "go"
-    with (
-        manager_process("--workers", "1", "--policy", "even", "--exact") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, *NORM) as run,
-    ):
+    with running(tmp_path, wait_until, 1, *NORM, manager=["--exact"]) as run:
         run.start("a")
         run.reaches("a", 15)
         run.start("b", "--hold", str(go))
@@ -420,8 +353,7 @@ def test_connections_of_the_scripts_other_threads_are_left_alone(tmp_path, wait_
     """Those that are made while a group forms neither end with it nor break sooner."""
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
-        manager_process("--workers", "1", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, "--connect", str(other.getsockname()[1])) as run,
+        running(tmp_path, wait_until, 1, "--connect", str(other.getsockname()[1])) as run,
     ):
         run.start("a")
         run.reaches("a", 3)
@@ -431,10 +363,18 @@ def test_connections_of_the_scripts_other_threads_are_left_alone(tmp_path, wait_
         assert [one["beside"] for one in ended] == [[True, True], [True]]
 
 
+def bare_group(**attributes):
+    """Return the group of worker w0 without a model, which has no part in how members meet."""
+    group = FormedGroup.__new__(FormedGroup)
+    group._lock, group._over, group._gathering = threading.Condition(), 0, []
+    group._session = SimpleNamespace(config=SimpleNamespace(worker="w0"))
+    vars(group).update(attributes)
+    return group
+
+
 def test_a_store_listens_at_the_address_that_members_use_alone(caplog):
     """Where that is none of this machine's, it listens at all, and a line of log says so."""
-    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
-    group._servers = {}
+    group = bare_group(_servers={})
     host, port = group.serve("127.0.0.3").split(":")
     assert group.serve("127.0.0.3") == f"{host}:{port}"
     reach(host, int(port), 60.0, lambda: None)
@@ -451,8 +391,7 @@ def test_a_group_whose_store_has_died_is_given_up_at_once():
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()
         reach(host, port, 60.0, lambda: None)
-    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
-    group._lock, group._over, group._gathering = threading.Lock(), 0, []
+    group = bare_group()
     began = time.monotonic()
     with pytest.raises(UnavailableError, match=r"rank 0 of attempt 3 cannot be reached at .*refused"):
         group._gather(3, Seat(1, 2, f"{host}:{port}", None, False))
@@ -461,9 +400,7 @@ def test_a_group_whose_store_has_died_is_given_up_at_once():
 
 def test_the_wait_for_members_that_do_not_come_can_be_interrupted(interrupt, wait_until):
     """By Ctrl-C, while the group's members gather for up to half an hour; no thread goes on waiting."""
-    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
-    group._lock, group._over, group._gathering = threading.Condition(), 0, []
-    group._session, group._address = SimpleNamespace(config=SimpleNamespace(worker="w0")), ""
+    group = bare_group(_address="")
     store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
 
     def interrupt_once_there():
@@ -484,9 +421,7 @@ def test_the_wait_for_members_that_do_not_come_can_be_interrupted(interrupt, wai
 
 def test_a_store_that_dies_while_it_is_connected_to_is_given_up_with_the_attempt():
     """PyTorch would go on trying for a minute and more."""
-    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
-    group._lock, group._over, group._gathering = threading.Condition(), 0, []
-    group._group, group._attempt = None, 3
+    group = bare_group(_group=None, _attempt=3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()
         gathering = in_daemon(group._gather, 3, Seat(1, 2, f"{host}:{port}", None, False))
@@ -503,9 +438,7 @@ def test_the_error_names_who_cannot_be_reached():
     """Where a group cannot be formed, since packets between two of its members are lost for good."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
         lost = "{}:{}".format(*gone.getsockname())
-    group = FormedGroup.__new__(FormedGroup)  # without a model, which has no part in this
-    group._lock, group._over = threading.Lock(), 0
-    group._session = SimpleNamespace(config=SimpleNamespace(worker="w0"))
+    group = bare_group()
     with socket.create_server(("127.0.0.1", 0)) as there:
         group._members = {"w1": "{}:{}".format(*there.getsockname()), "w2": lost}
         said = group._name_unreached(3)

@@ -1,39 +1,25 @@
 """FSDP2 in groups that the manager forms: real processes, a real manager, gloo."""
 
-import contextlib
-
 import pytest
-import thriftpy2
 import torch
-from thriftpy2.protocol import TBinaryProtocolFactory
-from thriftpy2.rpc import make_client
-from thriftpy2.transport import TFramedTransportFactory
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from batchsize_manager.client import ManagerClient
 from idl.errors import InvalidRequestError
-from tests import ROOT
-from tests.scripts import train_formed_group as script
-from tests.services import manager_process
 from tests.worker.torch.test_formed_groups import (
-    PAUSE,
+    IMPATIENT,
     SEEDS,
-    Run,
-    bits,
     check_equal_to_one_process,
-    check_join_and_drain,
     first_seed,
+    running,
 )
 from worker.torch.replicated_shards import in_place_of
 from worker.torch.shards import Shards, mesh_shape
 from worker.torch.survivable_group import GlooCarrier
 
 COPIES = ("--shard-size", "2")  # copies of two shards each, at least
-
-stock = thriftpy2.load(str(ROOT / "idl" / "batchsize_manager.thrift"), module_name="formed_shards_thrift")
 
 
 @pytest.fixture
@@ -44,30 +30,10 @@ def alone():
     distributed.destroy_process_group()
 
 
-def newcomer_dies(manager, size):
-    """Join a job, and go away while the group forms, which is of this size.
-
-    Returns:
-        The iteration that the group was to go on with.
-    """
-    client = make_client(
-        stock.BatchSizeManager,
-        manager.host,
-        manager.port,
-        proto_factory=TBinaryProtocolFactory(),
-        trans_factory=TFramedTransportFactory(),
-        timeout=60_000,
-    )
-    identity = stock.common.Identity("default", "newcomer", "newcomer-1")
-    job = stock.JobSpec(script.SAMPLES, script.BATCH, seed=3, shuffle=True, drop_last=False)
-    bounds = stock.Bounds(minimum=1, maximum=100, granularity=1)
-    joined = client.join(stock.JoinRequest(identity, job, bounds, exchange="formed_group"))
-    meeting = stock.RewindRequest(identity, joined.recover, 0, store="127.0.0.1:9")
-    while (reply := client.rewind(meeting)).recover is not None:
-        meeting.attempt = reply.recover
-    assert reply.group.size == size
-    client.close()
-    return reply.assignment.iteration
+def changes_of_size(seen):
+    """Return the sizes of the groups that a worker was in, one after the other."""
+    sizes = [line[5] for line in seen]
+    return [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before]
 
 
 @pytest.mark.ci
@@ -76,31 +42,39 @@ def newcomer_dies(manager, size):
     [("adam", ("--sharded",)), ("sgd", ("--shard-size", "1"))],
 )
 def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer, mesh):
-    """Where a worker joins and another is drained, parameters stay those of one process."""
-    with (
-        manager_process("--workers", "2", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, *mesh, "--optimizer", optimizer) as run,
-        contextlib.closing(ManagerClient(manager)) as client,
-    ):
-        drained, first = check_join_and_drain(run, client, optimizer)
+    """Where a worker joins two and another is drained, parameters stay those of one process.
+
+    Nobody is restarted; schedulers, options and what else the script has reach who joins.
+    """
+    ahead = ("--lookahead", "1")
+    with running(tmp_path, wait_until, 2, *mesh, "--optimizer", optimizer, manager=ahead) as run:
+        run.start("ab")
+        run.reaches("a", 12)
+        first = first_seed(run, "ab")
+        run.start("c")
+        run.reaches("c", 1)
+        assert run.seen("c")[0][1] > 12
+        run.reaches("a", run.seen("c")[0][1] + 3)
+        run.client.drain("default", "a")
+        drained = run.end("a")
+        assert "drained" in drained["released"]
+        assert "No backend" not in run.log("a")  # a warning of PyTorch's
         check_equal_to_one_process(drained, first, run.seen("a")[-1][1] + 1, optimizer)
+        iterations = run.ends_as_one_process("bc", first, optimizer)
+        assert changes_of_size(run.seen("b")) == [2, 3, 2]
+        assert [line[1] for line in run.seen("b")] == list(range(iterations))
 
 
 @pytest.mark.ci
 def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
-    """A newcomer dies while the group forms, another is killed, one joins, and one is frozen.
+    """One is killed, one joins, and one is frozen.
 
     The frozen one is a member again when it is back, and takes the others' state.
     """
-    options = ("--workers", "4", "--policy", "even", "--silence", "1.5", "--heartbeat", "0.5")
-    with (
-        manager_process(*options) as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES, "--clip", "0.1") as run,
-    ):
+    with running(tmp_path, wait_until, 4, *COPIES, "--clip", "0.1", manager=IMPATIENT) as run:
         run.start("abcd")
         run.reaches("a", 12)
         first = first_seed(run, "abcd")
-        run.reaches("a", newcomer_dies(manager, 5) + 3)
         run.kill("b")
         run.reaches("a", run.reached("abcd") + 3)
         run.start("e")
@@ -110,12 +84,8 @@ def test_shards_that_others_have_outlive_a_worker(tmp_path, wait_until):
         run.reaches("a", run.reached("acde") + 5)
         run.thaw("c")
         run.reaches("c", run.reached("a"))
-        ended, iterations = run.end_all("acde")
-        assert len(set(map(bits, ended))) == 1
-        check_equal_to_one_process(ended[0], first, iterations, clip=0.1)
-        sizes = [line[5] for line in run.seen("a")]
-        changes = [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before]
-        assert changes == [4, 3, 4, 3, 4]
+        run.ends_as_one_process("acde", first, clip=0.1)
+        assert changes_of_size(run.seen("a")) == [4, 3, 4, 3, 4]
 
 
 @pytest.mark.ci
@@ -124,29 +94,21 @@ def test_deaths_while_shards_are_put_together_lose_none(tmp_path, wait_until):
 
     One has made that step, and makes it again.
     """
-    with (
-        manager_process("--workers", "4", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES) as run,
-    ):
+    with running(tmp_path, wait_until, 4, *COPIES) as run:
         run.start("abcd", "--break-halfway", "20", "1", "3", "--die-assembling", "4", "0", "3")
         wait_until(lambda: run.reached("abcd") >= 20, "iteration 20")
         by_rank = {run.seen(name)[0][4]: name for name in "abcd"}
         others = by_rank[1] + by_rank[2]
         run.reaches(others[0], 25)
         assert all(run.seen(by_rank[rank])[-1][:2] == (1, 20) for rank in (0, 3))
-        ended, iterations = run.end_all(others)
-        assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], SEEDS[by_rank[0]], iterations)
+        run.ends_as_one_process(others, SEEDS[by_rank[0]])
         assert "after a step that others had made" in run.log(by_rank[1])
 
 
 @pytest.mark.ci
 def test_the_others_end_when_all_copies_of_a_shard_are_gone(tmp_path, wait_until):
     """A line says what to do."""
-    with (
-        manager_process("--workers", "4", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, *COPIES) as run,
-    ):
+    with running(tmp_path, wait_until, 4, *COPIES) as run:
         run.start("abcd")
         run.reaches("a", 12)
         killed = [name for name in "abcd" if run.seen(name)[-1][4] % 2]
@@ -156,21 +118,6 @@ def test_the_others_end_when_all_copies_of_a_shard_are_gone(tmp_path, wait_until
             said = run.fails(name)
             assert "no worker has shard 1 of 2 any more" in said
             assert "it goes on from the script's checkpoint" in said
-
-
-@pytest.mark.ci
-def test_a_newcomer_that_dies_while_the_group_forms_takes_no_shard_with_it(tmp_path, wait_until):
-    """The others have gathered all by then."""
-    with (
-        manager_process("--workers", "2", "--policy", "even") as manager,
-        Run(tmp_path, manager, wait_until, *PAUSE, "--sharded") as run,
-    ):
-        run.start("ab")
-        run.reaches("a", 12)
-        run.reaches("a", newcomer_dies(manager, 3) + 3)
-        ended, iterations = run.end_all("ab")
-        assert bits(ended[0]) == bits(ended[1])
-        check_equal_to_one_process(ended[0], first_seed(run, "ab"), iterations)
 
 
 def test_nothing_but_a_pass_goes_on_with_anything(alone):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lab.proxy import Proxy
-from tests.services import in_threads, manager_service, send_back, serving, shard_service
+from tests.services import manager_service, send_back, serving, shard_service
 from tests.worker.torch.test_backward_push import (
     BATCH,
     EPOCHS,
@@ -67,23 +67,6 @@ class Links:
         """Reset all connections to the shards."""
         for link in self.proxy.links.values():
             self.proxy.do(link.cut)
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(("workers", "shards"), [(1, 1), (2, 3)])
-def test_the_result_is_that_of_one_process(called, workers, shards):
-    """All but the first parameters are pulled ahead, and confirmed."""
-    ends = []
-    with Links(workers, shards) as links:
-        sessions = [links.session(f"w{n}") for n in range(workers)]
-        in_threads(*(lambda s=s: ends.append(train(s)) for s in sessions))
-    alone = train_alone(leave)
-    assert len(ends) == workers
-    for parameters, _ in ends:
-        torch.testing.assert_close(parameters, alone, rtol=0, atol=1e-12)
-    assert sorted(called) == sorted(
-        [("pull", 0)] * workers + [("confirm", version) for version in range(1, STEPS + 1)] * workers
-    )
 
 
 @pytest.mark.ci

@@ -1,6 +1,5 @@
 """Several micro-batches at once: on the CPU they run in turn, by the code that uses streams on a GPU."""
 
-import contextlib
 import itertools
 
 import pytest
@@ -13,9 +12,7 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
-from lab.observer import Observer
 from rpc.address import Address
-from tests.worker.least_squares import services
 from tests.worker.torch.test_memory_watch import exhaust
 from worker.data.slices import Slices
 from worker.data.source import load
@@ -23,12 +20,10 @@ from worker.resources.device_memory import DeviceMemory, MemoryWatch
 from worker.session import Session, SessionConfig
 from worker.torch.ddp import weighted
 from worker.torch.exact_sums import ExactSums
-from worker.torch.loader import DataLoader
 from worker.torch.memory_watch import MemoryExhaustedError, within_memory
 from worker.torch.micro_batches import Accumulation, SlicedBatch, micro_batches
-from worker.torch.optimizer import distribute
 from worker.torch.randomness import seed_generators
-from worker.torch.running_statistics import RunningStatistics, running_statistics
+from worker.torch.running_statistics import RunningStatistics
 
 SAMPLES, MICRO_BATCH = 41, 4  # eleven micro-batches, the last two of which are smaller
 
@@ -124,22 +119,6 @@ def test_sparse_gradients_are_not_summed_exactly():
         next(parts)
 
 
-def test_what_the_model_has_is_as_before_meanwhile():
-    """The body sees no other micro-batch's gradients; a loop that is left has its buffers as they were."""
-    task = Task()
-    before = [buffer.clone() for buffer in running_statistics(task.model).values()]
-    for number, (images, labels) in enumerate(micro_batches(task.batch(2))):
-        assert all(p.grad is None for p in task.model.parameters())
-        task.step(images, labels)
-        if number == 2:
-            break
-    del images, labels
-    sums = [p.grad for p in task.model.parameters()]
-    assert all(gradient is not None for gradient in sums)  # of the first, which was added
-    for buffer, kept in zip(running_statistics(task.model).values(), before, strict=True):
-        assert torch.equal(buffer, kept)
-
-
 def test_losses_cannot_be_weighted_one_by_one():
     """Ranks would wait for each other in numbers of passes that differ."""
     task = Task()
@@ -186,38 +165,6 @@ def test_under_ddp_the_last_micro_batch_reduces_the_sum(tmp_path):
     assert passes == 11
     assert reduced(4, 4, tmp_path) == (expected, 11)
     assert reduced(4, 2, tmp_path) == (expected, 12)
-
-
-def trained(at_once):
-    """Train with a real manager and shard; return the parameters' bits, and each iteration's number."""
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Dropout(0.2), nn.Linear(7, 3))
-    data = TensorDataset(torch.randn(96, 5), torch.randint(3, (96,)))
-    with services(1) as (manager, shards):
-        config = SessionConfig(manager, tuple(shards), bounds=Bounds(at_once=at_once))
-        with contextlib.closing(Session(config)) as session:
-            loader = DataLoader(data, 32, session=session, shuffle=True, micro_batch=4)
-            optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader, model)
-            for _ in range(4):
-                for batch in loader:
-                    optimizer.zero_grad()
-                    for inputs, labels in micro_batches(batch):
-                        nn.functional.cross_entropy(model(inputs), labels).backward()
-                    optimizer.step()
-            observer = Observer(manager, shards)
-            observer.poll()
-            seen = [record.column("at_once").tolist()[0] for record in observer.iterations]
-    return b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values()), seen
-
-
-def test_a_manager_tries_several_at_once():
-    """It begins with one, tries two after six iterations, and the parameters are the same to the last bit."""
-    parameters, seen = trained(4)
-    assert seen[:6] == [1] * 6
-    assert seen[6:10] == [2] * 4
-    alone, ones = trained(1)
-    assert set(ones) == {1}
-    assert parameters == alone
 
 
 # -- memory
