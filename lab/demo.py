@@ -41,18 +41,7 @@ _ITERATIONS = 84  # about so many, unless epochs are given
 
 
 def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any]:
-    """Run both trainings, show them live, and write the report.
-
-    Args:
-        config: What to train, on what.
-
-    Returns:
-        The summary.
-
-    Raises:
-        EvenpaceError: A process failed; the message has the end of its log.
-        ValueError: The data cannot be read, or do not fit the options.
-    """
+    """Run both trainings, show them live, write the report, and return the summary."""
     console = Console()
     if config.http is not None:
         # Each run has a manager, and so a page, of its own; a browser that stays open follows both.

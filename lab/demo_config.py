@@ -19,11 +19,7 @@ _ANY_PORT = Address("127.0.0.1", 0)
 
 @dataclass(frozen=True)
 class DemoConfig(Checked):
-    """The configuration of the demo: the training, its workers and its outputs.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """The configuration of the demo: the training, its workers and its outputs."""
 
     shares: Shares = (0.8, 0.4, 0.2, 0.1)
     data: ImageData = "digits"

@@ -28,7 +28,7 @@ _MEMORY = 0.4  # share of the memory in use
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionTraceConfig(MadeTraceConfig):
-    """Workers and their competitors (ValueError: a number is out of its range)."""
+    """Workers and their competitors."""
 
     workers: Annotated[int, Setting("Number of workers.", least=1)] = 4
     slowdown: Annotated[float, Setting("Of its speed, left under contention.", above=0, below=1)] = 0.5

@@ -57,15 +57,7 @@ Trace = Mapping[str, Series]
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace; a gzipped file is unpacked.
-
-    The rows may be in any order, and so may the columns.
-
-    Raises:
-        ValueError: The file is not a trace: a column is missing, unknown or there twice, a value is not
-            allowed, a worker has two rows for an iteration, or there are no rows.
-        OSError: The file cannot be read.
-    """
+    """Read a trace, plain or gzipped, whose rows and columns may be in any order (ValueError: it is none)."""
     rows: dict[str, dict[int, tuple[float, ...]]] = {}
     for row in read_rows(path, COLUMNS, (EXPECTED,)):
         worker = row.text("worker")
@@ -90,11 +82,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write a trace, iteration by iteration; `read_trace` returns exactly the same numbers.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a trace, iteration by iteration; `read_trace` returns exactly the same numbers."""
     known = any(not np.isnan(series.expected).all() for series in trace.values())
     rows: list[tuple[int, list[str]]] = []
     for worker, series in trace.items():
@@ -110,11 +98,7 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def write_made(trace: Trace, path: Path, console: Console) -> dict[str, int]:
-    """Write a generated trace, and print and return its numbers of rows and workers.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a generated trace, and print and return its numbers of rows and workers."""
     write_trace(trace, path)
     rows = sum(len(series.iterations) for series in trace.values())
     console.print(f"{rows:,} rows of {len(trace)} workers in {path}", soft_wrap=True)
@@ -124,14 +108,11 @@ def write_made(trace: Trace, path: Path, console: Console) -> dict[str, int]:
 class TraceRecorder:
     """Writer that appends a job's iterations to a trace as they come, in whole lines.
 
-    The file can be read at any time. An existing file is continued, and its rows stay as they are.
+    The file can be read at any time. An existing file is continued, and its rows stay as they are
+    (ValueError: it is not a trace, or another job's).
 
     The usage that a worker reports with iteration k is the one known when k + 1 begins, so a row needs the
     report before. A worker's first iteration, and one after an iteration that it took no part in, has no row.
-
-    Raises:
-        ValueError: The file exists and is not a trace that can be continued.
-        OSError: The file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -146,15 +127,7 @@ class TraceRecorder:
             self._write([COLUMNS])
 
     def append(self, records: Iterable[IterationRecord]) -> int:
-        """Write the rows of iterations, from the job's first on.
-
-        Returns:
-            The number of rows written.
-
-        Raises:
-            ValueError: The file has rows that are not this job's.
-            OSError: The file cannot be written.
-        """
+        """Write the rows of iterations, from the job's first on, and return their number."""
         rows = [row for record in records for row in self._rows(record)]
         self._write(rows)
         return len(rows)
@@ -227,9 +200,6 @@ class Perturbation(Checked):
     """Unpredictable changes of speed: each iteration's is multiplied by noise, and at times by a spike.
 
     The noise is log-normal with a mean of 1.
-
-    Raises:
-        ValueError: A number is out of its range.
     """
 
     noise: Annotated[float, Setting("Relative standard deviation of each speed.", least=0, most=1)] = 0.05
@@ -252,7 +222,7 @@ class Perturbation(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class MadeTraceConfig(Checked):
-    """What all generated traces have in common (ValueError: a number is out of its range)."""
+    """What all generated traces have in common."""
 
     iterations: Annotated[int, Setting("Of each worker.", least=1)] = 2000
     perturbation: Perturbation = field(default_factory=Perturbation)  # does not show in the usage
@@ -273,12 +243,8 @@ Usage = Mapping[str, tuple[Array, Array]]
 def read_usage(path: Path) -> Usage:
     """Read machines' usage, `vm,step,cpu_percent,mem_percent`; a gzipped file is unpacked.
 
-    Values over 100% count as 100%: in traces of clusters, memory that was swapped out counts on top.
-
-    Raises:
-        ValueError: A column is missing or unknown, a value is not allowed, a machine's steps are not 0, 1,
-            2 and so on, or there are no rows.
-        OSError: The file cannot be read.
+    Values over 100% count as 100%: in traces of clusters, memory that was swapped out counts on top. A
+    machine's steps are 0, 1, 2 and so on.
     """
     machines: dict[str, list[tuple[float, float]]] = {}
     for row in read_rows(path, _USAGE_COLUMNS):

@@ -41,7 +41,7 @@ _ALL_NOISE = Noise(0.0, 1.0)  # with which every sample counts alike, so that go
 
 @dataclass(frozen=True)
 class AutoscalingConfig(Checked):
-    """The configuration of one job that rents nodes (ValueError: a value is not allowed)."""
+    """The configuration of one job that rents nodes."""
 
     traces: Traces
     model: Annotated[str, Setting("Model to train, a folder of the traces.", metavar="MODEL")] = "imagenet"
@@ -56,14 +56,9 @@ class AutoscalingConfig(Checked):
 def run(config: AutoscalingConfig, console: Console) -> dict[str, Any]:
     """Train under both rules, and print the costs.
 
-    Returns:
-        `{"config", "goodput": result, "throughput": result}`, where a result is `{"hours", "device_hours",
-        "efficiency": mean over the time, "epochs": [{"end_h": time, "nodes", "batch": samples,
-        "efficiency"}]}`.
-
-    Raises:
-        ValueError: The model is unknown, or the measurements are too few or of another form.
-        OSError: A file cannot be read or written.
+    Returns `{"config", "goodput": result, "throughput": result}`, where a result is `{"hours",
+    "device_hours", "efficiency": mean over the time, "epochs": [{"end_h": time, "nodes", "batch": samples,
+    "efficiency"}]}`.
     """
     applications = read_applications([config.traces], [PLAIN], LIMITS["pollux"])
     if (application := applications.get(config.model)) is None:
@@ -79,16 +74,7 @@ def run(config: AutoscalingConfig, console: Console) -> dict[str, Any]:
 
 
 def scaled(application: Application, rule: str, config: AutoscalingConfig) -> list[TrainedEpoch]:
-    """Train with the nodes that a rule chooses.
-
-    Args:
-        application: The model.
-        rule: "goodput" or "throughput".
-        config: Most nodes, devices of each, cost of a change.
-
-    Raises:
-        ValueError: A step time lies outside of what was measured.
-    """
+    """Train with the nodes that a rule, goodput or throughput, chooses."""
     batches, devices = application.batches[PLAIN], config.devices_per_node
     counts = np.arange(1, most_nodes(batches, config.nodes, devices) + 1)
     throughput = profile(application, len(counts), devices)
@@ -105,11 +91,7 @@ def scaled(application: Application, rule: str, config: AutoscalingConfig) -> li
 
 
 def result_of(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, Any]:
-    """Return the figures of a training, as the module describes.
-
-    Args:
-        epochs: At least one.
-    """
+    """Return the figures of a training of at least one epoch, as the module describes."""
     seconds = math.fsum(epoch.seconds for epoch in epochs)
     ends = accumulate(epoch.seconds for epoch in epochs)
     return {

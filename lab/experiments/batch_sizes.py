@@ -61,17 +61,12 @@ class BatchSizesConfig:
 def run(config: BatchSizesConfig, console: Console) -> dict[str, Any]:
     """Judge the law by each benchmark, and print the table.
 
-    Returns:
-        With None for a B_c without bound, and for what takes three sizes, `{"benchmarks": [{"benchmark",
-        "round", "points": [{"batch_size", "runs", "work", "deviation", "predicted", "error"}], "work": W0,
-        "critical": B_c, "critical_least", "critical_most": bounds of B_c, of two standard errors each way,
-        "known": true where these are within a factor of 4, "error": {"median", "largest", "nearest": median
-        of taking the nearest other size's work}, "holds": true where the median error is at most 10%,
-        "same_as": the benchmark with the same points, if there is one before it, "remarks": [text]}]}`.
-
-    Raises:
-        ValueError: The data is not of this form.
-        OSError: A file cannot be read or written.
+    Returns, with None for a B_c without bound, and for what takes three sizes, `{"benchmarks": [{"benchmark",
+    "round", "points": [{"batch_size", "runs", "work", "deviation", "predicted", "error"}], "work": W0,
+    "critical": B_c, "critical_least", "critical_most": bounds of B_c, of two standard errors each way,
+    "known": true where these are within a factor of 4, "error": {"median", "largest", "nearest": median of
+    taking the nearest other size's work}, "holds": true where the median error is at most 10%, "same_as": the
+    benchmark with the same points, if there is one before it, "remarks": [text]}]}`.
     """
     benchmarks = read_points(config.data)
     rows: list[dict[str, Any]] = []
@@ -87,12 +82,7 @@ def run(config: BatchSizesConfig, console: Console) -> dict[str, Any]:
 
 
 def read_points(path: Path) -> Benchmarks:
-    """Read a file of trainings, in the form that the module describes.
-
-    Raises:
-        ValueError: It is of another form, or a benchmark has a size twice in a round.
-        OSError: It cannot be read.
-    """
+    """Read a file of trainings (ValueError: another form, or a benchmark has a size twice in a round)."""
     found: dict[tuple[str, str], dict[int, Point]] = {}
     for row in read_rows(path, _COLUMNS, _OTHERS):
         size = row.integer("batch_size", least=1)
@@ -108,11 +98,7 @@ def read_points(path: Path) -> Benchmarks:
 
 
 def judge(points: Sequence[Point]) -> dict[str, Any]:
-    """Return a benchmark's figures, of the JSON, but for its names.
-
-    Args:
-        points: In the order of their sizes.
-    """
+    """Return a benchmark's figures, of the JSON, but for its names; its points are by ascending size."""
     rows: list[dict[str, Any]] = [
         {"batch_size": one.size, "runs": one.runs, "work": one.work, "deviation": one.deviation}
         for one in points

@@ -41,11 +41,7 @@ _STATISTICS_SAMPLES = 1024  # samples for the statistics of batch normalisation
 
 
 class Evaluator:
-    """Evaluator of snapshots of parameters: curves of loss and accuracy on the workload's test set.
-
-    Args:
-        training: The workload.
-    """
+    """Evaluator of snapshots of parameters: curves of loss and accuracy on the workload's test set."""
 
     def __init__(self, training: Training) -> None:
         torch.set_num_threads(os.cpu_count() or 1)
@@ -109,7 +105,7 @@ def _renew_statistics(workload: Workload) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionConfig(ContendedOptions):
-    """The configuration of schemes that are compared (ValueError: a value is not allowed)."""
+    """The configuration of schemes that are compared."""
 
     out: Folder = Path("runs/contention")
     workload: WorkloadName = "cifarnet"
@@ -128,15 +124,8 @@ def run(config: ContentionConfig, console: Console) -> Figures:
 def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions, console: Console) -> Figures:
     """Run all schemes under one schedule, and save report.json, schemes.csv, iterations.csv and plots.
 
-    Args:
-        schemes: In this order; those that are normalised by another one come after it.
-
-    Returns:
-        The content of report.json.
-
-    Raises:
-        EvenpaceError: A run failed.
-        ValueError: The schedule or the batch size does not fit.
+    They run in this order: a scheme that is normalised by another one comes after it. Returns the content of
+    report.json.
     """
     if options.containers:
         require_engine()

@@ -42,7 +42,7 @@ _SNAPSHOTS = 15  # snapshots of the parameters in a run, about, for the curves o
 
 @dataclass(frozen=True, kw_only=True)
 class ContendedOptions:
-    """The options of an experiment under contention (InvalidRequestError: a value is not allowed)."""
+    """The options of an experiment under contention."""
 
     out: Folder
     shares: Shares = (0.35, 0.35, 0.35, 0.35)
@@ -113,14 +113,7 @@ class ContendedRun(SchemeRun):
 
 
 def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -> ContendedRun:
-    """Run a scheme to its end.
-
-    Args:
-        config: Configuration of the run.
-
-    Raises:
-        EvenpaceError: A process or a competing task failed; the message says which, and why.
-    """
+    """Run a scheme to its end."""
     extra = scheme.backup_workers
     workers = len(config.shares) + extra
     # Backup workers come on top: the batch of the workers whose gradients are waited for stays the same.

@@ -114,12 +114,7 @@ class ContainerPlace:
 
 
 def stress_command(task: Task, cores: float, memory_bytes: int) -> list[str]:
-    """Return the command that runs one task.
-
-    Args:
-        cores: Cores that its worker may use.
-        memory_bytes: Bytes of memory that its worker may use.
-    """
+    """Return the command that runs one task beside a worker with these cores and bytes of memory."""
     command = ["stress-ng", "--quiet", "--timeout", f"{_LONGEST}s"]
     if task.cpu:
         stressors = max(1, round(cores))
@@ -134,16 +129,7 @@ def stress_command(task: Task, cores: float, memory_bytes: int) -> list[str]:
 
 
 class Contention:
-    """Runner of the tasks that the schedule has at the present time.
-
-    Args:
-        schedule: The schedule, in any unit of time.
-        places: Places by the workers' ranks.
-
-    Raises:
-        ContentionError: stress-ng is not installed.
-        ValueError: The schedule names more workers than there are.
-    """
+    """Runner of the tasks that the schedule has at the present time, at the places of the workers by rank."""
 
     def __init__(self, schedule: Schedule, places: Sequence[Place]) -> None:
         schedule.check_workers(len(places))
@@ -154,11 +140,7 @@ class Contention:
         self.started = 0  # number of tasks started so far
 
     def update(self, now: float) -> None:
-        """Start and stop tasks for the time `now`, in the schedule's unit.
-
-        Raises:
-            ContentionError: A task has ended by itself; the message says why.
-        """
+        """Start and stop tasks for a time in the schedule's unit (ContentionError: one ended by itself)."""
         active = self._schedule.active(now)
         for task in self._running.keys() - active:
             self._stop(task)
@@ -187,10 +169,6 @@ class Contention:
 
 
 def require_stress_ng(places: Sequence[Place]) -> None:
-    """Check that tasks can be run.
-
-    Raises:
-        ContentionError: stress-ng is needed on this machine, and is not installed.
-    """
+    """Check that tasks can be run (ContentionError: stress-ng is not installed here)."""
     if any(isinstance(place, ProcessPlace) for place in places) and shutil.which("stress-ng") is None:
         raise ContentionError("stress-ng is not installed; on Debian: apt-get install stress-ng")

@@ -73,11 +73,7 @@ class Schedule:
         return replace(self, tasks=tuple(task for task in self.tasks if task.worker < workers))
 
     def check_workers(self, workers: int) -> None:
-        """Check that there are as many workers as the schedule names.
-
-        Raises:
-            ValueError: There are fewer workers.
-        """
+        """Check that there are as many workers as the schedule names (ValueError: there are fewer)."""
         highest = max((task.worker for task in self.tasks), default=-1)
         if highest >= workers:
             raise ValueError(f"{self.source}: a task for worker {highest}, but there are {workers} workers")
@@ -85,11 +81,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """The choice of a schedule of disturbances: from a file, from recorded usage, or at random.
-
-    Raises:
-        InvalidRequestError: A value is not allowed, or there are two schedules.
-    """
+    """The choice of a schedule of disturbances: from a file, from recorded usage, or at random."""
 
     file: Annotated[
         Path | None,
@@ -128,16 +120,7 @@ class Disturbance:
             raise InvalidRequestError("--schedule and --usage: give one of them")
 
     def schedule(self, workers: int, iterations: int, seed: int) -> Schedule:
-        """Return the tasks beside so many workers.
-
-        Args:
-            iterations: Length of a random schedule.
-            seed: Draws a random schedule, or the machines of a trace.
-
-        Raises:
-            ValueError: A file or a value does not fit.
-            OSError: A file cannot be read.
-        """
+        """Return the tasks beside workers; the seed draws a random schedule, or a trace's machines."""
         if self.file is not None:
             schedule = read_schedule(self.file, self.unit)
         elif self.usage is not None:
@@ -154,15 +137,8 @@ def random_schedule(
 ) -> Schedule:
     """Draw on/off contention by an equal competitor, which halves a worker's speed while it lasts.
 
-    Args:
-        workers: Ranks of the workers that are disturbed, each independently of the others.
-        iterations: Length of the schedule.
-        seed: The same seed gives the same schedule.
-        shortest: Iterations that each phase, on or off, lasts at least.
-        longest: Iterations that it lasts at most.
-
-    Raises:
-        ValueError: A number is out of its range.
+    Each of the workers, named by rank, is disturbed independently of the others. Each phase, on or off, lasts
+    from the shortest to the longest number of iterations.
     """
     if not 1 <= shortest <= longest:
         raise ValueError(f"phases of {shortest} to {longest} iterations: must be at least 1, in this order")
@@ -183,12 +159,7 @@ def random_schedule(
 
 
 def read_schedule(path: Path, unit: Unit) -> Schedule:
-    """Read a CSV file with the columns worker, start, end, cpu and memory, as `Task` has them.
-
-    Raises:
-        ValueError: The file is not in this format; the message names the file and the line.
-        OSError: The file cannot be read.
-    """
+    """Read a CSV file with the columns worker, start, end, cpu and memory, as `Task` has them."""
     with path.open(newline="") as stream:
         reader = csv.DictReader(stream)
         if reader.fieldnames is None or not set(COLUMNS) <= set(reader.fieldnames):
@@ -216,17 +187,9 @@ def trace_schedule(
     """Make tasks with the CPU and memory demand of a trace's machines, one machine for each worker.
 
     As in LB-BSP (section 5.3), the usage of a machine's tasks is the demand that competes with the worker.
-    Usage that stays the same, to a tenth of the CPU, is one task.
-
-    Args:
-        path: File of machines' usage for `lab.traces.read_usage`, such as the Google cluster trace.
-        workers: Ranks from 0 on.
-        step_seconds: Seconds that a step of the trace lasts in the experiment.
-        machines: Names of the machines, one for each worker, instead of chosen ones.
-
-    Raises:
-        ValueError: The file is not in this format, or has too few machines.
-        OSError: The file cannot be read.
+    Usage that stays the same, to a tenth of the CPU, is one task. The file is one for
+    `lab.traces.read_usage`, such as the Google cluster trace; without names of machines, the seed chooses
+    them.
     """
     if not 0 < step_seconds < math.inf:
         raise ValueError(f"step_seconds {step_seconds}: must be above 0")

@@ -55,11 +55,7 @@ _OTHER_ITERATIONS = 150
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinationConfig:
-    """The configuration of Figures 6 and 7.
-
-    Raises:
-        InvalidRequestError: A value is not allowed, there is no seed, or one twice.
-    """
+    """The configuration of Figures 6 and 7."""
 
     workloads: Annotated[
         tuple[str, ...], Setting(f"Of {', '.join(WORKLOADS)}.", metavar="NAME,...", read=parse_names)
@@ -135,13 +131,7 @@ class TrainedWorkload:
 def run(config: CoordinationConfig, console: Console, json_path: Path | None = None) -> Figures:
     """Train, or read the figures of an earlier run; draw fig6.png and fig7.png, and print both figures.
 
-    Args:
-        json_path: File of the figures, which are saved after each run; None for fig6.json in the folder.
-
-    Raises:
-        EvenpaceError: A run failed.
-        ValueError: A value does not fit, or the report is of another form.
-        OSError: A file cannot be read or written.
+    The figures are saved after each run, in fig6.json in the folder where there is no other path.
     """
     json_path = json_path or config.out / "fig6.json"
     config.out.mkdir(parents=True, exist_ok=True)
@@ -201,11 +191,7 @@ def _read(path: Path) -> Figures:
 
 
 def choose(names: Sequence[str], policies: Sequence[str]) -> list[Scheme]:
-    """Return the schemes of these names, BSP first; `lb-bsp` stands for one scheme with each policy.
-
-    Raises:
-        ValueError: There is no such scheme or policy.
-    """
+    """Return the schemes of these names, BSP first; `lb-bsp` stands for one scheme with each policy."""
     for name in names:
         if name not in COORDINATION:
             raise ValueError(f"no scheme {name!r}; there are {', '.join(COORDINATION)}")
@@ -228,18 +214,7 @@ def compare(
     json_path: Path,
     console: Console,
 ) -> Figures:
-    """Run every scheme with every job and seed; the figures are saved after each run.
-
-    Args:
-        schemes: Schemes, as `choose` returns them.
-
-    Returns:
-        The content of the file.
-
-    Raises:
-        EvenpaceError: A run failed.
-        ValueError: A batch size or a target does not fit.
-    """
+    """Run every scheme with every job and seed, and return the figures, which are saved after each run."""
     evaluators = [Evaluator(job.training) for job in jobs]
     configs = [_config(*pair, shared) for pair in zip(jobs, evaluators, strict=True)]
     figures: Figures = {
@@ -280,10 +255,8 @@ def compare(
 def relate(entry: Figures, target: float | None) -> None:
     """Add a workload's figures relative to BSP and to the target accuracy.
 
-    Args:
-        entry: Figures of one workload, with `runs` for each scheme; gets `target`, and each scheme its means
-            over the seeds and `of_bsp`.
-        target: None for 98% of the accuracy that BSP ends with, in the mean over its runs.
+    The entry gets `target`, None for 98% of the accuracy that BSP ends with, in the mean over its runs; each
+    scheme gets its means over the seeds, and `of_bsp`.
     """
     schemes = entry["schemes"]
     reference = statistics.fmean(run["accuracy"] for run in schemes[BASELINE]["runs"])

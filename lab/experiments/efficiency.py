@@ -21,16 +21,8 @@ def per_update_seconds(
     """Return the mean time in which the parameter server receives one gradient, in seconds.
 
     For synchronous schemes it is the mean iteration time divided by the workers' number; else the time
-    between two updates, over all workers.
-
-    Args:
-        records: Records of the iterations.
-        curve: Curve of the run, of at least one point.
-        synchronous: True if an iteration is one step with every worker's gradient.
-        settle: First iterations, or as many updates as they have, that are left out.
-
-    Raises:
-        ValueError: No iteration or update is left.
+    between two updates, over all workers. The first `settle` iterations, or as many updates as they have, are
+    left out (ValueError: nothing is left).
     """
     if synchronous:
         durations = [record["duration"] for record in records[settle:]]
@@ -76,11 +68,7 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 def relative(
     schemes: Mapping[str, Mapping[str, float | None]], baseline: str
 ) -> dict[str, dict[str, float | None]]:
-    """Return each scheme's means as a share of the baseline's; None where one of them is missing.
-
-    Raises:
-        KeyError: The baseline is not among the schemes.
-    """
+    """Return each scheme's means as a share of the baseline's; None where one of them is missing."""
     base = schemes[baseline]
     return {
         name: {measure: _ratio(means[measure], base[measure]) for measure in MEASURES}

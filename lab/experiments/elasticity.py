@@ -66,7 +66,7 @@ _MIX = (
 
 @dataclass(frozen=True)
 class ElasticityConfig(Checked):
-    """The configuration of jobs with priorities on one cluster (ValueError: a value is not allowed)."""
+    """The configuration of jobs with priorities on one cluster."""
 
     traces: Traces  # folder with cifar10, imagenet and bert
     # Seeds of the jobs of a trace, a trace each.
@@ -87,16 +87,11 @@ class ElasticityConfig(Checked):
 def run(config: ElasticityConfig, console: Console) -> dict[str, Any]:
     """Simulate both traces under all policies, and print the figures beside the paper's.
 
-    Returns:
-        With times in seconds, `{"config", "three": result, "twenty": [{"seed", **result}],
-        "utilisation": {policy: median in percent}, "reductions": {policy without resizing: {figure: median
-        by which resizing lessens it, in percent}}}`, where a result is `{policy: {"makespan_s",
-        "utilisation", "device_hours", "median_completion_s", "median_queueing_s",
-        "first_priority_completion_s": of the jobs of the highest priority, the longest}}`.
-
-    Raises:
-        ValueError: The measurements lack a model or are of another form.
-        OSError: A file cannot be read.
+    Returns, with times in seconds, `{"config", "three": result, "twenty": [{"seed", **result}],
+    "utilisation": {policy: median in percent}, "reductions": {policy without resizing: {figure: median by
+    which resizing lessens it, in percent}}}`, where a result is `{policy: {"makespan_s", "utilisation",
+    "device_hours", "median_completion_s", "median_queueing_s", "first_priority_completion_s": of the jobs of
+    the highest priority, the longest}}`.
     """
     applications = read_applications([config.traces], [PLAIN], _LIMITS)
     if lacking := _LIMITS.keys() - applications.keys():
@@ -135,11 +130,7 @@ def three_jobs() -> list[Arrival]:
 
 
 def twenty_jobs(seed: int) -> list[Arrival]:
-    """Return the jobs of a trace as in section 6.4.2.
-
-    Args:
-        seed: Of times, models, batches and priorities.
-    """
+    """Return the jobs of a trace as in section 6.4.2: times, models, batches and priorities are drawn."""
     random = np.random.default_rng(seed)
     arrivals, now = [], 0.0
     for number in range(_JOBS):
@@ -152,13 +143,7 @@ def twenty_jobs(seed: int) -> list[Arrival]:
 
 
 def figures_of(lives: Sequence[Life], arrivals: Sequence[Arrival], cluster: Cluster) -> dict[str, float]:
-    """Return the figures of a simulation, as the module describes.
-
-    Args:
-        lives: Of all jobs, which have ended.
-        arrivals: The same jobs, with their priorities.
-        cluster: The devices that they shared.
-    """
+    """Return the figures of a simulation whose jobs have all ended, as the module describes."""
     priorities = {arrival.name: arrival.priority for arrival in arrivals}
     highest = max(priorities.values())
     ends = [life.submitted + life.completion for life in lives]

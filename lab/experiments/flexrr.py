@@ -22,11 +22,7 @@ _RECORD = struct.Struct("<qqqq")  # iteration, next position, end, size of the s
 
 
 class Board:
-    """Board of what each worker has left of its slice, from which the others may take.
-
-    Args:
-        path: File that all workers open; made if it does not exist.
-    """
+    """Board of what each worker has left of its slice, from which the others may take."""
 
     def __init__(self, path: Path, workers: int) -> None:
         self.workers = workers
@@ -53,12 +49,9 @@ class Board:
         return taken
 
     def steal(self, victim: int, iteration: int, progress: float) -> range:
-        """Take positions over from the end of another worker's slice, if it is far enough behind.
+        """Take positions over from the end of another worker's slice in this iteration, if it is behind.
 
-        Args:
-            victim: Rank of the worker whose slice it is.
-            iteration: Iteration in which the other worker must be.
-            progress: Progress of the worker that takes, from 0 to 1.
+        `progress` is that of the worker that takes, from 0 to 1.
         """
         with self._locked(victim):
             current, position, end, size = self._read(victim)
@@ -88,13 +81,8 @@ class Board:
 def positions(board: Board, worker: int, iteration: int, start: int, count: int) -> Iterator[int]:
     """Yield the positions that a worker processes in an iteration: its own, then those that it takes over.
 
-    Over all workers, each position of their slices comes exactly once.
-
-    Args:
-        worker: Rank of this worker.
-        iteration: The iteration, from 0.
-        start: First position of its own slice.
-        count: Length of the slice; at least 1.
+    Over all workers, each position of their slices comes exactly once. Iterations count from 0; the own slice
+    has `count` positions, at least 1.
     """
     board.begin(worker, iteration + 1, start, count)
     chunk = max(1, count // CHECKS)

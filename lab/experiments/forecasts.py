@@ -45,7 +45,7 @@ Curves = Mapping[str, Sequence[Array]]
 
 @dataclass(frozen=True)
 class ForecastConfig(Checked):
-    """The configuration of forecasts of measured noise scales (ValueError: a value is not allowed)."""
+    """The configuration of forecasts of measured noise scales."""
 
     # Folder with a folder for each model, of files `validation-M.csv`.
     data: Annotated[
@@ -64,15 +64,10 @@ class ForecastConfig(Checked):
 def run(config: ForecastConfig, console: Console) -> dict[str, Any]:
     """Forecast every training's noise scales, and print the errors.
 
-    Returns:
-        With relative errors, which are those of a batch size in proportion to the scale as well,
-        `{"config", "seconds": {forecaster: mean time of a forecast}, "models": [{"model", "trainings",
-        "horizons": [{"epochs", "forecasts", "errors": {forecaster: {"mean", "median"}}}]}],
-        "all": [{"epochs", "errors": likewise, the means over models}]}`.
-
-    Raises:
-        ValueError: The data is not of this form, or too short for any forecast.
-        OSError: A file cannot be read or written.
+    Returns, with relative errors, which are those of a batch size in proportion to the scale as well,
+    `{"config", "seconds": {forecaster: mean time of a forecast}, "models": [{"model", "trainings",
+    "horizons": [{"epochs", "forecasts", "errors": {forecaster: {"mean", "median"}}}]}], "all": [{"epochs",
+    "errors": likewise, the means over models}]}`.
     """
     curves = read_noise(config.data)
     seconds: dict[str, list[float]] = {name: [] for name in FORECASTERS}
@@ -100,12 +95,7 @@ def run(config: ForecastConfig, console: Console) -> dict[str, Any]:
 
 
 def read_noise(folder: Path) -> Curves:
-    """Read the noise scales of a folder of trainings, in the form that the module describes.
-
-    Raises:
-        ValueError: There are no trainings, or a file is of another form.
-        OSError: A file cannot be read.
-    """
+    """Read the noise scales of a folder of trainings, in the form that the module describes."""
     curves: dict[str, list[Array]] = {}
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
         found = [(int(name[1]), path) for path in model.iterdir() if (name := _name(path))]
@@ -120,12 +110,9 @@ def read_noise(folder: Path) -> Curves:
 def errors(
     trainings: Sequence[Array], config: ForecastConfig, seconds: dict[str, list[float]]
 ) -> list[dict[str, Any]]:
-    """Return the figures "horizons" of a model; a horizon beyond all trainings is left out.
+    """Return the figures "horizons" of a model; a horizon beyond all trainings, (epochs,) each, is left out.
 
-    Args:
-        trainings: Noise scales, (epochs,) each.
-        config: Horizons, and how often to forecast.
-        seconds: Takes how long each forecast took, by forecaster.
+    `seconds` takes how long each forecast took, by forecaster.
     """
     found: dict[int, dict[str, list[float]]] = {
         epochs: defaultdict(list) for epochs in sorted(config.horizons)

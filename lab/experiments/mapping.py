@@ -59,11 +59,7 @@ _WORKLOADS = ("resnet32", "transformer", "digits")
 
 @dataclass(frozen=True, kw_only=True)
 class MappingConfig:
-    """The configuration of trainings on many mappings of micro-batches onto workers.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """The configuration of trainings on many mappings of micro-batches onto workers."""
 
     workloads: Annotated[
         tuple[str, ...],
@@ -118,15 +114,7 @@ class MappedRun:
 
 
 class MappedTraining:
-    """Training of a workload on one mapping after the other.
-
-    Args:
-        config: The configuration.
-        data: What it trains on, as its script's `--data` has it; None for the default.
-
-    Raises:
-        ValueError: The data cannot be read, or has fewer samples than a batch.
-    """
+    """Training of a workload on one mapping after the other, on data as its script's `--data` has it."""
 
     def __init__(self, name: str, config: MappingConfig, data: str | None = None) -> None:
         if config.batch_size > config.samples:
@@ -178,14 +166,7 @@ class MappedTraining:
     def run(
         self, mapping: Mapping, folder: Path, watch: Callable[[int], object] = lambda done: None
     ) -> MappedRun:
-        """Train on a mapping, by real processes.
-
-        Args:
-            watch: Called with the number of finished iterations.
-
-        Raises:
-            EvenpaceError: A process failed, or the training ended before all events.
-        """
+        """Train on a mapping, by real processes; `watch` is called with the number of finished iterations."""
         began = time.monotonic()
         cluster = _cluster(mapping, folder, self._config)
         with cluster:
@@ -299,15 +280,7 @@ class _Play:
 
 
 def run(config: MappingConfig, console: Console) -> dict[str, Any]:
-    """Train each workload on each mapping; figures are saved after each, as report.json and report.png.
-
-    Returns:
-        The content of report.json.
-
-    Raises:
-        EvenpaceError: A run failed.
-        ValueError: The data cannot be read.
-    """
+    """Train each workload on each mapping; figures are saved after each, as report.json and report.png."""
     names = list(dict.fromkeys(config.workloads))
     data = by_workload("data", config.data, names, str)
     figures: dict[str, Any] = {"config": options_of(config), "workloads": {}}

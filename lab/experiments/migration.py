@@ -42,7 +42,7 @@ _TOLERANCE = 0.15  # tolerated imbalance: single iterations of a limited process
 
 @dataclass(frozen=True)
 class BandwidthCut(Checked):
-    """A bandwidth that is cut (InvalidRequestError: a value is out of its range)."""
+    """A bandwidth that is cut."""
 
     # The worker's rank.
     worker: Annotated[int, Setting("From 0.", name="cut-worker", metavar="RANK", least=0)] = 1
@@ -59,7 +59,7 @@ class BandwidthCut(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationConfig(Checked):
-    """The configuration of Figure 8 (InvalidRequestError: a value is not allowed)."""
+    """The configuration of Figure 8."""
 
     workload: WorkloadName = "digits"
     policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = "leader_straggler"
@@ -83,17 +83,8 @@ class MigrationConfig(Checked):
 def run(config: MigrationConfig, console: Console, json_path: Path | None = None) -> Figures:
     """Train under LB-BSP, cut the bandwidth on the way, draw fig8.png, and print the equilibria.
 
-    Args:
-        json_path: File of the figures; None for fig8.json in the folder.
-
-    Returns:
-        The figure's values; times in seconds, batch sizes in samples.
-
-    Raises:
-        NetworkError: Namespaces cannot be made here.
-        EvenpaceError: The run failed.
-        ValueError: The cut or the batch size does not fit.
-        OSError: A file cannot be written.
+    Returns the figure's values, times in seconds and batch sizes in samples, which go to fig8.json in the
+    folder where there is no other path.
     """
     training = Training(config.workload, config.arguments)
     evaluator = Evaluator(training)

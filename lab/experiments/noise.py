@@ -44,11 +44,7 @@ _AT_ONCE = 2**20  # numbers that are drawn at once
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseConfig:
-    """The configuration of drawn gradients, and of a training whose workers contribute the same batches.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """The configuration of drawn gradients, and of a training whose workers contribute the same batches."""
 
     # Samples of each contribution to an iteration.
     batches: Annotated[
@@ -96,16 +92,10 @@ class NoiseConfig:
 def run(config: NoiseConfig, console: Console) -> dict[str, Any]:
     """Run all parts, and print their tables.
 
-    Returns:
-        With errors and deviations relative to the truth, `{"config", "truth": {"var", "sqr"},
-        "estimators": {name: {"var": {"mean", "bias", "deviation"}, "sqr": the same}},
-        "covariance": [{"samples", "measured", "expected", "lemma"}],
-        "similarity": [{"batch", "measured", "expected"}],
-        "training": {"config", "looks": as `noise_training` has them}}`.
-
-    Raises:
-        DataError: The data of the training cannot be had.
-        OSError: The plot cannot be written.
+    Returns, with errors and deviations relative to the truth, `{"config", "truth": {"var", "sqr"},
+    "estimators": {name: {"var": {"mean", "bias", "deviation"}, "sqr": the same}}, "covariance": [{"samples",
+    "measured", "expected", "lemma"}], "similarity": [{"batch", "measured", "expected"}], "training":
+    {"config", "looks": as `noise_training` has them}}`.
     """
     training = config.training
     truth = true_noise(config)
@@ -195,10 +185,7 @@ def estimators(config: NoiseConfig) -> dict[str, Any]:
 def estimates_of(counts: NDArray[np.int64], norms: Array, squared: Array) -> dict[str, tuple[Array, Array]]:
     """Return each estimator's estimates of var and sqr, (draws,) each, by its name.
 
-    Args:
-        counts: Samples b_i, (n,).
-        norms: |g_i|², (draws, n).
-        squared: |g|², (draws,).
+    Of samples b_i, (n,), norms |g_i|², (draws, n), and squared |g|², (draws,).
     """
     local_var, local_sqr = local_estimates(counts, norms, squared)
     var_weights, sqr_weights = theorem_weights(counts)
@@ -229,10 +216,7 @@ def similarity(config: NoiseConfig) -> list[dict[str, float]]:
 def local_estimates(counts: NDArray[np.int64], norms: Array, squared: Array) -> tuple[Array, Array]:
     """Return each contribution's own estimates S_i and G_i, (draws, n) each: (10) of Cannikin.
 
-    Args:
-        counts: Samples b_i, (n,).
-        norms: |g_i|², (draws, n).
-        squared: |g|², (draws,).
+    Of samples b_i, (n,), norms |g_i|², (draws, n), and squared |g|², (draws,).
     """
     total, whole = counts.sum(), squared[:, None]
     var = counts * total / (total - counts) * (norms - whole)
@@ -241,11 +225,7 @@ def local_estimates(counts: NDArray[np.int64], norms: Array, squared: Array) -> 
 
 
 def theorem_weights(counts: NDArray[np.int64]) -> tuple[Array, Array]:
-    """Return the weights of S_i and G_i, (n,) each, as Theorem 4.1 of Cannikin has them: (11).
-
-    Args:
-        counts: Samples b_i of at least two contributions, (n,).
-    """
+    """Return the weights of S_i and G_i, (n,) each, of at least two: (11), Theorem 4.1 of Cannikin."""
     total, b = counts.sum(), counts.astype(float)
     rest = np.outer(total - b, total - b)
     var = np.outer(b, b) * (total - b[:, None] - b) / rest

@@ -41,11 +41,7 @@ _HIDDEN = 64  # units
 
 @dataclass(frozen=True)
 class NoiseTrainingConfig:
-    """The configuration of a training whose gradient noise is estimated, beside drawn gradients.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
+    """The configuration of a training whose gradient noise is estimated, beside drawn gradients."""
 
     # The data set, as `lab.data.load` names it; None: nothing is trained.
     train: Annotated[
@@ -70,15 +66,7 @@ class NoiseTrainingConfig:
 
 
 class Trained:
-    """A network, its data, and their gradients.
-
-    Args:
-        config: What is trained.
-        seed: Seed of the network's first parameters, and of all draws.
-
-    Raises:
-        DataError: The data cannot be had.
-    """
+    """A network, its data, and their gradients; the seed is of first parameters and of all draws."""
 
     def __init__(self, config: NoiseTrainingConfig, seed: int) -> None:
         assert config.train is not None

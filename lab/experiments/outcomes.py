@@ -22,9 +22,7 @@ class Outcome:
 class Outcomes:
     """The outcomes of an experiment's trainings, in files that are named for them.
 
-    Args:
-        again: Whether to train also where there is an outcome.
-        tell: Called with the title of a training whose outcome is taken from its file.
+    `tell` is called with the title of a training whose outcome is taken from its file; with `again` none is.
     """
 
     def __init__(self, folder: Path, again: bool, tell: Callable[[str], object]) -> None:
@@ -33,11 +31,7 @@ class Outcomes:
         self._tell = tell
 
     def of(self, title: str, configuration: str, train: Callable[[], Outcome]) -> Outcome:
-        """Return a training's outcome: from its file, if that is of the same configuration, or by `train`.
-
-        Raises:
-            OSError: The file cannot be read or written.
-        """
+        """Return a training's outcome: from its file, if that is of the same configuration, or by `train`."""
         path = self._folder / f"{title}.pt"
         if not self._again and path.exists():
             kept = torch.load(path)

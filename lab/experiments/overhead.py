@@ -126,11 +126,7 @@ def _measure(workers: int, config: OverheadConfig) -> dict[str, Any]:
 
 
 class _Trainer:
-    """A manager's training process, with its use of the CPU since the last look.
-
-    Args:
-        manager: The manager's process id.
-    """
+    """A manager's training process, with its use of the CPU since the last look."""
 
     def __init__(self, manager: int) -> None:
         self._manager = psutil.Process(manager)

@@ -69,7 +69,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class PaperConfig:
-    """The configuration of the page (ValueError: there is no such experiment)."""
+    """The configuration of the page."""
 
     full: Annotated[bool, Setting("As long as docs/figures.md has them: an hour or more.")] = False
     only: Annotated[

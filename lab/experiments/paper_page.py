@@ -31,12 +31,7 @@ class ExperimentOutcome:
 def write(outcomes: Mapping[str, ExperimentOutcome], folder: Path, settings: str) -> Path:
     """Write index.html, and each figure as SVG and PNG; return the page's path.
 
-    Args:
-        outcomes: Outcomes by the part's name; figures whose part is not among them are left out.
-        settings: Settings with which the experiments were run, in words.
-
-    Raises:
-        OSError: A file cannot be written.
+    Figures whose part is not among the outcomes are left out; the settings of the runs are in words.
     """
     sections = [
         _section(figure, outcomes[figure.part], folder) for figure in FIGURES if figure.part in outcomes

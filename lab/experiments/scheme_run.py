@@ -41,17 +41,12 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class ParameterSnapshot:
-    """Parameters at one moment of a run.
-
-    Attributes:
-        shards: Number of the shards that they were pulled from, in whose order they are; 0 where the tensors
-            follow each other.
-    """
+    """Parameters at one moment of a run."""
 
     seconds: float  # time since training began
     updates: int  # gradients that went into them, in the synchronous schemes one for each worker and step
     parameters: NDArray[np.float32]  # the parameters, (elements,)
-    shards: int = 0
+    shards: int = 0  # from which they were pulled, in whose order they are; 0: the tensors follow each other
 
 
 @dataclass(frozen=True)
@@ -65,13 +60,7 @@ class SchemeRun:
 
 
 class Snapshots:
-    """Snapshots of a job's parameters, taken on demand.
-
-    Args:
-        observer: Observer of the job.
-        config: Configuration of its run.
-        gradients: Gradients that a version of the parameters is counted as.
-    """
+    """Snapshots of a job's parameters, taken on demand; a version of these counts as so many gradients."""
 
     def __init__(self, observer: Observer, config: RunConfig, gradients: int = 1) -> None:
         self._observer = observer
@@ -104,16 +93,9 @@ def training(
     shares: Sequence[float],
     arguments: Callable[[int], Sequence[str]],
 ) -> Iterator[Observer]:
-    """Start a cluster with workers that train the workload, and stop all at the end of `with`.
+    """Start a cluster with workers that train the workload, yield an observer of it, and stop all.
 
-    Args:
-        cluster: Cluster that is not started yet.
-        config: Configuration of the run.
-        shares: Cores of each worker.
-        arguments: Returns a worker's further arguments, by its rank.
-
-    Yields:
-        An observer of the job.
+    `arguments` returns a worker's further arguments, by its rank.
     """
     with cluster:
         for rank, share in enumerate(share_cpus(shares, config.limit_kind)):
@@ -132,12 +114,7 @@ def training(
 def followed(cluster: LocalCluster, observer: Observer, gone: Collection[str] = ()) -> Iterator[None]:
     """Yield after each look of the observer at the job, once there is one; last after its workers' end.
 
-    Args:
-        gone: Names of workers that may have ended in any way; it may change meanwhile.
-
-    Raises:
-        ProcessFailedError: Another process failed.
-        EvenpaceError: The manager does not answer.
+    Workers that are `gone` may have ended in any way; these may change meanwhile.
     """
     running = True
     while running:

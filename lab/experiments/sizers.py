@@ -45,11 +45,7 @@ _COLUMNS: Columns = {
 
 @dataclass(frozen=True)
 class SizersConfig:
-    """The configuration of trainings with batches of each sizer's size.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
+    """The configuration of trainings with batches of each sizer's size."""
 
     # The data set, as `lab.data.load` names it.
     data: Annotated[str, Setting("digits, mnist:DIR or cifar10:DIR.", metavar="DATA")] = "digits"
@@ -96,16 +92,10 @@ class SizersConfig:
 def run(config: SizersConfig, console: Console) -> dict[str, Any]:
     """Train with each sizer and seed, and print what each took.
 
-    Returns:
-        `{..., "runs": [{"sizer", "rule", "seed", "epochs": [{"epoch", "seconds", "iterations", "size",
-        "loss", "accuracy"}]}], "sizers": [{"sizer", "rule", "seconds", "times_as_fast", "epochs",
-        "iterations", "size", "accuracy"}]}`. `sizers` has medians over the seeds; `times_as_fast` is the
-        first one's seconds over those.
-
-    Raises:
-        ProcessFailedError: A process failed.
-        UnavailableError: A training did not come to the loss.
-        DataError: The data cannot be had.
+    Returns `{..., "runs": [{"sizer", "rule", "seed", "epochs": [{"epoch", "seconds", "iterations", "size",
+    "loss", "accuracy"}]}], "sizers": [{"sizer", "rule", "seconds", "times_as_fast", "epochs", "iterations",
+    "size", "accuracy"}]}`. `sizers` has medians over the seeds; `times_as_fast` is the first one's seconds
+    over those.
     """
     samples = len(load(config.data).train_labels)
     if config.batch_size > samples:

@@ -64,14 +64,9 @@ class VirtualFlowConfig:
 def run(config: VirtualFlowConfig, console: Console) -> dict[str, Any]:
     """Solve Table 4's sets of GPUs, and print ours beside the paper's.
 
-    Returns:
-        `{"splits": [{"set", "split", "paper": text, "over_v100", "over_p100", "over_even": ratio}],
-        "models": [the same, with "model"], "errors": {model: relative error}}`. Ratios are throughputs over
-        those of the GPUs of one kind alone, and of an even split; None where a batch does not fit.
-
-    Raises:
-        ValueError: The file is not one of profiles.
-        OSError: It cannot be read.
+    Returns `{"splits": [{"set", "split", "paper": text, "over_v100", "over_p100", "over_even": ratio}],
+    "models": [the same, with "model"], "errors": {model: relative error}}`. Ratios are throughputs over those
+    of the GPUs of one kind alone, and of an even split; None where a batch does not fit.
     """
     units = _TOTAL // _UNIT
     ratio = {

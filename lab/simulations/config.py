@@ -30,11 +30,7 @@ class NodeGroup(NamedTuple):
 
 
 def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
-    """Read groups of nodes such as `aws=6x4,rtx=3x8`, six nodes of four devices and three of eight.
-
-    Raises:
-        ValueError: It is of another form, a number is 0, or a kind comes twice.
-    """
+    """Read groups of nodes such as `aws=6x4,rtx=3x8`, six nodes of four devices and three of eight."""
     groups = []
     for part in text.split(","):
         found = re.fullmatch(r"([A-Za-z0-9_.-]+)=([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", part)
@@ -61,7 +57,7 @@ _WITHOUT_EFFECT = ("jobs",)
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """Workloads to simulate under policies, on one cluster (ValueError: a value is not allowed)."""
+    """Workloads to simulate under policies, on one cluster."""
 
     workload: Annotated[
         tuple[Path, ...],
@@ -169,12 +165,7 @@ class SimulationConfig:
         return POLICIES[name]()
 
     def read_capacity(self) -> Capacity | None:
-        """Return the nodes that are there, over time; None for all, always.
-
-        Raises:
-            ValueError: The file is of another form, or no node is ever there.
-            OSError: The file cannot be read.
-        """
+        """Return the nodes that are there, over time; None for all, always."""
         names = [node.name for node in self.nodes.nodes]
         if self.failures is not None:
             return Capacity.of_failures(names, self.failures * 3600, self.repair, self.seed)
@@ -200,11 +191,7 @@ class SimulationConfig:
 
     @property
     def others(self) -> dict[str, int | float | str]:
-        """The settings that are not by default, and that published simulations do not have.
-
-        Raises:
-            OSError: A file among them cannot be read.
-        """
+        """The settings that are not by default, and that published simulations do not have."""
         return {
             setting.name: _digest(value) if isinstance(value, Path) else value
             for setting in fields(self)

@@ -20,13 +20,7 @@ _TIMES = (1, 10, 60, 600, 3600, 36_000, 360_000, 3_600_000)  # seconds; ticks of
 
 
 def in_use(name: str, outcome: Outcome, styles: Mapping[str, WorkerStyle], devices: int, end: float) -> Panel:
-    """Return the plot of the devices in use over time, stacked by model.
-
-    Args:
-        outcome: One simulation.
-        styles: The colour of each model.
-        end: The time at which the axis ends, in seconds.
-    """
+    """Return the plot of the devices in use up to `end`, in seconds, stacked by model."""
     edges = np.linspace(0, end, _BINS + 1)
     lives = {model: [life for life in outcome.lives if life.application == model] for model in styles}
     heights = [usage.averages(usage.in_use(its), edges) for its in lives.values()]

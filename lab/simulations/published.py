@@ -22,12 +22,7 @@ _MIXED_CONDITIONS = {"cluster": "aws=6x4,dgx-ext=2x8,rtx=3x8", "rules": "mixed"}
 def published_mean(workload: Path, policy: str, conditions: Mapping[str, Any]) -> float | None:
     """Return the published mean completion time of a workload under a policy, in seconds, if there is one.
 
-    Args:
-        conditions: The settings of the simulation; there is a figure only for those that were published.
-
-    Raises:
-        ValueError: The file of published figures is of another form.
-        OSError: It cannot be read.
+    There is one only for the settings, `conditions`, that were published.
     """
     clock = {"interval": POLICIES[policy].interval, "restart_cost": None}
     if conditions == _CONDITIONS | clock:

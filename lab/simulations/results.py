@@ -47,11 +47,7 @@ class Outcome:
 
     @classmethod
     def of(cls, lives: Sequence[Life], shares: Sequence[FairShare], devices: int) -> "Outcome":
-        """Return the outcome with the figures of these lives on a cluster's number of devices.
-
-        Raises:
-            ValueError: A job has not ended, or there is none.
-        """
+        """Return the outcome with the figures of these lives on a cluster's number of devices."""
         return cls(lives, shares, summary(lives, _rhos(lives, shares), devices))
 
     @property
@@ -61,18 +57,9 @@ class Outcome:
 
 
 class Results:
-    """The results so far, kept in a file if there is one."""
+    """The results so far, in a file that need not exist yet, or, without a path, in memory only."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the results that a file has.
-
-        Args:
-            path: The file, which need not exist; None to keep results in memory only.
-
-        Raises:
-            ValueError: The file has something else.
-            OSError: It cannot be read.
-        """
         self._path = path
         self._lines: dict[Simulation, str] = {}
         self._outcomes: dict[Simulation, Outcome] = {}
@@ -99,15 +86,7 @@ class Results:
         return self._outcomes[simulation]
 
     def add(self, simulation: Simulation, workload: Path, outcome: Outcome) -> None:
-        """Add the result of a simulation, to the file, too.
-
-        Args:
-            simulation: What it was made of.
-            outcome: Its result.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Add the result of a simulation, to the file, too."""
         self._outcomes[simulation] = outcome
         if self._path is None:
             return
@@ -134,13 +113,7 @@ def _rhos(lives: Sequence[Life], shares: Sequence[FairShare]) -> list[float]:
 
 
 def _outcome(result: Mapping[str, Any]) -> Outcome:
-    """Return the outcome that a file has.
-
-    Raises:
-        KeyError: Something is not there.
-        TypeError: Something is of another type.
-        ValueError: Something is of another form.
-    """
+    """Return the outcome that a file has (KeyError, TypeError, ValueError: something is of another form)."""
     lives, shares = [], []
     for told in result["lives"]:
         share = told["fair_share"]

@@ -32,19 +32,9 @@ _Key: TypeAlias = tuple[str, Path]
 def run(
     config: SimulationConfig, console: Console, json_path: Path | None = None, page_path: Path | None = None
 ) -> dict[str, Any]:
-    """Simulate each workload under each policy, and print the figures.
+    """Simulate each workload under each policy; print and return figures by policy, then by workload.
 
-    Args:
-        config: Workloads, policies and cluster.
-        console: Takes the progress and the table.
-        json_path: File for the results; simulations whose results it has are not run again.
-
-    Returns:
-        The figures of each simulation by policy, then by the path of the workload.
-
-    Raises:
-        ValueError: A file is of another form, or a workload cannot be simulated.
-        OSError: A file cannot be read or written.
+    Simulations whose results the file `json_path` has are not run again.
     """
     workloads = {path: read_workload(path) for path in find_workloads(config.workload)}
     cluster, capacity = config.nodes, config.read_capacity()

@@ -35,11 +35,7 @@ COLUMNS = (
 
 
 def print_figures(console: Console, figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    """Print a table for each workload, and one of the means over them where there are several.
-
-    Args:
-        figures: By policy, then by the path of the workload.
-    """
+    """Print a table for each workload, and one of their means; the figures are by policy, then by path."""
     paths = list(next(iter(figures.values())))
     for path in paths:
         _print(console, title(Path(path)), {policy: its[path] for policy, its in figures.items()})

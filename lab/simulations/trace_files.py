@@ -30,16 +30,9 @@ def read_applications(
     limits: Mapping[str, JobLimits],
     needed: Collection[str] = (),
 ) -> dict[str, Application]:
-    """Read all models that were measured on all kinds of devices, by name.
+    """Read all models measured on all kinds of devices, by name; a model may lie in several folders.
 
-    Args:
-        folders: Each has folders of models; a model's files may lie in several of these.
-        limits: Of models that have any, by name.
-        needed: Models that must not be left out for want of a measurement, as far as they are there at all.
-
-    Raises:
-        ValueError: No model was measured on all kinds, a needed one was not, or a file is of another form.
-        OSError: A file cannot be read.
+    A model that is needed must not be left out for want of a measurement, if it is there at all (ValueError).
     """
     models: dict[str, dict[str, Path]] = {}
     for folder in folders:

@@ -25,14 +25,9 @@ def queue(lives: Iterable[Life]) -> list[Amount]:
 
 
 def averages(amounts: Sequence[Amount], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the averages of a sum over the times between ascending edges.
+    """Return the averages, (n,), of a sum over the times between ascending edges, in seconds, (n + 1,).
 
-    Args:
-        amounts: Added up where their times overlap; nothing is there at other times.
-        edges: Seconds, (n + 1,), each above the one before.
-
-    Returns:
-        The averages, (n,).
+    Amounts are added up where their times overlap; nothing is there at other times.
     """
     steps = np.array([(t, a) for start, end, amount in amounts for t, a in ((start, amount), (end, -amount))])
     steps = steps.reshape(-1, 2)[np.argsort(steps.reshape(-1, 2)[:, 0], kind="stable")]

@@ -18,7 +18,7 @@ from scheduler.job import Job
 
 
 class SimulatedJob:
-    """A job that has arrived."""
+    """A job that has arrived, and waits; the policy says which of devices and batch are the user's choice."""
 
     def __init__(
         self,
@@ -30,16 +30,6 @@ class SimulatedJob:
         asks_batch: bool = False,
         limits_batch: bool = False,
     ) -> None:
-        """Make a job that waits.
-
-        Args:
-            arrival: Its submission.
-            application: The model that it trains.
-            rules: The cost of a change.
-            asks_devices: Let it have at most the number of devices of its submission.
-            asks_batch: Let it train with the batch of its submission.
-            limits_batch: Let the policy plan for whole batches up to that of its submission.
-        """
         self.life = Life(arrival.name, application.name, arrival.submitted)  # what has happened to it
         self._application = application
         self._rules = rules
@@ -82,12 +72,7 @@ class SimulatedJob:
         return min(most)
 
     def seen(self, now: int, nodes: Mapping[str, int]) -> Job:
-        """Return the job as a policy sees it.
-
-        Args:
-            now: Seconds on the cluster's clock.
-            nodes: Devices of a node, for step times on packed nodes, by kind.
-        """
+        """Return the job as a policy sees it; a node has devices, for step times on packed nodes, by kind."""
         seconds_left = None
         if self._batch is not None and len(nodes) == 1:
             ((kind, node),) = nodes.items()
@@ -113,10 +98,7 @@ class SimulatedJob:
     def place(self, placement: Placement, now: int, kind: str) -> None:
         """Change the placement; training goes on after a pause, if there are devices.
 
-        Args:
-            placement: The devices from now on; none to wait, with what is left of a pause.
-            now: Seconds on the cluster's clock.
-            kind: The kind of the devices; nothing where there are none.
+        Without any the job waits, with what is left of a pause.
         """
         before = self._kind, self._shape
         self._placement, self._shape = placement, shape(placement)
@@ -140,16 +122,7 @@ class SimulatedJob:
         self.place((), now, "")
 
     def advance(self, now: int, seconds: int, slowdown: float = 0.0) -> None:
-        """Train for some time.
-
-        Args:
-            now: Seconds on the cluster's clock when the time begins.
-            seconds: Length of the time.
-            slowdown: Share of the progress that is lost.
-
-        Raises:
-            ValueError: Nothing was measured that tells the step time.
-        """
+        """Train for some seconds from `now` on, with a share of the progress lost."""
         if not self._placement:
             return
         replicas = devices(self._placement)

@@ -69,11 +69,7 @@ class Training:
 def by_workload(
     option: str, values: Sequence[str], workloads: Sequence[str], read: Callable[[str], T]
 ) -> dict[str, T]:
-    """Read an option's values: VALUE is for all workloads, NAME=VALUE for one of them, and prevails.
-
-    Raises:
-        ValueError: There is no such workload, or a value is not allowed.
-    """
+    """Read an option's values: VALUE is for all workloads, NAME=VALUE for one of them, and prevails."""
     chosen: dict[str, T] = {}
     own: dict[str, T] = {}
     for value in values:

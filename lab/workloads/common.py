@@ -63,15 +63,7 @@ class ModelSnapshot:
 def options_parser(
     description: str, *, data: str, epochs: int, batch_size: int, lr: float, weight_decay: float
 ) -> argparse.ArgumentParser:
-    """Make a parser with the options that all workloads have.
-
-    Args:
-        data: Values of `--data`; the first word is the default.
-        epochs: Default of `--epochs`.
-        batch_size: Default of `--batch-size`.
-        lr: Default of `--lr`.
-        weight_decay: Default of `--weight-decay`.
-    """
+    """Make a parser of the options that all workloads have; the first word of `data` is a default."""
     parser = argparse.ArgumentParser(
         description=description,
         epilog="Start it with `evenpace worker --manager HOST:PORT --ps HOST:PORT SCRIPT WORKLOAD OPTIONS`, "
@@ -132,9 +124,8 @@ def dtype_of(options: argparse.Namespace) -> torch.dtype:
 def train(workload: Workload, options: argparse.Namespace) -> list[ModelSnapshot]:
     """Train as one worker of the job; without a parameter server, in `DistributedDataParallel`.
 
-    Returns:
-        The model as it was after each `options.evaluate_every` iterations, and at the end unless this worker
-        was released before.
+    Returns the model as it was after each `options.evaluate_every` iterations, and at the end unless this
+    worker was released before.
     """
     warm_up(workload)
     model, optimizer, every = workload.model, workload.optimizer, options.evaluate_every
@@ -238,11 +229,7 @@ def evaluate(workload: Workload) -> dict[str, float]:
 
 
 def first_samples(dataset: MapStyleDataset, samples: int | None, option: str) -> MapStyleDataset:
-    """Return the first `samples` samples, all of them if None.
-
-    Raises:
-        DataError: There are fewer samples; the message names the option that asked for them.
-    """
+    """Return the first samples, all where the option has no number (DataError: there are fewer)."""
     if samples is None:
         return dataset
     if samples > len(dataset):
