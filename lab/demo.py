@@ -27,9 +27,9 @@ from idl.records import IterationRecord
 from lab.demo_config import DemoConfig
 from lab.experiments import analysis
 from lab.experiments.comparison import Evaluator
-from lab.experiments.scheme_run import SchemeRun
+from lab.experiments.scheme_run import RunConfig, SchemeRun
 from lab.experiments.schemes import Scheme
-from lab.experiments.unequal import UnequalConfig, run_unequal
+from lab.experiments.unequal import run_unequal
 from lab.workloads.by_name import Training
 from rpc.address import Address
 from worker.resources.cpu_limits import LimitKind, kind_here
@@ -62,15 +62,11 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
         f"{len(config.shares)} workers, limited to {', '.join(f'{s:g}' for s in config.shares)} of a core by "
         f"{kind_name}; {data}, batches of {config.total_batch_size}, {epochs} epochs"
     )
-    trained = UnequalConfig(
-        training=training,
-        elements=evaluator.elements,
-        shares=config.shares,
-        iterations=per_epoch * epochs,
-        total_batch_size=config.total_batch_size,
+    trained = evaluator.run_config(
+        replace(config, limit_kind=kind),
+        per_epoch * epochs,
+        config.total_batch_size,
         tolerance=config.tolerance,
-        limit_kind=kind,
-        shards=config.shards,
         snapshots=_SNAPSHOTS,
     )
     schemes = (Scheme("even", "even", config.predictor), Scheme("balanced", config.policy, config.predictor))
@@ -118,7 +114,7 @@ def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoR
 
 
 def _train(
-    config: DemoConfig, trained: UnequalConfig, scheme: Scheme, console: Console
+    config: DemoConfig, trained: RunConfig, scheme: Scheme, console: Console
 ) -> tuple[SchemeRun, RunReport]:
     """Run one of the two trainings, show it until its end, and return its report from its manager."""
     reports: list[RunReport] = []
@@ -170,7 +166,7 @@ def _table(config: DemoConfig, recent: Sequence[IterationRecord]) -> Table:
     return table
 
 
-def _figures(run: SchemeRun, evaluator: Evaluator, trained: UnequalConfig) -> dict[str, Any]:
+def _figures(run: SchemeRun, evaluator: Evaluator, trained: RunConfig) -> dict[str, Any]:
     """Return the figures of one run, for the report's JSON."""
     whole = [record for record in run.records if record["total"] == trained.total_batch_size]
     workers = len(trained.shares)

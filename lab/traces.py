@@ -14,6 +14,7 @@ knows no predictor, and nothing of how a running job is reached.
 """
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,8 +61,7 @@ def read_trace(path: Path) -> Trace:
     """Read a trace, plain or gzipped, whose rows and columns may be in any order (ValueError: it is none)."""
     rows: dict[str, dict[int, tuple[float, ...]]] = {}
     for row in read_rows(path, COLUMNS, (EXPECTED,)):
-        worker = row.text("worker")
-        iteration = row.integer("iteration")
+        worker, iteration = row.text("worker"), row.integer("iteration")
         own = rows.setdefault(worker, {})
         if iteration in own:
             raise row.error("iteration", f"{worker!r} has a row for it already")
@@ -148,7 +148,7 @@ class TraceRecorder:
             return
         for worker, series in read_trace(self._path).items():
             last = (series.speeds[-1], series.cpu_usage[-1], series.memory_usage[-1])
-            self._last[worker] = (int(series.iterations[-1]), tuple(_text(float(value)) for value in last))
+            self._last[worker] = int(series.iterations[-1]), tuple(_text(float(value)) for value in last)
 
     def _rows(self, record: IterationRecord) -> Iterator[tuple[str, ...]]:
         for worker, part in record.parts.items():
@@ -156,8 +156,7 @@ class TraceRecorder:
             self._usage[worker] = (record.iteration, part.cpu_usage, part.memory_usage)
             if before is None or before[0] != record.iteration - 1:
                 continue
-            speed = part.speed
-            values = tuple(_text(value) for value in (speed, *before[1:]))
+            values = tuple(map(_text, (part.speed, *before[1:])))
             if worker in self._last and self._has(worker, record.iteration, values):
                 continue
             yield (worker, str(record.iteration), *values)
@@ -177,15 +176,9 @@ class TraceRecorder:
 
     def _write(self, rows: Sequence[tuple[str, ...]]) -> None:
         """Write rows in one piece, so that a kill of this process leaves whole lines."""
-        lines = _Lines()
+        lines = io.StringIO()
         csv.writer(lines, lineterminator="\n").writerows(rows)
-        self._stream.write("".join(lines).encode())
-
-
-class _Lines(list[str]):
-    """List of lines that a CSV writer can write to."""
-
-    write = list.append
+        self._stream.write(lines.getvalue().encode())
 
 
 def _text(value: float) -> str:
@@ -255,11 +248,8 @@ def read_usage(path: Path) -> Usage:
         steps.append((row.number("cpu_percent"), row.number("mem_percent")))
     if not machines:
         raise ValueError(f"{path}: there are no rows")
-    usage = {}
-    for machine, steps in machines.items():
-        cpu, memory = np.minimum(np.array(steps) / 100, 1.0).T
-        usage[machine] = (cpu, memory)
-    return usage
+    shares = {machine: np.minimum(np.array(steps) / 100, 1.0) for machine, steps in machines.items()}
+    return {machine: (its[:, 0], its[:, 1]) for machine, its in shares.items()}
 
 
 def response(cpu_usage: Array, memory_usage: Array) -> Array:

@@ -24,8 +24,8 @@ from rich.console import Console
 
 from evenpace.reports import style
 from idl.noise import Noise
-from idl.settings import Checked, Setting
-from lab.experiments.scheduling_fields import DevicesPerNode, Nodes, RestartCost, Traces
+from idl.settings import Setting
+from lab.experiments.scheduling_fields import NodesConfig
 from lab.plots import panels, save, styled
 from lab.report import Columns, options_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
@@ -40,14 +40,10 @@ _ALL_NOISE = Noise(0.0, 1.0)  # with which every sample counts alike, so that go
 
 
 @dataclass(frozen=True)
-class AutoscalingConfig(Checked):
+class AutoscalingConfig(NodesConfig):
     """The configuration of one job that rents nodes."""
 
-    traces: Traces
     model: Annotated[str, Setting("Model to train, a folder of the traces.", metavar="MODEL")] = "imagenet"
-    nodes: Nodes = 16
-    devices_per_node: DevicesPerNode = 4
-    restart_cost: RestartCost = 30
     plot: Annotated[
         Path | None, Setting("Draw nodes and efficiency against the time, a PNG file.", folder=False)
     ] = None
@@ -65,8 +61,7 @@ def run(config: AutoscalingConfig, console: Console) -> dict[str, Any]:
         raise ValueError(f"model {config.model!r}: there are {', '.join(sorted(applications))}")
     figures: dict[str, Any] = {"config": options_of(config)}
     for rule in (GOODPUT, THROUGHPUT):
-        epochs = scaled(application, rule, config)
-        figures[rule] = result_of(epochs, config.devices_per_node)
+        figures[rule] = result_of(scaled(application, rule, config), config.devices_per_node)
     _print(console, figures)
     if config.plot is not None:
         save(draw(figures), config.plot)
@@ -99,12 +94,7 @@ def result_of(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, Any]:
         "device_hours": math.fsum(epoch.seconds * epoch.nodes * devices for epoch in epochs) / 3600,
         "efficiency": math.fsum(epoch.efficiency * epoch.seconds for epoch in epochs) / seconds,
         "epochs": [
-            {
-                "end_h": end / 3600,
-                "nodes": epoch.nodes,
-                "batch": epoch.batch,
-                "efficiency": epoch.efficiency,
-            }
+            {"end_h": end / 3600, "nodes": epoch.nodes, "batch": epoch.batch, "efficiency": epoch.efficiency}
             for end, epoch in zip(ends, epochs, strict=True)
         ],
     }

@@ -22,9 +22,9 @@ from evenpace.reports import files
 from idl.settings import Setting
 from lab.experiments import analysis, plots
 from lab.experiments.containers import require_engine
-from lab.experiments.contended import ContendedConfig, ContendedOptions, ContendedRun, run_contended
+from lab.experiments.contended import ContendedOptions, ContendedRun, run_contended
 from lab.experiments.contention_schedule import write_schedule
-from lab.experiments.scheme_run import ParameterSnapshot
+from lab.experiments.scheme_run import ParameterSnapshot, RunConfig
 from lab.experiments.schemes import Scheme, choose_schemes
 from lab.fields import Folder
 from lab.report import Columns, table_of
@@ -52,22 +52,26 @@ class Evaluator:
         self._parameters = [parameter for group in self._groups for parameter in group]
 
     @property
-    def elements(self) -> int:
-        """Return the number of the model's parameters."""
-        return sum(parameter.numel() for parameter in self._parameters)
-
-    @property
     def samples(self) -> int:
         """Return the number of training samples."""
         return len(self._workload.train_set)
 
-    def check_batch(self, samples: int) -> int:
-        """Return a batch size (ValueError: there are fewer samples to train on)."""
-        if samples > self.samples:
+    def run_config(self, options: Any, iterations: int, total_batch_size: int, **more: Any) -> RunConfig:
+        """Return the configuration of a run with the workers and shards of an experiment's options."""
+        if total_batch_size > self.samples:
             raise ValueError(
-                f"batch size {samples}: {self.training.name} has {self.samples} samples to train on"
+                f"batch size {total_batch_size}: {self.training.name} has {self.samples} samples to train on"
             )
-        return samples
+        return RunConfig(
+            training=self.training,
+            elements=sum(parameter.numel() for parameter in self._parameters),
+            shares=options.shares,
+            iterations=iterations,
+            total_batch_size=total_batch_size,
+            limit_kind=options.limit_kind,
+            shards=options.shards,
+            **more,
+        )
 
     @property
     def data(self) -> str:
@@ -131,20 +135,9 @@ def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions,
         require_engine()
     workers = len(options.shares) + max(scheme.backup_workers for scheme in schemes)
     schedule = options.disturbance.schedule(workers, options.iterations, options.seed)
-    training = Training(workload, options.arguments)
-    evaluator = Evaluator(training)
-    config = ContendedConfig(
-        options=options,
-        schedule=schedule,
-        training=training,
-        elements=evaluator.elements,
-        shares=options.shares,
-        iterations=options.iterations,
-        total_batch_size=evaluator.check_batch(options.batch_size or BATCH_SIZES[workload]),
-        tolerance=options.tolerance,
-        limit_kind=options.limit_kind,
-        shards=options.shards,
-    )
+    evaluator = Evaluator(Training(workload, options.arguments))
+    batch_size = options.batch_size or BATCH_SIZES[workload]
+    config = evaluator.run_config(options, options.iterations, batch_size, tolerance=options.tolerance)
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     write_schedule(schedule, out / "schedule.csv")
@@ -168,7 +161,7 @@ def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions,
         writer = csv.writer(stream)
         writer.writerow(_ITERATION_COLUMNS)
         for scheme in schemes:
-            measured = run_contended(scheme, config, progress)
+            measured = run_contended(scheme, config, options, schedule, progress)
             writer.writerows(_iteration_rows(measured))
             stream.flush()
             figures["schemes"][scheme.name] = _figures(measured, evaluator, options.settle)

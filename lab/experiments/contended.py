@@ -19,7 +19,7 @@ from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from lab.experiments.containers import ContainerCluster
 from lab.experiments.contention import ContainerPlace, Contention, Place, ProcessPlace
-from lab.experiments.contention_schedule import Disturbance, Schedule
+from lab.experiments.contention_schedule import Disturbance, Schedule, Unit
 from lab.experiments.scheme_run import (
     RunConfig,
     RunTooShortError,
@@ -82,14 +82,6 @@ class ContendedOptions:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContendedConfig(RunConfig):
-    """The configuration that all schemes share; each worker makes all iterations, whatever the scheme."""
-
-    options: ContendedOptions
-    schedule: Schedule  # who is disturbed when
-
-
 @dataclass(frozen=True)
 class ContendedRun(SchemeRun):
     """Measurements of a run; times in seconds, versions of the parameters as the snapshots' updates."""
@@ -112,24 +104,26 @@ class ContendedRun(SchemeRun):
         return self.workers * (last.seconds - first.seconds) / (last.updates - first.updates)
 
 
-def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -> ContendedRun:
+def run_contended(
+    scheme: Scheme, config: RunConfig, options: ContendedOptions, schedule: Schedule, progress: Progress
+) -> ContendedRun:
     """Run a scheme to its end."""
     extra = scheme.backup_workers
     workers = len(config.shares) + extra
     # Backup workers come on top: the batch of the workers whose gradients are waited for stays the same.
     batch_size = config.total_batch_size * workers // len(config.shares)
     shares = [*config.shares, *([float(np.median(config.shares))] * extra)]
-    folder = (config.options.out / scheme.name.replace(":", "-")).resolve()
-    cluster = (ContainerCluster if config.options.containers else LocalCluster)(
+    folder = (options.out / scheme.name.replace(":", "-")).resolve()
+    cluster = (ContainerCluster if options.containers else LocalCluster)(
         folder,
         workers=workers,
         shards=config.shards,
         **manager_options(scheme, config),
         replicas_to_aggregate=len(config.shares) if extra else None,
-        first_fit=config.options.learning.first_fit,
-        refit_every=config.options.learning.refit_every,
+        first_fit=options.learning.first_fit,
+        refit_every=options.learning.refit_every,
         models=folder / "models",
-        reuse=config.options.reuse.resolve() if config.options.reuse is not None else None,
+        reuse=options.reuse and options.reuse.resolve(),
     )
 
     def arguments(rank: int) -> list[str]:
@@ -139,10 +133,10 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
         return [*words, "--batch-size", str(batch_size)]
 
     with training(cluster, config, shares, arguments) as observer:
-        places = [_place(cluster, rank, share, config) for rank, share in enumerate(shares)]
-        watch = _Watch(observer, config, cluster)
+        places = [_place(cluster, rank, share, options.memory_bytes) for rank, share in enumerate(shares)]
+        watch = _Watch(observer, config, schedule.unit, cluster)
         task = progress.add_task(scheme.name, total=config.iterations)
-        with contextlib.closing(Contention(config.schedule.of_first(workers), places)) as contention:
+        with contextlib.closing(Contention(schedule.of_first(workers), places)) as contention:
             for _ in followed(cluster, observer):
                 watch.look(time.monotonic(), contention)
                 progress.update(task, completed=len(observer.iterations))
@@ -153,12 +147,12 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
         return ContendedRun(scheme, records, watch.snapshots, *measured)
 
 
-def _place(cluster: LocalCluster, rank: int, cores: float, config: ContendedConfig) -> Place:
+def _place(cluster: LocalCluster, rank: int, cores: float, memory_bytes: int) -> Place:
     """Return the place of a worker's competing tasks: beside it, or in its container."""
     name = f"worker-{rank}"
     if isinstance(cluster, ContainerCluster):
-        return ContainerPlace(cluster.container(name), cores, config.options.memory_bytes)
-    return ProcessPlace(cluster.pid(name), cores, config.options.memory_bytes, cluster.shares[name].cpu)
+        return ContainerPlace(cluster.container(name), cores, memory_bytes)
+    return ProcessPlace(cluster.pid(name), cores, memory_bytes, cluster.shares[name].cpu)
 
 
 def _write_trace(observer: Observer, path: Path) -> None:
@@ -172,9 +166,10 @@ def _write_trace(observer: Observer, path: Path) -> None:
 class _Watch:
     """Follower of a run, which keeps the competing tasks to their schedule, and takes snapshots."""
 
-    def __init__(self, observer: Observer, config: ContendedConfig, cluster: LocalCluster) -> None:
+    def __init__(self, observer: Observer, config: RunConfig, unit: Unit, cluster: LocalCluster) -> None:
         self._observer = observer
         self._config = config
+        self._in_iterations = unit == "iterations"
         self._workers = cluster.workers
         self._manager = psutil.Process(cluster.pid("manager"))
         self._snapshots = Snapshots(observer, config)
@@ -196,8 +191,7 @@ class _Watch:
         self._complete = self._complete and len(self._observer.members) == self._workers
         if self._complete:
             self.seconds = now - self._began
-            in_iterations = self._config.schedule.unit == "iterations"
-            contention.update(self._progress(now) if in_iterations else self.seconds)
+            contention.update(self._progress(now) if self._in_iterations else self.seconds)
             self.manager_cpu = self._cpu_seconds() - self._cpu_before
             if done >= len(self.snapshots) * self._config.iterations / _SNAPSHOTS:
                 self._snapshots.take(self.seconds)

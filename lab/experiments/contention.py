@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from idl.errors import EvenpaceError
 from lab.experiments.contention_schedule import Schedule, Task
@@ -29,24 +28,6 @@ class ContentionError(EvenpaceError):
     """A competing task could not be run."""
 
 
-class Place(Protocol):
-    """Interface of the place in which a worker and its competing tasks run."""
-
-    @property
-    def cores(self) -> float:
-        """Return the cores that the worker may use."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the bytes to which shares of memory refer."""
-
-    def start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-        """Run a command in the place, in a process group of its own."""
-
-    def stop(self, popen: "subprocess.Popen[bytes]") -> None:
-        """End what `start` began, at once."""
-
-
 @dataclass(frozen=True)
 class ProcessPlace:
     """Place beside a worker that is a process of this machine."""
@@ -60,13 +41,7 @@ class ProcessPlace:
         """Run a command beside the worker, in its control groups and on its CPU."""
         pin = ["--taskset", str(self.cpu)] if self.cpu is not None else []
         line = ["sh", "-c", _JOIN, "join", *map(str, self._groups()), "--", *command, *pin]
-        return subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        return _in_a_session(line, stdout=subprocess.DEVNULL)
 
     def stop(self, popen: "subprocess.Popen[bytes]") -> None:
         """End what `start` began by SIGKILL, since SIGTERM takes long within a small CPU quota."""
@@ -94,13 +69,7 @@ class ContainerPlace:
         """Run a command in the worker's container."""
         # The engine's client does not pass signals on: the command itself says what to stop.
         line = ["docker", "exec", self.container, "sh", "-c", 'echo "$$"; exec "$@"', "join", *command]
-        return subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        return _in_a_session(line, stdout=subprocess.PIPE)
 
     def stop(self, popen: "subprocess.Popen[bytes]") -> None:
         """End what `start` began, by its process group in the container."""
@@ -111,6 +80,16 @@ class ContainerPlace:
             line = ["docker", "exec", self.container, "sh", "-c", f"kill -9 -{pid} {pid}"]
             subprocess.run(line, check=False, capture_output=True)
         popen.kill()
+
+
+Place = ProcessPlace | ContainerPlace
+"""The place in which a worker and its competing tasks run."""
+
+
+def _in_a_session(line: Sequence[str], stdout: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        line, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True
+    )
 
 
 def stress_command(task: Task, cores: float, memory_bytes: int) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
+from lab.csv_rows import read_rows
 from lab.fields import parse_names, whole_numbers
 from lab.traces import read_usage
 from predictors import Array
@@ -24,9 +25,7 @@ Unit = Literal["iterations", "seconds"]
 
 COLUMNS = ("worker", "start", "end", "cpu", "memory")
 _LEVELS = 10  # levels to which a trace's CPU demand is rounded, so that tasks last longer than a step
-_MOST_MEMORY = (
-    0.5  # share of a worker's memory that a trace's task holds at most: the worker needs some itself
-)
+_MOST_MEMORY = 0.5  # of a worker's memory that a trace's task holds at most: the worker needs some itself
 
 
 @dataclass(frozen=True, order=True)
@@ -133,7 +132,7 @@ class Disturbance:
 
 
 def random_schedule(
-    workers: Sequence[int], iterations: int, seed: int, shortest: int = 20, longest: int = 60
+    workers: Sequence[int], iterations: int, seed: int, shortest: int, longest: int
 ) -> Schedule:
     """Draw on/off contention by an equal competitor, which halves a worker's speed while it lasts.
 
@@ -142,8 +141,6 @@ def random_schedule(
     """
     if not 1 <= shortest <= longest:
         raise ValueError(f"phases of {shortest} to {longest} iterations: must be at least 1, in this order")
-    if seed < 0:
-        raise ValueError(f"seed {seed}: must be at least 0")
     tasks = []
     for worker in workers:
         random = np.random.default_rng([seed, worker])
@@ -160,16 +157,12 @@ def random_schedule(
 
 def read_schedule(path: Path, unit: Unit) -> Schedule:
     """Read a CSV file with the columns worker, start, end, cpu and memory, as `Task` has them."""
-    with path.open(newline="") as stream:
-        reader = csv.DictReader(stream)
-        if reader.fieldnames is None or not set(COLUMNS) <= set(reader.fieldnames):
-            raise ValueError(f"{path}: columns {reader.fieldnames}; needed are {', '.join(COLUMNS)}")
-        tasks = []
-        for row in reader:
-            try:
-                tasks.append(Task(int(row["worker"]), *(float(row[column]) for column in COLUMNS[1:])))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+    tasks = []
+    for row in read_rows(path, COLUMNS):
+        try:
+            tasks.append(Task(int(row.values["worker"]), *(float(row.values[name]) for name in COLUMNS[1:])))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {row.line}: {error}") from error
     return Schedule(tuple(tasks), unit, str(path))
 
 
@@ -197,9 +190,7 @@ def trace_schedule(
     if machines is None:
         if len(usage) < workers:
             raise ValueError(f"{path}: {len(usage)} machines, but {workers} workers")
-        names = sorted(usage)
-        chosen = np.random.default_rng(seed).choice(len(names), workers, replace=False)
-        machines = [names[i] for i in chosen]
+        machines = np.random.default_rng(seed).choice(sorted(usage), workers, replace=False).tolist()
     unknown = [machine for machine in machines if machine not in usage]
     if unknown:
         raise ValueError(f"{path}: there is no machine {unknown[0]!r}")

@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from idl.settings import Checked, Setting
-from lab.experiments.scheduling_fields import DevicesPerNode, Nodes, RestartCost, Traces
+from idl.settings import Setting
+from lab.experiments.scheduling_fields import NodesConfig
 from lab.report import Columns, cells_of, options_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
@@ -43,14 +43,10 @@ RULES: dict[str, Callable[[Array], int]] = {"time": quickest, "cost": cheapest}
 
 
 @dataclass(frozen=True)
-class EpochScalingConfig(Checked):
+class EpochScalingConfig(NodesConfig):
     """The configuration of jobs that choose their nodes by epoch."""
 
-    traces: Traces
-    nodes: Nodes = 16
-    devices_per_node: DevicesPerNode = 4
-    restart_cost: RestartCost = 30
-    # Threshold that batch sizes follow: a higher one asks for larger batches.
+    # A higher one asks for larger batches.
     similarity: Annotated[float, Setting("Threshold that batch sizes follow.", above=0, below=1)] = 0.1
 
 

@@ -12,7 +12,6 @@ Example:
   evenpace lab experiment forecast --data traces --horizons 1,5,10
 """
 
-import re
 import statistics
 import time
 from collections import defaultdict
@@ -33,6 +32,7 @@ from lab.csv_rows import read_rows
 from lab.fields import whole_numbers
 from lab.plots import bars, panels, save, styled
 from lab.report import Columns, options_of, table_of
+from lab.simulations.trace_files import validated
 from predictors import Array
 from predictors.batch_sizes import FEWEST, FORECASTERS, forecast
 
@@ -47,11 +47,7 @@ Curves = Mapping[str, Sequence[Array]]
 class ForecastConfig(Checked):
     """The configuration of forecasts of measured noise scales."""
 
-    # Folder with a folder for each model, of files `validation-M.csv`.
-    data: Annotated[
-        Path,
-        Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True),
-    ]
+    data: Annotated[Path, Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True)]
     # Epochs from the last one known to the one that is forecast.
     horizons: Annotated[
         tuple[int, ...],
@@ -98,7 +94,7 @@ def read_noise(folder: Path) -> Curves:
     """Read the noise scales of a folder of trainings, in the form that the module describes."""
     curves: dict[str, list[Array]] = {}
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
-        found = [(int(name[1]), path) for path in model.iterdir() if (name := _name(path))]
+        found = [(size, path) for path in model.iterdir() if (size := validated(path.name))]
         smallest = min((size for size, _ in found), default=0)
         if found:
             curves[model.name] = [_scales(path, smallest) for _, path in sorted(found)]
@@ -172,10 +168,6 @@ def draw(figures: Mapping[str, Any]) -> Figure:
 def _of_horizon(models: Sequence[Mapping[str, Any]], epochs: int) -> dict[str, Mapping[str, Any]]:
     """Return the figures of a horizon by model, of those that have it."""
     return {model["model"]: one for model in models for one in model["horizons"] if one["epochs"] == epochs}
-
-
-def _name(path: Path) -> re.Match[str] | None:
-    return re.fullmatch(r"validation-([1-9][0-9]{0,17})\.csv", path.name)
 
 
 def _scales(path: Path, smallest: int) -> Array:

@@ -27,8 +27,9 @@ from idl.settings import Checked, Setting
 from lab.experiments import equilibrium, plots
 from lab.experiments.comparison import Evaluator
 from lab.experiments.equilibrium import Trajectory
+from lab.experiments.scheme_run import RunConfig
 from lab.experiments.schemes import Scheme
-from lab.experiments.unequal import UnequalConfig, UnequalShares, run_unequal
+from lab.experiments.unequal import UnequalShares, run_unequal
 from lab.fields import Folder, Shards
 from lab.network import WorkerNetwork
 from lab.plots import save
@@ -86,18 +87,8 @@ def run(config: MigrationConfig, console: Console, json_path: Path | None = None
     Returns the figure's values, times in seconds and batch sizes in samples, which go to fig8.json in the
     folder where there is no other path.
     """
-    training = Training(config.workload, config.arguments)
-    evaluator = Evaluator(training)
-    trained = UnequalConfig(
-        training=training,
-        elements=evaluator.elements,
-        shares=config.shares,
-        iterations=config.iterations,
-        total_batch_size=evaluator.check_batch(config.batch_size),
-        snapshots=0,
-        limit_kind=config.limit_kind,
-        shards=config.shards,
-    )
+    evaluator = Evaluator(Training(config.workload, config.arguments))
+    trained = evaluator.run_config(config, config.iterations, config.batch_size, snapshots=0)
     _check(config)
     config.out.mkdir(parents=True, exist_ok=True)
     figures = run_migration(config, trained, console)
@@ -122,7 +113,7 @@ def _check(config: MigrationConfig) -> None:
         )
 
 
-def run_migration(config: MigrationConfig, trained: UnequalConfig, console: Console) -> Figures:
+def run_migration(config: MigrationConfig, trained: RunConfig, console: Console) -> Figures:
     """Train, without a cut on this machine's loopback, which needs no root; return the figure's values."""
     name, at = f"lb-bsp:{config.policy}", config.cut_at
     with contextlib.ExitStack() as stack:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsize_manager.config import TOLERANCE
 from evenpace.local.cluster import LocalCluster, share_cpus
 from idl.errors import EvenpaceError
 from lab.experiments.schemes import Scheme
@@ -27,16 +28,29 @@ class RunTooShortError(EvenpaceError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The configuration that all schemes share."""
+    """The configuration that all schemes share (ValueError: there are fewer samples than workers)."""
 
     training: Training  # what is trained
     elements: int  # parameters of its model
     shares: tuple[float, ...]  # cores that each worker may use
     iterations: int  # of a synchronous scheme
     total_batch_size: int  # samples of an iteration, over all workers
-    tolerance: float = 0.02  # the manager's
+    tolerance: float = TOLERANCE  # the manager's
     limit_kind: LimitKind = "auto"  # see `worker.resources.cpu_limits.limit_cpu`
     shards: int = 1  # processes of the parameter server
+    snapshots: int = 30  # of the parameters in a run on unequal workers, about; 0 for none
+
+    def __post_init__(self) -> None:
+        if self.total_batch_size < len(self.shares):
+            raise ValueError(
+                f"batch size {self.total_batch_size}: must be at least one for each of "
+                f"{len(self.shares)} workers"
+            )
+
+    @property
+    def updates(self) -> int:
+        """Gradients that a run takes: one from each worker in each iteration."""
+        return self.iterations * len(self.shares)
 
 
 @dataclass(frozen=True)
@@ -99,14 +113,9 @@ def training(
     """
     with cluster:
         for rank, share in enumerate(share_cpus(shares, config.limit_kind)):
-            words = [
-                config.training.name,
-                *config.training.arguments,
-                *arguments(rank),
-                "--test-samples",
-                "0",
-            ]
-            cluster.start_worker(f"worker-{rank}", _SCRIPT, words, share=share)
+            trained = config.training.with_options(*arguments(rank), "--test-samples", "0")
+            line = [trained.name, *trained.arguments]
+            cluster.start_worker(f"worker-{rank}", _SCRIPT, line, share=share)
         with contextlib.closing(Observer(cluster.manager, cluster.shard_addresses)) as observer:
             yield observer
 

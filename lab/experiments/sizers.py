@@ -113,9 +113,8 @@ def run(config: SizersConfig, console: Console) -> dict[str, Any]:
 
 def _train(config: SizersConfig, sizer: str, rule: str, seed: int) -> dict[str, Any]:
     """Return one training, by epoch."""
-    arguments = ["--data", config.data, "--batch-size", str(config.batch_size), "--rule", rule]
-    arguments += ["--rate", str(config.rate), "--loss", str(config.loss), "--epochs", str(config.epochs)]
-    arguments += ["--seed", str(seed)]
+    options = {name: getattr(config, name) for name in ("data", "batch_size", "rate", "loss", "epochs")}
+    argument = json.dumps({**options, "rule": rule, "seed": seed})
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalCluster(
@@ -127,7 +126,7 @@ def _train(config: SizersConfig, sizer: str, rule: str, seed: int) -> dict[str, 
         ) as cluster,
     ):
         for number in range(config.workers):
-            cluster.start_worker(f"w{number}", _SCRIPT, arguments)
+            cluster.start_worker(f"w{number}", _SCRIPT, [argument])
         cluster.wait()
         said = (cluster.folder / "w0.log").read_text().splitlines()
     epochs = [json.loads(line) for line in said if line.startswith('{"epoch"')]
@@ -147,18 +146,9 @@ def _summary(runs: Sequence[dict[str, Any]], pairs: Sequence[tuple[str, str]]) -
         ends = [one["epochs"][-1] for one in runs if (one["sizer"], one["rule"]) == (sizer, rule)]
         medians = {name: statistics.median(end[name] for end in ends) for name in ends[0]}
         first = summaries[0]["seconds"] if summaries else medians["seconds"]
-        summaries.append(
-            {
-                "sizer": sizer,
-                "rule": rule,
-                "seconds": medians["seconds"],
-                "times_as_fast": first / medians["seconds"],
-                "epochs": medians["epoch"],
-                "iterations": medians["iterations"],
-                "size": medians["size"],
-                "accuracy": medians["accuracy"],
-            }
-        )
+        found = {key: medians[key] for key in ("seconds", "iterations", "size", "accuracy")}
+        found |= {"times_as_fast": first / medians["seconds"], "epochs": medians["epoch"]}
+        summaries.append({"sizer": sizer, "rule": rule, **found})
     return summaries
 
 

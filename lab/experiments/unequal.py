@@ -7,7 +7,6 @@ between the schemes is how workers of different speed wait for each other, not w
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -44,28 +43,9 @@ UnequalShares = Annotated[
 """Cores that each worker may use."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnequalConfig(RunConfig):
-    """The configuration that all schemes share; asynchronous ones make as many updates as others."""
-
-    snapshots: int = 30  # of the parameters in a run, about; 0 for none
-
-    def __post_init__(self) -> None:
-        if self.total_batch_size < len(self.shares):
-            raise ValueError(
-                f"batch size {self.total_batch_size}: must be at least one for each of {len(self.shares)} "
-                f"workers"
-            )
-
-    @property
-    def updates(self) -> int:
-        """Gradients that a run takes: one from each worker in each iteration."""
-        return self.iterations * len(self.shares)
-
-
 def run_unequal(
     scheme: Scheme,
-    config: UnequalConfig,
+    config: RunConfig,
     folder: Path,
     watch: Callable[[int, Sequence[IterationRecord]], None],
     network: WorkerNetwork | None = None,
@@ -124,7 +104,7 @@ class _Follower:
     pace between the last two.
     """
 
-    def __init__(self, observer: Observer, scheme: Scheme, config: UnequalConfig) -> None:
+    def __init__(self, observer: Observer, scheme: Scheme, config: RunConfig) -> None:
         self._observer = observer
         self._synchronous = scheme.synchronous
         self._config = config

@@ -66,12 +66,12 @@ def _wanted(kinds: Sequence[str]) -> list[str]:
 def _missing(files: Mapping[str, Path], kinds: Sequence[str]) -> str | None:
     """Return the name of a file that a model lacks, if there is one."""
     for name in _wanted(kinds):
-        if name not in files and not (name == "validation-M.csv" and any(map(_validated, files))):
+        if name not in files and not (name == "validation-M.csv" and any(map(validated, files))):
             return name
     return None
 
 
-def _validated(name: str) -> int | None:
+def validated(name: str) -> int | None:
     """Return the samples of a batch by the name of the file of its training, None for another file's name."""
     found = re.fullmatch(r"validation-([1-9][0-9]{0,17})\.csv", name)
     return int(found[1]) if found else None
@@ -80,7 +80,7 @@ def _validated(name: str) -> int | None:
 def _read_application(
     name: str, files: Mapping[str, Path], kinds: Sequence[str], limits: JobLimits | None
 ) -> Application:
-    trainings = {size: _read_epochs(path) for file, path in files.items() if (size := _validated(file))}
+    trainings = {size: _read_epochs(path) for file, path in files.items() if (size := validated(file))}
     step_times = {
         kind: StepTimes(
             _read_placements(files[f"placements{_suffix(kind)}.csv"]),

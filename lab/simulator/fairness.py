@@ -56,9 +56,7 @@ def fair_shares(
         application = applications[arrival.application]
         ends = []
         for part in kinds:
-            devices = -(
-                -part.devices * age // present
-            )  # without floats, of which the ceiling may be one more
+            devices = -(-part.devices * age // present)  # in floats the ceiling may be one more
             ends.append((isolated_completion(arrival, application, devices, policy, part, rules), devices))
         completion, devices = min(ends)
         shares.append(FairShare(present / age, devices, completion))
@@ -87,14 +85,7 @@ def isolated_completion(
     devices that it can use, and keeps them. No node is lost there, and no other job interferes. Devices are
     the most that it has, on nodes of one kind; a job whose user asks for more trains on these.
     """
-    job = SimulatedJob(
-        arrival,
-        application,
-        rules,
-        asks_devices=policy.users_choose_devices,
-        asks_batch=policy.users_choose_batch,
-        limits_batch=policy.users_limit_batch,
-    )
+    job = SimulatedJob(arrival, application, rules, policy)
     (kind,) = cluster.kinds
     now = max(-(-arrival.submitted // rules.interval), 1) * rules.interval
     job.place(take(min(devices, job.most_devices_of(kind)), free_devices(cluster, {})), now, kind)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 
@@ -41,31 +42,16 @@ _POLLUX = {
 }
 
 # The published policies expect other costs than changes have in the published simulator.
+_by_placement = partial(JobLimits, memory_by_placement=True)
 _SIA = {
-    "bert": JobLimits(epochs=2, memory_by_placement=True, slowdown=1.2, restart_cost=120, expected_cost=120),
-    "cifar10": JobLimits(
-        epochs=100, memory_by_placement=True, slowdown=1.8, restart_cost=50, expected_cost=30
+    "bert": _by_placement(epochs=2, slowdown=1.2, restart_cost=120, expected_cost=120),
+    "cifar10": _by_placement(epochs=100, slowdown=1.8, restart_cost=50, expected_cost=30),
+    "ncf": _by_placement(epochs=10, largest=32_768, slowdown=1.5, restart_cost=15, expected_cost=30),
+    "imagenet": _by_placement(epochs=90, slowdown=1.2, restart_cost=250, expected_cost=250),
+    "deepspeech2": _by_placement(
+        epochs=80, most_local={"rtx": 57}, slowdown=1.2, restart_cost=25, expected_cost=25
     ),
-    "ncf": JobLimits(
-        epochs=10,
-        largest=32_768,
-        memory_by_placement=True,
-        slowdown=1.5,
-        restart_cost=15,
-        expected_cost=30,
-    ),
-    "imagenet": JobLimits(
-        epochs=90, memory_by_placement=True, slowdown=1.2, restart_cost=250, expected_cost=250
-    ),
-    "deepspeech2": JobLimits(
-        epochs=80,
-        most_local={"rtx": 57},
-        memory_by_placement=True,
-        slowdown=1.2,
-        restart_cost=25,
-        expected_cost=25,
-    ),
-    "yolov3": JobLimits(epochs=50, memory_by_placement=True, slowdown=1.2, restart_cost=80, expected_cost=45),
+    "yolov3": _by_placement(epochs=50, slowdown=1.2, restart_cost=80, expected_cost=45),
 }
 
 LIMITS: Mapping[str, Mapping[str, JobLimits]] = MappingProxyType({"pollux": _POLLUX, "mixed": _SIA})

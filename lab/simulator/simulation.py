@@ -53,17 +53,7 @@ def simulate(
     """
     arrivals = sorted(arrivals, key=lambda arrival: arrival.submitted)
     check_arrivals(arrivals, applications, policy, cluster)
-    jobs = [
-        SimulatedJob(
-            arrival,
-            applications[arrival.application],
-            rules,
-            asks_devices=policy.users_choose_devices,
-            asks_batch=policy.users_choose_batch,
-            limits_batch=policy.users_limit_batch,
-        )
-        for arrival in arrivals
-    ]
+    jobs = [SimulatedJob(arrival, applications[arrival.application], rules, policy) for arrival in arrivals]
     waiting = jobs[::-1]  # the next to arrive is the last
     present: list[SimulatedJob] = []
     held: dict[str, Placement] = {}  # by the names of the jobs that are present

@@ -15,6 +15,7 @@ from lab.simulator.workloads import Arrival
 from scheduler.allocation import Placement, devices, shape
 from scheduler.goodput import Goodput
 from scheduler.job import Job
+from scheduler.policies.base import Policy
 
 
 class SimulatedJob:
@@ -25,10 +26,7 @@ class SimulatedJob:
         arrival: Arrival,
         application: Application,
         rules: Rules,
-        *,
-        asks_devices: bool = False,
-        asks_batch: bool = False,
-        limits_batch: bool = False,
+        policy: Policy | type[Policy] = Policy,
     ) -> None:
         self.life = Life(arrival.name, application.name, arrival.submitted)  # what has happened to it
         self._application = application
@@ -37,23 +35,26 @@ class SimulatedJob:
         limits = application.limits
         self._restart_cost = limits.restart_cost if rules.restart_cost is None else rules.restart_cost
         self._expected_cost = limits.expected_cost if rules.restart_cost is None else rules.restart_cost
-        self._devices = arrival.devices if asks_devices else None
+        self._devices = arrival.devices if policy.users_choose_devices else None
         self._asked = arrival.devices, arrival.batch
-        self._batch = arrival.batch if asks_batch else limits.batch
+        self._batch = arrival.batch if policy.users_choose_batch else limits.batch
         self._placement: Placement = ()
         self._kind: str | None = None
         self._shape: tuple[int, ...] = ()
         self._local = self._accumulations = 0
         # With a batch of the user's nobody asks for a goodput.
         self._learner: Learner | None = None
-        if not asks_batch and rules.profiled:
-            known = {kind: application.throughput(kind) for kind in application.batches}
-            self._learner = Learner(application.batches, self._batch, known, application.first_noise)
-        elif not asks_batch:
-            self._learner = Learner(application.batches, self._batch)
+        if not policy.users_choose_batch:
+            known, noise = {}, None
+            if rules.profiled:
+                known = {kind: application.throughput(kind) for kind in application.batches}
+                noise = application.first_noise
+            self._learner = Learner(application.batches, self._batch, known, noise)
         self._configured: tuple[Goodput | None, str, tuple[int, ...]] | None = None
         self._planned: dict[str, tuple[Goodput, Goodput]] = {}
-        self._largest = max(limits.largest or arrival.batch, application.initial) if limits_batch else None
+        self._largest: int | None = None
+        if policy.users_limit_batch:
+            self._largest = max(limits.largest or arrival.batch, application.initial)
         self._pause = 0
         self._trained = 0  # seconds
         self._lost = 0  # seconds of training that are to be done again
@@ -81,7 +82,7 @@ class SimulatedJob:
             name=self.life.name,
             submitted=self.life.submitted,
             age=now - self.life.submitted,
-            most_devices=self._most_devices(),
+            most_devices=max(map(self._most_devices_of, self._application.batches)),
             weight=self._weight,
             attained=self.life.device_seconds,
             restarts=self.life.restarts,
@@ -181,10 +182,6 @@ class SimulatedJob:
 
     def _total(self, replicas: int) -> int:
         return replicas * self._local * (self._accumulations + 1)
-
-    def _most_devices(self) -> int:
-        """Return the most devices of the kind on which it may have the most."""
-        return max(self._most_devices_of(kind) for kind in self._application.batches)
 
     def _most_devices_of(self, kind: str) -> int:
         most = self.most_devices_of(kind)
