@@ -57,7 +57,8 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
     os.nice(10)  # watching must not slow down what is watched
     per_epoch = -(-evaluator.samples // config.total_batch_size)
     epochs = config.epochs or max(1, _ITERATIONS // per_epoch)
-    kind, kind_name = _choose_limit(config.limit_kind)
+    kind_name = kind_here(config.limit_kind)  # tries out which kind works here
+    kind: LimitKind = "cgroup" if kind_name.startswith("cgroup") else "duty-cycle"
     console.print(
         f"{len(config.shares)} workers, limited to {', '.join(f'{s:g}' for s in config.shares)} of a core by "
         f"{kind_name}; {data}, batches of {config.total_batch_size}, {epochs} epochs"
@@ -191,12 +192,6 @@ def _figures(run: SchemeRun, evaluator: Evaluator, trained: RunConfig) -> dict[s
         "iterations": run.records,
         "progress": progress,
     }
-
-
-def _choose_limit(wanted: LimitKind) -> tuple[LimitKind, str]:
-    """Try out which kind of CPU limit works here; return it, and its description in words."""
-    name = kind_here(wanted)
-    return ("cgroup" if name.startswith("cgroup") else "duty-cycle"), name
 
 
 def _summary(full: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,7 @@ class DemoConfig(Checked):
     data: ImageData = "digits"
     # Passes over the data; None for about 84 iterations.
     epochs: Annotated[int | None, Setting("Passes over the data.  [default: by data set]", least=1)] = None
-    # Samples of a batch, over all workers; None for what suits the data.
     batch_size: Annotated[int | None, Setting("Over all workers.  [default: by data set]", least=1)] = None
-    # The balanced run's policy; so are its predictor and tolerance.
     policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = ManagerConfig.policy
     predictor: Annotated[str, Setting("Of the policy proportional.", choices=PREDICTORS)] = (
         PolicyOptions.predictor

@@ -13,15 +13,7 @@ from rich.console import Console
 
 from idl.errors import InvalidRequestError
 from idl.settings import Setting
-from lab.traces import (
-    FASTEST,
-    SLOWEST,
-    MadeTraceConfig,
-    Series,
-    Trace,
-    TraceFile,
-    write_made,
-)
+from lab.traces import FASTEST, SLOWEST, MadeTraceConfig, Series, Trace, TraceFile, write_made
 
 _MEMORY = 0.4  # share of the memory in use
 
@@ -34,7 +26,6 @@ class ContentionTraceConfig(MadeTraceConfig):
     slowdown: Annotated[float, Setting("Of its speed, left under contention.", above=0, below=1)] = 0.5
     shortest: Annotated[int, Setting("Period in iterations.", least=1)] = 20
     longest: Annotated[int, Setting("Period in iterations.", least=1)] = 60
-    # Of the measured CPU and memory usage.
     usage_noise: Annotated[float, Setting("Standard deviation of the measured usage.", least=0, most=1)] = (
         0.02
     )

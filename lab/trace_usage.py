@@ -38,7 +38,6 @@ class UsageTraceConfig(MadeTraceConfig):
     """The workers of a trace from usage."""
 
     workers: Annotated[int | None, Setting("[default: all that --vms is enough for, or 4]", least=1)] = None
-    # Names of machines, in order; drawn where there are none.
     machines: Annotated[
         tuple[str, ...],
         Setting(

@@ -27,14 +27,7 @@ from evenpace.local.terminal import make_table
 from evenpace.reports import style
 from idl.settings import Setting
 from lab.csv_rows import read_rows
-from lab.experiments.batch_size_law import (
-    FEWEST,
-    Point,
-    contradictions,
-    fit,
-    fit_without_each,
-    nearest,
-)
+from lab.experiments.batch_size_law import FEWEST, Point, contradictions, fit, fit_without_each, nearest
 from lab.plots import colour, panels, save, styled
 from lab.report import Columns, cells_of
 
@@ -52,8 +45,7 @@ class BatchSizesConfig:
     """The configuration of the law's test."""
 
     data: Annotated[
-        Path,
-        Setting("Trainings: a CSV with benchmark,batch_size,runs,mean_to_target,std.", folder=False),
+        Path, Setting("Trainings: a CSV with benchmark,batch_size,runs,mean_to_target,std.", folder=False)
     ]
     plot: Annotated[Path | None, Setting("Draw points and law, a PNG file.", folder=False)] = None
 
@@ -133,10 +125,7 @@ def judge(points: Sequence[Point]) -> dict[str, Any]:
             "nearest": statistics.median(near),
         },
         "holds": median <= _GOOD,
-        "remarks": [
-            *([] if known else [f"B_c is {_between(least, most)}"]),
-            *contradictions(points),
-        ],
+        "remarks": [*([] if known else [f"B_c is {_between(least, most)}"]), *contradictions(points)],
     }
 
 

@@ -154,10 +154,7 @@ def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions,
         "load_average": os.getloadavg()[1],
         "schemes": {},
     }
-    with (
-        (out / "iterations.csv").open("w", newline="") as stream,
-        make_progress(console, 20) as progress,
-    ):
+    with (out / "iterations.csv").open("w", newline="") as stream, make_progress(console, 20) as progress:
         writer = csv.writer(stream)
         writer.writerow(_ITERATION_COLUMNS)
         for scheme in schemes:

@@ -47,9 +47,7 @@ class ContendedOptions:
     out: Folder
     shares: Shares = (0.35, 0.35, 0.35, 0.35)
     iterations: Annotated[int, Setting("Of each worker.", least=20)] = 300
-    # First iterations, which are left out of means and errors.
     settle: Annotated[int, Setting("First iterations, left out of means and errors.", least=0)] = 5
-    # Samples of an iteration, over all workers; None for what suits the workload.
     batch_size: Annotated[int | None, Setting("Over all workers.  [default: by workload]", least=1)] = None
     disturbance: Disturbance = field(default_factory=Disturbance)
     seed: Seed = 1  # seed of who is disturbed
@@ -59,17 +57,13 @@ class ContendedOptions:
         Path | None, Setting("Start predictors from kept models: a file, or a folder of them.", exists=True)
     ] = None
     tolerance: Tolerance = TOLERANCE
-    # Accuracy for the time and updates to it; None for 98% of what BSP ends with.
     target: Annotated[
         float | None, Setting("Accuracy that is to be reached.  [default: 98% of BSP's]", least=0, most=1)
     ] = None
-    # What a worker's shares of memory in the schedule refer to.
     memory_bytes: Annotated[
-        int,
-        Setting("What a schedule's shares of memory refer to.", name="memory-mib", least=1, unit=2**20),
+        int, Setting("What a schedule's shares of memory refer to.", name="memory-mib", least=1, unit=2**20)
     ] = 256 * 2**20
     limit_kind: Limit = "auto"
-    # Whether each part runs in a container, instead of being a process of this machine.
     containers: Annotated[bool, Setting("Run each part in a container; see docs/containers.md.")] = False
     shards: Shards = 1
     arguments: Arguments = ()

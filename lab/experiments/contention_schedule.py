@@ -8,7 +8,6 @@ import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +16,7 @@ import numpy as np
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from lab.csv_rows import read_rows
-from lab.fields import parse_names, whole_numbers
+from lab.fields import numbers, parse_names
 from lab.traces import read_usage
 from predictors import Array
 
@@ -102,11 +101,7 @@ class Disturbance:
     ] = ()
     contended: Annotated[
         tuple[int, ...],
-        Setting(
-            "Workers that are disturbed at random.  [default: all]",
-            metavar="RANK,...",
-            read=partial(whole_numbers, "contended", least=0),
-        ),
+        numbers("contended", "Workers that are disturbed at random.  [default: all]", "RANK,...", 0),
     ] = ()
     phases: Annotated[
         tuple[int, int],

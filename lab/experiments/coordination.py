@@ -19,7 +19,6 @@ import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +36,7 @@ from lab.experiments.comparison import Evaluator
 from lab.experiments.scheme_run import RunConfig, SchemeRun
 from lab.experiments.schemes import SCHEMES, Scheme
 from lab.experiments.unequal import UnequalShares, run_unequal
-from lab.fields import Folder, Shards, parse_names, whole_numbers
+from lab.fields import Folder, Shards, numbers, parse_names
 from lab.plots import save
 from lab.report import Columns, table_of
 from lab.workloads.by_name import BATCH_SIZES, WORKLOADS, Arguments, Training, by_workload
@@ -71,7 +70,6 @@ class CoordinationConfig:
     ] = ("leader_straggler",)
     out: Folder = Path("runs/fig6")
     shares: UnequalShares = (0.6, 0.4, 0.25, 0.15)
-    # The part of a run, from 0 to below 1, that the hardware efficiency leaves out.
     settle: Annotated[
         float,
         Setting(
@@ -80,11 +78,7 @@ class CoordinationConfig:
             below=1,
         ),
     ] = 0.5
-    # Seeds of first parameters and of the samples' order, each in a run of its own.
-    seeds: Annotated[
-        tuple[int, ...],
-        Setting("A run with each; means.", metavar="SEED,...", read=partial(whole_numbers, "seeds", least=0)),
-    ] = (1,)
+    seeds: Annotated[tuple[int, ...], numbers("seeds", "A run with each; means.", "SEED,...", 0)] = (1,)
     limit_kind: Limit = "auto"
     shards: Shards = 1
     data: Annotated[
@@ -249,24 +243,17 @@ def print_efficiency(figures: Figures, console: Console) -> None:
     """Print Figure 6 as tables, one for each workload."""
     for name, entry in figures["workloads"].items():
         columns: Columns = {
-            "per_update_ms": ("ms/update", "{:.1f}"),
+            "per_update_s": ("ms/update", lambda seconds: f"{1e3 * seconds:.1f}"),
             "of_bsp.per_update_s": ("of BSP", "{:.2f}"),
             "shown_updates": (f"updates to {entry['target']:.1%}", "{}"),
             "of_bsp.updates_to_target": ("of BSP", "{:.2f}"),
             "seconds_to_target": ("s to it", "{:.1f}"),
             "of_bsp.seconds_to_target": ("of BSP", "{:.2f}"),
         }
-        rows = [
-            (
-                scheme,
-                {
-                    **values,
-                    "per_update_ms": values["per_update_s"] * 1e3,
-                    "shown_updates": _updates(values),
-                },
-            )
+        rows = (
+            (scheme, {**values, "shown_updates": _updates(values)})
             for scheme, values in entry["schemes"].items()
-        ]
+        )
         console.print(table_of(f"Figure 6: {name} on {entry['data']}", "scheme", columns, rows, no_wrap=True))
 
 

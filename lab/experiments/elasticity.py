@@ -28,7 +28,7 @@ from rich.console import Console
 from evenpace.local.terminal import make_table
 from idl.settings import Checked, Setting
 from lab.experiments.scheduling_fields import Traces
-from lab.fields import whole_numbers
+from lab.fields import numbers
 from lab.report import options_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
@@ -69,14 +69,8 @@ class ElasticityConfig(Checked):
     """The configuration of jobs with priorities on one cluster."""
 
     traces: Traces  # folder with cifar10, imagenet and bert
-    # Seeds of the jobs of a trace, a trace each.
     seeds: Annotated[
-        tuple[int, ...],
-        Setting(
-            "A trace of 20 jobs with each; medians.",
-            metavar="SEED,...",
-            read=partial(whole_numbers, "seeds", least=0),
-        ),
+        tuple[int, ...], numbers("seeds", "A trace of 20 jobs with each; medians.", "SEED,...", 0)
     ] = (1, 2, 3)
     # Seconds from one round of the policy to the next; the paper's acts at once.
     interval: Annotated[int, Setting("Seconds from round to round.", least=1)] = 5

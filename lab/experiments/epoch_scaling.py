@@ -27,14 +27,7 @@ from lab.report import Columns, cells_of, options_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
 from lab.simulator.rules import LIMITS
-from lab.simulator.single_job import (
-    Configuration,
-    TrainedEpoch,
-    configure,
-    most_nodes,
-    step_seconds,
-    train,
-)
+from lab.simulator.single_job import Configuration, TrainedEpoch, configure, most_nodes, step_seconds, train
 from predictors.batch_sizes import FEWEST, forecast
 from scheduler.autoscaling import Array, cheapest, quickest
 

@@ -17,7 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +28,7 @@ from threadpoolctl import threadpool_limits
 from evenpace.reports import style
 from idl.settings import Checked, Setting
 from lab.csv_rows import read_rows
-from lab.fields import whole_numbers
+from lab.fields import numbers
 from lab.plots import bars, panels, save, styled
 from lab.report import Columns, options_of, table_of
 from lab.simulations.trace_files import validated
@@ -48,11 +47,7 @@ class ForecastConfig(Checked):
     """The configuration of forecasts of measured noise scales."""
 
     data: Annotated[Path, Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True)]
-    # Epochs from the last one known to the one that is forecast.
-    horizons: Annotated[
-        tuple[int, ...],
-        Setting("Epochs ahead.", metavar="EPOCHS,...", read=partial(whole_numbers, "horizons", least=1)),
-    ] = (1, 5)
+    horizons: Annotated[tuple[int, ...], numbers("horizons", "Epochs ahead.", "EPOCHS,...", 1)] = (1, 5)
     every: Annotated[int, Setting("Epochs from one forecast to the next.", least=1)] = 5
     plot: Annotated[Path | None, Setting("Draw the errors, a PNG file.", folder=False)] = None
 

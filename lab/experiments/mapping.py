@@ -13,10 +13,11 @@ Example:
 """
 
 import contextlib
+import io
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -36,7 +37,6 @@ from idl.settings import Setting, check_settings
 from lab.experiments import plots
 from lab.experiments.mapping_reference import state_vector, train_alone
 from lab.experiments.mappings import MAPPINGS, VIRTUALFLOW, Event, Mapping
-from lab.experiments.outcomes import Outcome, Outcomes
 from lab.experiments.scheme_run import RunTooShortError, followed
 from lab.fields import Folder, Seed, Shards, parse_names
 from lab.observer import Observer
@@ -62,11 +62,9 @@ class MappingConfig:
     """The configuration of trainings on many mappings of micro-batches onto workers."""
 
     workloads: Annotated[
-        tuple[str, ...],
-        Setting("What is trained.", metavar="NAME,...", read=parse_names, choices=_WORKLOADS),
+        tuple[str, ...], Setting("What is trained.", metavar="NAME,...", read=parse_names, choices=_WORKLOADS)
     ] = ("resnet32", "transformer")
     out: Folder = Path("runs/mapping")
-    # Names of mappings, in this order.
     mappings: Annotated[
         tuple[str, ...],
         Setting("Mappings to train under.", metavar="NAME,...", choices=MAPPINGS, read=parse_names),
@@ -101,6 +99,14 @@ class MappingConfig:
             raise InvalidRequestError(
                 f"micro-batch {self.micro_batch}: must be at most the batch size, {self.batch_size}"
             )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training has ended with."""
+
+    state: torch.Tensor  # parameters and running statistics, (elements,)
+    figures: dict[str, Any]  # other figures: numbers, texts, and lists of them
 
 
 @dataclass(frozen=True)
@@ -288,15 +294,14 @@ def run(config: MappingConfig, console: Console) -> dict[str, Any]:
     with make_progress(console, 36) as progress:
         for name in names:
             trained = MappedTraining(name, config, data.get(name))
-            outcomes = Outcomes(config.out / name, config.again, partial(_tell, console, name))
-            alone = outcomes.of("plain", trained.configuration(), partial(_alone, trained))
+            alone = _kept(trained, "plain", None, config, partial(_alone, trained), console)
             rows: dict[str, Any] = {}
             figures["workloads"][name] = {"data": trained.workload.data, **alone.figures, "mappings": rows}
             first: torch.Tensor | None = None
             for title in dict.fromkeys(config.mappings):
                 mapping = MAPPINGS[title]
                 train = partial(_mapped, trained, title, config, progress)
-                one = outcomes.of(title, trained.configuration(mapping), train)
+                one = _kept(trained, title, mapping, config, train, console)
                 if first is None and mapping.micro_batches:
                     first = one.state
                 rows[title] = one.figures | {
@@ -311,8 +316,28 @@ def run(config: MappingConfig, console: Console) -> dict[str, Any]:
     return figures
 
 
-def _tell(console: Console, name: str, title: str) -> None:
-    console.print(f"{name} on {title}: has been run")
+def _kept(
+    trained: MappedTraining,
+    title: str,
+    mapping: Mapping | None,
+    config: MappingConfig,
+    train: Callable[[], Outcome],
+    console: Console,
+) -> Outcome:
+    """Return a training's outcome: from its file, if that is of the same configuration, or by `train`."""
+    name, configuration = trained.training.name, trained.configuration(mapping)
+    path = config.out / name / f"{title}.pt"
+    if not config.again and path.exists():
+        kept = torch.load(path)
+        if kept.pop("configuration") == configuration:
+            console.print(f"{name} on {title}: has been run")
+            return Outcome(**kept)
+    outcome = train()
+    content = io.BytesIO()
+    torch.save({"configuration": configuration, **asdict(outcome)}, content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, content.getvalue())
+    return outcome
 
 
 def _alone(trained: MappedTraining) -> Outcome:

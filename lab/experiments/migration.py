@@ -21,7 +21,7 @@ from rich.console import Console
 
 from batchsize_manager.policies import POLICIES
 from evenpace.local.fields import Limit
-from evenpace.local.terminal import make_progress, make_table
+from evenpace.local.terminal import make_progress
 from evenpace.reports import files
 from idl.settings import Checked, Setting
 from lab.experiments import equilibrium, plots
@@ -33,6 +33,7 @@ from lab.experiments.unequal import UnequalShares, run_unequal
 from lab.fields import Folder, Shards
 from lab.network import WorkerNetwork
 from lab.plots import save
+from lab.report import Columns, table_of
 from lab.workloads.by_name import Arguments, Training, WorkloadName
 
 Figures = dict[str, Any]
@@ -45,16 +46,12 @@ _TOLERANCE = 0.15  # tolerated imbalance: single iterations of a limited process
 class BandwidthCut(Checked):
     """A bandwidth that is cut."""
 
-    # The worker's rank.
     worker: Annotated[int, Setting("From 0.", name="cut-worker", metavar="RANK", least=0)] = 1
-    # Finished iterations after which it is cut; None for half of them.
     iteration: Annotated[
         int | None, Setting("Iteration.  [default: the middle of the run]", name="cut-at", least=1)
     ] = None
-    # What is left, in megabits per second, each way.
     mbit: Annotated[
-        float,
-        Setting("What is left of the bandwidth, each way.", name="cut-to", metavar="MBIT/S", above=0),
+        float, Setting("What is left of the bandwidth, each way.", name="cut-to", metavar="MBIT/S", above=0)
     ] = 100.0
 
 
@@ -148,27 +145,15 @@ def run_migration(config: MigrationConfig, trained: RunConfig, console: Console)
 
 def print_phases(figures: Figures, console: Console) -> None:
     """Print the equilibrium before and after the cut."""
-    table = make_table(
-        f"Figure 8: {figures['workload']}, lb-bsp:{figures['policy']}",
-        "phase",
-        "batch sizes",
-        "times ms",
-        "longest of mean",
-        "equal after",
-    )
-    for name in ("before", "after"):
-        part = figures[name]
-        if part is None:
-            continue
-        reached = "not reached" if part["reached"] is None else f"{part['reached']} iterations"
-        table.add_row(
-            name,
-            " ".join(f"{size:.0f}" for size in part["batch_sizes"].values()),
-            " ".join(f"{seconds * 1e3:.0f}" for seconds in part["times"].values()),
-            f"{part['imbalance']:.2f}",
-            reached,
-        )
-    console.print(table)
+    columns: Columns = {
+        "batch_sizes": ("batch sizes", lambda sizes: " ".join(f"{size:.0f}" for size in sizes.values())),
+        "times": ("times ms", lambda times: " ".join(f"{1e3 * seconds:.0f}" for seconds in times.values())),
+        "imbalance": ("longest of mean", "{:.2f}"),
+        "reached": ("equal after", "{} iterations"),
+    }
+    title = f"Figure 8: {figures['workload']}, lb-bsp:{figures['policy']}"
+    rows = ((name, figures[name]) for name in ("before", "after") if figures[name] is not None)
+    console.print(table_of(title, "phase", columns, rows, missing="not reached"))
     cut = figures["cut"]
     if cut is not None:
         console.print(
@@ -182,8 +167,11 @@ def print_phases(figures: Figures, console: Console) -> None:
 
 
 def _phases(whole: Trajectory, cut: BandwidthCut, fired: list[int]) -> Figures:
+    def phase(part: Trajectory) -> Figures:
+        return asdict(equilibrium.phase(part, _WINDOW, _TOLERANCE))
+
     if not fired:
-        return {"cut": None, "before": asdict(equilibrium.phase(whole, _WINDOW, _TOLERANCE)), "after": None}
+        return {"cut": None, "before": phase(whole), "after": None}
     # The iteration in which it came is of neither kind: a part of it was before.
     before, after = whole.part(0, fired[0]), whole.part(fired[0] + 1)
     worker = whole.workers[cut.worker]
@@ -194,6 +182,6 @@ def _phases(whole: Trajectory, cut: BandwidthCut, fired: list[int]) -> Figures:
             "mbit": cut.mbit,
             "slowdown": equilibrium.slowdown(before, after, worker, _WINDOW),
         },
-        "before": asdict(equilibrium.phase(before, _WINDOW, _TOLERANCE)),
-        "after": asdict(equilibrium.phase(after, _WINDOW, _TOLERANCE)),
+        "before": phase(before),
+        "after": phase(after),
     }

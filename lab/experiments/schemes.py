@@ -40,10 +40,7 @@ _BASELINES = (
 
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
-    for scheme in (
-        *_BASELINES,
-        *(Scheme(f"lb-bsp:{name}", "proportional", name) for name in PREDICTORS),
-    )
+    for scheme in (*_BASELINES, *(Scheme(f"lb-bsp:{name}", "proportional", name) for name in PREDICTORS))
 }
 
 

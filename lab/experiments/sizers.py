@@ -12,7 +12,6 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +26,7 @@ from evenpace.local.cluster import LocalCluster
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.settings import Setting, check_settings
 from lab.data import load
-from lab.fields import parse_names, whole_numbers
+from lab.fields import numbers, parse_names
 from lab.plots import lines, log_scale, panels, save, styled
 from lab.report import Columns, options_of, table_of
 from worker.learning_rates import factor_by
@@ -47,7 +46,6 @@ _COLUMNS: Columns = {
 class SizersConfig:
     """The configuration of trainings with batches of each sizer's size."""
 
-    # The data set, as `lab.data.load` names it.
     data: Annotated[str, Setting("digits, mnist:DIR or cifar10:DIR.", metavar="DATA")] = "digits"
     # A sizer and a rule of learning rates each, as SIZER:RULE; all are compared with the first.
     runs: Annotated[
@@ -60,14 +58,8 @@ class SizersConfig:
     most: Annotated[int, Setting("Samples of a batch at most.", least=1)] = 512
     loss: Annotated[float, Setting("Loss over all samples that ends a training.", above=0, below=inf)] = 0.05
     epochs: Annotated[int, Setting("Epochs at most.", least=1)] = 3000
-    # Learning rate for batches of `batch_size`.
     rate: Annotated[float, Setting("Learning rate of the first batch.", above=0, below=inf)] = 0.05
-    seeds: Annotated[
-        tuple[int, ...],
-        Setting(
-            "A run with each; medians.", metavar="SEED,...", read=partial(whole_numbers, "seeds", least=0)
-        ),
-    ] = (1,)
+    seeds: Annotated[tuple[int, ...], numbers("seeds", "A run with each; medians.", "SEED,...", 0)] = (1,)
     plot: Annotated[Path | None, Setting("Draw losses and sizes by the time, a PNG file.", folder=False)] = (
         None
     )

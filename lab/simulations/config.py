@@ -60,8 +60,7 @@ class SimulationConfig:
     """Workloads to simulate under policies, on one cluster."""
 
     workload: Annotated[
-        tuple[Path, ...],
-        Setting("CSV file of arrivals, or a folder of such files; may be repeated."),
+        tuple[Path, ...], Setting("CSV file of arrivals, or a folder of such files; may be repeated.")
     ]
     policy: Annotated[tuple[str, ...], Setting("Policy; may be repeated.", choices=POLICIES)]
     traces: Annotated[
@@ -74,11 +73,7 @@ class SimulationConfig:
     ]
     cluster: Annotated[
         tuple[NodeGroup, ...],
-        Setting(
-            "Nodes, and devices of each, by kind.",
-            metavar="KIND=NODESxDEVICES,...",
-            read=parse_cluster,
-        ),
+        Setting("Nodes, and devices of each, by kind.", metavar="KIND=NODESxDEVICES,...", read=parse_cluster),
     ] = (NodeGroup("gpu", 16, 4),)
     rules: Annotated[
         str, Setting("Published rules: models' limits, and what counts as a change.", choices=RULES)

@@ -22,11 +22,7 @@ class SimulatedJob:
     """A job that has arrived, and waits; the policy says which of devices and batch are the user's choice."""
 
     def __init__(
-        self,
-        arrival: Arrival,
-        application: Application,
-        rules: Rules,
-        policy: Policy | type[Policy] = Policy,
+        self, arrival: Arrival, application: Application, rules: Rules, policy: Policy | type[Policy] = Policy
     ) -> None:
         self.life = Life(arrival.name, application.name, arrival.submitted)  # what has happened to it
         self._application = application
