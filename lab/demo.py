@@ -15,7 +15,7 @@ from rich.table import Table
 
 from batchsize_manager.client import ManagerClient
 from evenpace.dashboard.listening import free_page_address
-from evenpace.local.terminal import make_progress, make_table
+from evenpace.local.terminal import make_progress
 from evenpace.reports import files
 from evenpace.reports.run_data import RunReport, gather
 from evenpace.reports.run_list import LiveRuns
@@ -30,6 +30,7 @@ from lab.experiments.comparison import Evaluator
 from lab.experiments.scheme_run import RunConfig, SchemeRun
 from lab.experiments.schemes import Scheme
 from lab.experiments.unequal import run_unequal
+from lab.report import Columns, table_of
 from lab.workloads.by_name import Training
 from rpc.address import Address
 from worker.resources.cpu_limits import LimitKind, kind_here
@@ -213,16 +214,13 @@ def _summary(full: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _print_summary(console: Console, full: Mapping[str, Any], out: Path) -> None:
-    table = make_table("Even against balanced", "run", "iteration ms", "waiting", "accuracy", "batch sizes")
-    for name, run in full["runs"].items():
-        table.add_row(
-            name,
-            f"{run['iteration_s_median'] * 1e3:.0f}",
-            f"{run['waiting_share']:.0%}",
-            f"{run['accuracy']:.1%}",
-            " ".join(str(size) for size in run["batch_sizes"].values()),
-        )
-    console.print(table)
+    columns: Columns = {
+        "iteration_s_median": ("iteration ms", lambda seconds: f"{1e3 * seconds:.0f}"),
+        "waiting_share": ("waiting", "{:.0%}"),
+        "accuracy": ("accuracy", "{:.1%}"),
+        "batch_sizes": ("batch sizes", lambda sizes: " ".join(map(str, sizes.values()))),
+    }
+    console.print(table_of("Even against balanced", "run", columns, full["runs"].items()))
     console.print(
         f"Balanced is {full['speedup']:.2f} times as fast as even (the shares allow "
         f"{full['ideal_speedup']:.2f}); the final parameters differ by "

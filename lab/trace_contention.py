@@ -13,7 +13,7 @@ from rich.console import Console
 
 from idl.errors import InvalidRequestError
 from idl.settings import Setting
-from lab.traces import FASTEST, SLOWEST, MadeTraceConfig, Series, Trace, TraceFile, write_made
+from lab.traces import FASTEST, SLOWEST, MadeTraceConfig, Series, Trace, write_made
 
 _MEMORY = 0.4  # share of the memory in use
 
@@ -38,14 +38,7 @@ class ContentionTraceConfig(MadeTraceConfig):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContentionTraceFile(ContentionTraceConfig):
-    """The same, and the file."""
-
-    out: TraceFile
-
-
-def run(config: ContentionTraceFile, console: Console) -> dict[str, int]:
+def run(config: ContentionTraceConfig, console: Console) -> dict[str, int]:
     """Make the trace, and write it (OSError: the file cannot be written)."""
     return write_made(contention_trace(config), config.out, console)
 

@@ -24,7 +24,6 @@ from lab.traces import (
     MadeTraceConfig,
     Series,
     Trace,
-    TraceFile,
     Usage,
     read_usage,
     response,
@@ -49,10 +48,9 @@ class UsageTraceConfig(MadeTraceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class UsageTraceFiles(UsageTraceConfig):
-    """The same, and the files."""
+    """The same, and the file of usage."""
 
     usage: Annotated[Path, Setting("", metavar="FILE", positional=True)]
-    out: TraceFile
 
 
 def run(config: UsageTraceFiles, console: Console) -> dict[str, int]:

@@ -220,10 +220,8 @@ class MadeTraceConfig(Checked):
     iterations: Annotated[int, Setting("Of each worker.", least=1)] = 2000
     perturbation: Perturbation = field(default_factory=Perturbation)  # does not show in the usage
     seed: Annotated[int, Setting("Of all that is drawn.", least=0)] = 0
+    out: Annotated[Path, Setting("The trace, a CSV file.", metavar="FILE")] = Path("trace.csv")
 
-
-TraceFile = Annotated[Path, Setting("The trace, a CSV file.", metavar="FILE")]
-"""Where a trace goes."""
 
 FASTEST, SLOWEST = 200.0, 50.0
 """Samples per second, between which idle workers of generated traces are."""

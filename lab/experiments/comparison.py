@@ -8,7 +8,7 @@ Example:
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -126,7 +126,7 @@ def run(config: ContentionConfig, console: Console) -> Figures:
 
 
 def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions, console: Console) -> Figures:
-    """Run all schemes under one schedule, and save report.json, schemes.csv, iterations.csv and plots.
+    """Run all schemes under one schedule, and save report.json, iterations.csv and plots.
 
     They run in this order: a scheme that is normalised by another one comes after it. Returns the content of
     report.json.
@@ -165,7 +165,6 @@ def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions,
             _relate(figures["schemes"], options.target)
             # After each run, so that an experiment that is stopped keeps the runs that are done.
             files.write_json(figures, out / "report.json")
-            _write_csv(figures["schemes"], out / "schemes.csv")
     plots.write_all(figures, out)
     console.print(f"Report, tables and plots: {out}", soft_wrap=True)
     return figures
@@ -174,7 +173,11 @@ def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions,
 def _figures(run: ContendedRun, evaluator: Evaluator, settle: int) -> Figures:
     """Return the figures of one run by itself; times in seconds, shares from 0 to 1."""
     scheme, records = run.scheme, run.records[settle:]
-    iteration = run.iteration_time(settle)
+    curve = evaluator.curve(run.snapshots)
+    # Without barriers from the first snapshot on, as long as all workers are there: the last is from the end.
+    iteration = run.workers * analysis.per_update_seconds(
+        run.records, curve[:-1], run.workers, scheme.synchronous, settle if scheme.synchronous else 0
+    )
     figures: Figures = {
         "synchronous": scheme.synchronous,
         "baseline": scheme.baseline,
@@ -182,7 +185,7 @@ def _figures(run: ContendedRun, evaluator: Evaluator, settle: int) -> Figures:
         "iterations": len(run.records),
         "tasks_started": run.tasks,
         "manager_share": run.manager_cpu / run.seconds if run.seconds else None,
-        "curve": evaluator.curve(run.snapshots),
+        "curve": curve,
         "relative_rmse": analysis.relative_rmse(records),
     }
     if scheme.synchronous and not scheme.one_by_one:
@@ -191,15 +194,10 @@ def _figures(run: ContendedRun, evaluator: Evaluator, settle: int) -> Figures:
         oracle = float(np.nanmean(analysis.oracle_times(records)))
         figures["oracle_s"] = oracle
         figures["of_oracle"] = iteration / oracle
-    figures["accuracy"] = figures["curve"][-1]["accuracy"]
-    figures["workers"] = {
-        name: [_worker_row(record, name) for record in run.records] for name in _worker_names(run.records)
-    }
+    figures["accuracy"] = curve[-1]["accuracy"]
+    names = sorted({name for record in run.records for name in record["workers"]})
+    figures["workers"] = {name: [_worker_row(record, name) for record in run.records] for name in names}
     return figures
-
-
-def _worker_names(records: Sequence[analysis.Record]) -> list[str]:
-    return sorted({name for record in records for name in record["workers"]})
 
 
 def _worker_row(record: analysis.Record, name: str) -> list[float | None]:
@@ -255,15 +253,6 @@ def print_table(figures: Figures, console: Console) -> None:
     console.print(table_of(about, "scheme", _TIMES, schemes.items()))
     about = f"Prediction and learning; the target accuracy is {target:.1%}"
     console.print(table_of(about, "scheme", _LEARNING, schemes.items()))
-
-
-def _write_csv(schemes: Mapping[str, Figures], path: Path) -> None:
-    with path.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        columns = (*_TIMES, *_LEARNING)
-        writer.writerow(["scheme", *columns])
-        for name, values in schemes.items():
-            writer.writerow([name, *(values.get(key) for key in columns)])
 
 
 _ITERATION_COLUMNS = (

@@ -85,18 +85,6 @@ class ContendedRun(SchemeRun):
     tasks: int  # number of competing tasks that were started
     workers: int  # number of workers
 
-    def iteration_time(self, skip: int = 0) -> float:
-        """Return the mean seconds in which as many gradients are applied as there are workers.
-
-        For synchronous schemes it is the mean iteration without the first `skip`. Without barriers there
-        are no iterations: then it is the workers' number times the mean time between two updates (LB-BSP,
-        section 5.1), as long as all workers are there.
-        """
-        if self.scheme.synchronous:
-            return float(np.mean([record["duration"] for record in self.records[skip:]]))
-        first, last = self.snapshots[0], self.snapshots[-2]
-        return self.workers * (last.seconds - first.seconds) / (last.updates - first.updates)
-
 
 def run_contended(
     scheme: Scheme, config: RunConfig, options: ContendedOptions, schedule: Schedule, progress: Progress
@@ -135,7 +123,10 @@ def run_contended(
                 watch.look(time.monotonic(), contention)
                 progress.update(task, completed=len(observer.iterations))
         watch.end(time.monotonic())
-        _write_trace(observer, folder / "trace.csv")
+        trace = folder / "trace.csv"
+        trace.unlink(missing_ok=True)  # a recorder would continue it
+        with contextlib.closing(TraceRecorder(trace)) as recorder:
+            recorder.append(observer.iterations)
         records = [record.plain() for record in observer.iterations]
         measured = watch.seconds, watch.manager_cpu, contention.started, workers
         return ContendedRun(scheme, records, watch.snapshots, *measured)
@@ -147,14 +138,6 @@ def _place(cluster: LocalCluster, rank: int, cores: float, memory_bytes: int) ->
     if isinstance(cluster, ContainerCluster):
         return ContainerPlace(cluster.container(name), cores, memory_bytes)
     return ProcessPlace(cluster.pid(name), cores, memory_bytes, cluster.shares[name].cpu)
-
-
-def _write_trace(observer: Observer, path: Path) -> None:
-    """Write the workers' speeds and usage as a trace, for `evenpace lab bench predictors`."""
-    path.unlink(missing_ok=True)  # a recorder would continue it
-    recorder = TraceRecorder(path)
-    recorder.append(observer.iterations)
-    recorder.close()
 
 
 class _Watch:

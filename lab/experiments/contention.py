@@ -112,7 +112,8 @@ class Contention:
 
     def __init__(self, schedule: Schedule, places: Sequence[Place]) -> None:
         schedule.check_workers(len(places))
-        require_stress_ng(places)
+        if any(isinstance(place, ProcessPlace) for place in places) and shutil.which("stress-ng") is None:
+            raise ContentionError("stress-ng is not installed; on Debian: apt-get install stress-ng")
         self._schedule = schedule
         self._places = places
         self._running: dict[Task, subprocess.Popen[bytes]] = {}
@@ -145,9 +146,3 @@ class Contention:
         for stream in (popen.stdout, popen.stderr):
             if stream is not None:
                 stream.close()
-
-
-def require_stress_ng(places: Sequence[Place]) -> None:
-    """Check that tasks can be run (ContentionError: stress-ng is not installed here)."""
-    if any(isinstance(place, ProcessPlace) for place in places) and shutil.which("stress-ng") is None:
-        raise ContentionError("stress-ng is not installed; on Debian: apt-get install stress-ng")

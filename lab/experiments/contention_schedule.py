@@ -95,7 +95,9 @@ class Disturbance:
         Path | None,
         Setting("Disturb as machines were used: vm,step,cpu_percent,mem_percent.", folder=False, exists=True),
     ] = None
-    step_seconds: Annotated[float, Setting("How long a step of --usage lasts here.", above=0)] = 5.0
+    step_seconds: Annotated[
+        float, Setting("How long a step of --usage lasts here.", above=0, below=math.inf)
+    ] = 5.0
     machines: Annotated[
         tuple[str, ...], Setting("Of --usage.  [default: at random]", metavar="NAME,...", read=parse_names)
     ] = ()
@@ -179,8 +181,6 @@ def trace_schedule(
     `lab.traces.read_usage`, such as the Google cluster trace; without names of machines, the seed chooses
     them.
     """
-    if not 0 < step_seconds < math.inf:
-        raise ValueError(f"step_seconds {step_seconds}: must be above 0")
     usage = read_usage(path)
     if machines is None:
         if len(usage) < workers:

@@ -234,8 +234,7 @@ def relate(entry: Figures, target: float | None) -> None:
         figures.update(analysis.summarise(figures["runs"]))
         figures["accuracy"] = statistics.fmean(run["accuracy"] for run in figures["runs"])
         figures["reached"] = sum(run["updates_to_target"] is not None for run in figures["runs"])
-    means = {name: {m: figures[m] for m in analysis.MEASURES} for name, figures in schemes.items()}
-    for name, shares in analysis.relative(means, BASELINE).items():
+    for name, shares in analysis.relative(schemes, BASELINE).items():
         schemes[name]["of_bsp"] = shares
 
 

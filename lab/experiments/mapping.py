@@ -41,7 +41,7 @@ from lab.experiments.scheme_run import RunTooShortError, followed
 from lab.fields import Folder, Seed, Shards, parse_names
 from lab.observer import Observer
 from lab.plots import save
-from lab.report import options_of
+from lab.report import Columns, options_of, table_of
 from lab.workloads.by_name import Training, by_workload
 from lab.workloads.common import Workload, evaluate
 from rpc.processes import Process
@@ -125,18 +125,8 @@ class MappedTraining:
     def __init__(self, name: str, config: MappingConfig, data: str | None = None) -> None:
         if config.batch_size > config.samples:
             raise ValueError(f"batch size {config.batch_size}: must be at most the {config.samples} samples")
-        values = {
-            "iterations": config.iterations,
-            "batch-size": config.batch_size,
-            "micro-batch": config.micro_batch,
-            "dtype": config.dtype,
-            "dropout": config.dropout,
-            "lr": config.lr,
-            "seed": config.seed,
-            "test-samples": config.test_samples,
-            "samples": config.samples,
-        }
-        words = [word for option, value in values.items() for word in (f"--{option}", str(value))]
+        values = ((f"--{name.replace('_', '-')}", str(getattr(config, name))) for name in _PASSED)
+        words = [word for pair in values for word in pair]
         words += ["--data", data] if data is not None else []
         self.training = Training(name, (*words, *_RANDOM.get(name, ())))
         self.options = self.training.options()
@@ -192,6 +182,19 @@ class MappedTraining:
             del words[where : where + 2]
         return [*words, "--test-samples", "0"]
 
+
+_PASSED = (
+    "iterations",
+    "batch_size",
+    "micro_batch",
+    "dtype",
+    "dropout",
+    "lr",
+    "seed",
+    "test_samples",
+    "samples",
+)
+"""Options of the workloads' script that are this experiment's."""
 
 _RANDOM = {"resnet32": ("--augment",), "digits": ("--batch-norm",)}
 """Further options of workloads, by which what they do depends on random numbers and batches."""
@@ -368,27 +371,22 @@ def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).abs().max())
 
 
+_COLUMNS: Columns = {
+    "members": ("workers", lambda its: " to ".join(map(str, dict.fromkeys((its[0], its[-1]))))),
+    "splits": ("splits", "{}"),
+    "difference": ("difference", "{:.1e}"),
+    "loss": ("loss", "{:.6f}"),
+    "accuracy": ("accuracy", "{:.2%}"),
+}
+
+
 def _show(name: str, entry: dict[str, Any], console: Console) -> None:
     """Print a workload's table, and VirtualFlow's beside it."""
-    alone = entry["alone"]
-    table = make_table(
-        f"{name} on {entry['data']}",
-        *("mapping", "workers", "splits", "difference", "loss", "accuracy"),
-        no_wrap=True,
-    )
-    table.add_row("plain PyTorch", "1", "", "0", f"{alone['loss']:.6f}", f"{alone['accuracy']:.2%}")
-    table.add_row("plain, backwards", "1", "", f"{entry['rounding']:.1e}", "", "")
-    for title, row in entry["mappings"].items():
-        members = row["members"]
-        table.add_row(
-            title,
-            f"{members[0]}" if len(members) == 1 else f"{members[0]} to {members[-1]}",
-            str(row["splits"]),
-            f"{row['difference']:.1e}",
-            f"{row['loss']:.6f}",
-            f"{row['accuracy']:.2%}",
-        )
-    console.print(table)
+    plain = {"members": [1], "splits": "", "difference": 0.0, **entry["alone"]}
+    backwards = {"members": [1], "splits": "", "difference": entry["rounding"]}
+    rows = {"plain PyTorch": plain, "plain, backwards": backwards, **entry["mappings"]}
+    title = f"{name} on {entry['data']}"
+    console.print(table_of(title, "mapping", _COLUMNS, rows.items(), missing="", no_wrap=True))
     compared = [title for title, row in entry["mappings"].items() if row["micro_batches"]]
     if compared:
         apart = max(entry["mappings"][title]["difference_from_first"] for title in compared)

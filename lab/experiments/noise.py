@@ -86,7 +86,7 @@ def run(config: NoiseConfig, console: Console) -> dict[str, Any]:
     """
     training = config.training
     truth = true_noise(config)
-    figures = {
+    figures: dict[str, Any] = {
         "config": {name: value for name, value in vars(config).items() if name not in ("training", "plot")},
         "truth": {"var": truth.var, "sqr": truth.sqr},
         "estimators": estimators(config),

@@ -48,11 +48,8 @@ def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
 _PUBLISHED = ("cluster", "rules", "interval", "restart_cost")
 """Settings on which results depend, and which published simulations have, too."""
 
-_INPUTS = ("workload", "policy", "traces")
-"""What results are of, beside the settings on which they depend."""
-
-_WITHOUT_EFFECT = ("jobs",)
-"""Settings on which results do not depend."""
+_APART = ("workload", "policy", "traces", "jobs")
+"""What results are of, beside the settings on which they depend, and how many are made at once."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ class SimulationConfig:
         return {
             setting.name: _digest(value) if isinstance(value, Path) else value
             for setting in fields(self)
-            if setting.name not in (*_PUBLISHED, *_INPUTS, *_WITHOUT_EFFECT)
+            if setting.name not in (*_PUBLISHED, *_APART)
             and (value := getattr(self, setting.name)) != setting.default
         }
 

@@ -19,7 +19,7 @@ before some figures were there stay in the file until their simulation is run ag
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,13 @@ class Outcome:
     @classmethod
     def of(cls, lives: Sequence[Life], shares: Sequence[FairShare], devices: int) -> "Outcome":
         """Return the outcome with the figures of these lives on a cluster's number of devices."""
-        return cls(lives, shares, summary(lives, _rhos(lives, shares), devices))
+        outcome = cls(lives, shares, {})
+        return replace(outcome, figures=summary(lives, outcome.rhos, devices))
 
     @property
     def rhos(self) -> list[float]:
         """The finish-time fairness of each job, in the order of the lives."""
-        return _rhos(self.lives, self.shares)
+        return [share.rho(life) for life, share in zip(self.lives, self.shares, strict=True)]
 
 
 class Results:
@@ -62,7 +63,7 @@ class Results:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lines: dict[Simulation, str] = {}
-        self._outcomes: dict[Simulation, Outcome] = {}
+        self.outcomes: dict[Simulation, Outcome] = {}  # of simulations that have been run
         if path is None or not path.exists():
             return
         try:
@@ -71,23 +72,15 @@ class Results:
                 simulation = Simulation(result["policy"], result["inputs"], conditions)
                 self._lines[simulation] = json.dumps(result)
                 if result["figures"].keys() >= FIGURES:
-                    self._outcomes[simulation] = _outcome(result)
+                    self.outcomes[simulation] = _outcome(result)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path}: not the results of simulations; name another file, or remove this one"
             ) from error
 
-    def __contains__(self, simulation: Simulation) -> bool:
-        """Return whether a simulation has been run."""
-        return simulation in self._outcomes
-
-    def __getitem__(self, simulation: Simulation) -> Outcome:
-        """Return the outcome of a simulation (KeyError: it has not been run)."""
-        return self._outcomes[simulation]
-
     def add(self, simulation: Simulation, workload: Path, outcome: Outcome) -> None:
         """Add the result of a simulation, to the file, too."""
-        self._outcomes[simulation] = outcome
+        self.outcomes[simulation] = outcome
         if self._path is None:
             return
         told = zip(outcome.lives, outcome.shares, outcome.rhos, strict=True)
@@ -106,10 +99,6 @@ class Results:
         # In an order that does not depend on which simulation ended first.
         lines = sorted(self._lines.values())
         files.replace(self._path, ('{"simulations": [\n' + ",\n".join(lines) + "\n]}\n").encode())
-
-
-def _rhos(lives: Sequence[Life], shares: Sequence[FairShare]) -> list[float]:
-    return [share.rho(life) for life, share in zip(lives, shares, strict=True)]
 
 
 def _outcome(result: Mapping[str, Any]) -> Outcome:

@@ -58,7 +58,7 @@ def run(
     tasks = {
         (policy, path): (policy, workloads[path], applications, config, capacity)
         for (policy, path), one in simulations.items()
-        if one not in results
+        if one not in results.outcomes
     }
     if tasks:
         with make_progress(console) as bar:
@@ -70,7 +70,7 @@ def run(
     figures: dict[str, dict[str, Any]] = {}
     for (policy, path), one in simulations.items():
         figures.setdefault(policy, {})[str(path)] = {
-            **results[one].figures,
+            **results.outcomes[one].figures,
             "published_mean_completion_s": published_mean(path, policy, config.conditions(policy)),
         }
     print_figures(console, figures)
@@ -79,7 +79,7 @@ def run(
 
         outcomes: dict[Path, dict[str, Outcome]] = {}
         for (policy, path), one in simulations.items():
-            outcomes.setdefault(path, {})[policy] = results[one]
+            outcomes.setdefault(path, {})[policy] = results.outcomes[one]
         rules = {policy: config.rules_for(policy) for policy in config.policy}
         write_simulations_page(outcomes, figures, cluster, rules, page_path, config.others)
     return figures

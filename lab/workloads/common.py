@@ -50,6 +50,27 @@ class Workload:
     perplexity: bool = False
 
 
+def _number(kind: type[int | float], least: float, below: float, allowed: str) -> Callable[[str], Any]:
+    """Return a reader of an option's value, which tells what is allowed."""
+
+    def read(text: str) -> float:
+        try:
+            number: float = kind(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number < below:
+            raise argparse.ArgumentTypeError(f"{text!r}: must be {allowed}")
+        return number
+
+    return read
+
+
+positive = _number(int, 1, math.inf, "a whole number from 1")
+_count = _number(int, 0, math.inf, "a whole number from 0")
+_probability = _number(float, 0, 1, "from 0 to below 1")
+_amount = _number(float, 0, math.inf, "a finite number from 0")
+
+
 def options_parser(
     description: str, *, data: str, epochs: int, batch_size: int, lr: float, weight_decay: float
 ) -> argparse.ArgumentParser:
@@ -225,38 +246,3 @@ def warm_up(workload: Workload) -> None:
     samples = [workload.train_set[i] for i in range(min(_WARM_UP, len(workload.train_set)))]
     inputs, targets = workload.collate(samples)
     workload.loss(model(inputs), targets).backward()
-
-
-def positive(text: str) -> int:
-    """Return the whole number, 1 or more, in an option's value."""
-    number = _count(text)
-    if not number:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1")
-    return number
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 0")
-    return number
-
-
-def _probability(text: str) -> float:
-    number = _amount(text)
-    if number >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be from 0 to below 1")
-    return number
-
-
-def _amount(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a finite number from 0")
-    return number
