@@ -60,7 +60,7 @@ class JobLines:
         """Print the new lines, and the progress where it has changed."""
         if self._page is not None and (begun := self._page.follow(news)):
             self.note(begun)
-        for name, line in news.lines:
+        for _, name, line in news.lines:
             to = self._console if name == "job" else self._out
             to.print(prefixed(name, line, "bold" if name == "job" else ""))
         text = progress(news)

@@ -36,8 +36,8 @@ _HTTP = click.option(
 @click.option(
     "--fixed-group",
     is_flag=True,
-    help="With --all-reduce: the script makes the workers' group, by torchrun's variables. It keeps its size; a "
-    "loss starts all workers again.",
+    help="With --all-reduce: the script makes the workers' group, by torchrun's variables. It keeps its "
+    "size; a loss starts all workers again.",
 )
 @passed_on
 @click.option(

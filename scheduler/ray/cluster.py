@@ -16,7 +16,15 @@ from ray.exceptions import ActorUnavailableError, AuthenticationError, GetTimeou
 from idl.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from rpc.address import Address
 from rpc.dial import dial
-from scheduler.ray.controller import NAMESPACE, Controller, News, actor_name, actor_names, process_actor
+from scheduler.ray.controller import (
+    NAMESPACE,
+    Controller,
+    News,
+    Placed,
+    actor_name,
+    actor_names,
+    process_actor,
+)
 from scheduler.ray.nodes import ask_head, in_sessions_of_their_own
 from scheduler.ray.process_actor import remove_left_folders
 from scheduler.ray.secrets import make_secrets
@@ -158,6 +166,19 @@ class JobHandle:
         """Have the job use up to so many workers from now on (InvalidRequestError: it cannot)."""
         self._ask(self._controller.resize.remote(workers))
 
+    def place(self, version: int, workers: Mapping[str, str]) -> None:
+        """Have a placed job use these workers, each on the node of Ray's id; see `Controller.place`."""
+        self._ask(self._controller.place.remote(version, workers))
+
+    def suspend(self) -> None:
+        """Have a placed job pause and end with its state kept; `placed` tells when it has."""
+        self._ask(self._controller.suspend.remote())
+
+    def placed(self) -> Placed:
+        """Return what whoever places the job has to know."""
+        placed: Placed = self._ask(self._controller.placed.remote())
+        return placed
+
     def goodbye(self) -> None:
         """Let the controller end, too, once the job has: its end is known."""
         with contextlib.suppress(UnavailableError, DeadlineExceededError):
@@ -192,8 +213,13 @@ class JobHandle:
             raise UnavailableError(f"job {self.name!r}: its controller has ended: {error}") from error
 
 
-def submit(submission: Submission) -> JobHandle:
+def submit(submission: Submission, attempt: int = 0) -> JobHandle:
     """Start a job on the cluster that this process is connected to.
+
+    Args:
+        submission: The job.
+        attempt: Which start of a placed job this is, from 1 on: it has the workers that `JobHandle.place`
+            names. 0 for a job that has as many workers as it was submitted with.
 
     Raises:
         InvalidRequestError: There is a job of this name, or Ray refuses an amount of a resource.
@@ -211,7 +237,7 @@ def submit(submission: Submission) -> JobHandle:
         max_task_retries=-1,
     )
     try:
-        return JobHandle(submission.job, controller.remote(submission, make_secrets(submission.job)))
+        return JobHandle(submission.job, controller.remote(submission, make_secrets(submission.job), attempt))
     except ValueError as error:
         raise InvalidRequestError(
             f"job {submission.job!r}: one of this name runs on the cluster; "

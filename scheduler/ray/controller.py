@@ -13,12 +13,20 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from idl.errors import InvalidRequestError
 from idl.version import __version__
@@ -70,8 +78,9 @@ class News:
     """What is new of a job."""
 
     start: str  # the start of the controller that says so; lines are numbered anew in each
-    # The process and the text of each line of its log; the controller's own are of "job".
-    lines: Sequence[tuple[str, str]]
+    # Of each line of the log when it was read, in seconds since 1970, its process, and its text; the
+    # controller's own are of "job".
+    lines: Sequence[tuple[float, str, str]]
     last: int  # number of the last line, for the next question
     waits: Mapping[str, str]  # why each process that is waited for does not run, by name
     running: int  # number of workers that run
@@ -96,8 +105,25 @@ class _Watched:
     status: int | None = None  # 1 for an actor that could not even begin
 
 
-def process_actor(name: str, submission: Submission) -> Any:
+@dataclass(frozen=True)
+class Placed:
+    """What a placed job's controller tells whoever places it."""
+
+    attempt: int  # of the job
+    version: int  # of the last placement that was taken
+    # The workers that have a process, or are about to have one; one that was placed and is not among them is
+    # gone, and its device is free.
+    workers: Collection[str]
+    members: Collection[str]  # those that train, as the manager says
+    state: str  # of the job, as the manager says; empty before it knows the job
+    finish: Finish | None  # the attempt's end; None while it goes on
+
+
+def process_actor(name: str, submission: Submission, node: str | None = None) -> Any:
     """Return the class of a process's actor, with the resources that Ray sets aside for it.
+
+    Args:
+        node: Ray's id of the node on which it has to run; None for any.
 
     Raises:
         ValueError: Ray refuses an amount, such as half of what is given out as a whole.
@@ -114,7 +140,7 @@ def process_actor(name: str, submission: Submission) -> Any:
         resources=wanted,
         max_concurrency=4,
         # The loss of a node is to cost little, and workers are not to share cores while others are idle.
-        scheduling_strategy="SPREAD",
+        scheduling_strategy="SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=False),
         max_restarts=-1 if service else 0,
         max_task_retries=-1 if service else 0,
     )
@@ -137,17 +163,19 @@ class Controller:
     Args:
         submission: The job.
         secrets: Its certificates and tokens.
+        attempt: Which start of a placed job this is, from 1 on; 0 for a job that is not placed.
     """
 
-    def __init__(self, submission: Submission, secrets: JobSecrets) -> None:
+    def __init__(self, submission: Submission, secrets: JobSecrets, attempt: int = 0) -> None:
         self._submission = submission
         self._secrets = secrets
-        self._supervisor = Supervisor(submission)
+        self._attempt = attempt
+        self._supervisor = Supervisor(submission, placed=attempt > 0)
         self._watched: dict[str, _Watched] = {}
         self._begun = time.monotonic()
         self._id = uuid.uuid4().hex
         self._lock = threading.Lock()
-        self._lines: deque[tuple[str, str]] = deque(maxlen=_LINES)
+        self._lines: deque[tuple[float, str, str]] = deque(maxlen=_LINES)
         self._last = 0  # number of the last line
         self._finish: Finish | None = None
         self._told_end = threading.Event()
@@ -195,6 +223,25 @@ class Controller:
     def resize(self, workers: int) -> None:
         """Use up to so many workers from now on (InvalidRequestError: the job cannot)."""
         self._supervisor.resize(workers)
+
+    def place(self, version: int, workers: Mapping[str, str]) -> None:
+        """Have these workers from now on, each on its node; see `Supervisor.place`."""
+        self._supervisor.place(version, workers)
+
+    def suspend(self) -> None:
+        """Pause the job, and end this attempt with its state kept (InvalidRequestError: it has none)."""
+        self._supervisor.suspend()
+
+    def placed(self) -> Placed:
+        """Return what whoever places the job has to know."""
+        return Placed(
+            self._attempt,
+            self._supervisor.version,
+            self._supervisor.present(self._seen),
+            self._manager.members,
+            self._manager.job_state,
+            self._finish,
+        )
 
     def goodbye(self) -> None:
         """Note that whoever followed the job knows its end, so that the controller can end, too."""
@@ -320,9 +367,9 @@ class Controller:
             described: Described = ray.get(reference, timeout=_LOOK_SECONDS)
         except (ActorUnavailableError, GetTimeoutError):
             return
-        except RayActorError as error:
+        except (RayActorError, ActorUnschedulableError) as error:
             watched.lost = str(error).strip()
-            watched.status = 1 if error.actor_init_failed else None
+            watched.status = 1 if getattr(error, "actor_init_failed", False) else None
             self._say(f"{name} is lost: {_reason(watched.lost)}")
             return
         if watched.described is None and described.version != __version__:
@@ -380,7 +427,10 @@ class Controller:
             return
         folder, result = self._submission.folder, self._submission.folder / RESULT_FILE
         if folder.exists():
-            done = result.exists() and json.loads(result.read_text())["state"] == "done"
+            ended = json.loads(result.read_text()) if result.exists() else {}
+            done = ended.get("state") == "done"
+            if ended.get("paused"):
+                self._supervisor.resumed()
             if done or not self._submission.resume:
                 how = "that is done" if done else "that did not finish: --resume goes on with it"
                 raise InvalidRequestError(
@@ -406,7 +456,7 @@ class Controller:
 
     def _create(self, name: str) -> None:
         """Make the actor of a process, unless Ray still knows one of its name that has died."""
-        actor = process_actor(name, self._submission)
+        actor = process_actor(name, self._submission, self._supervisor.node(name))
         try:
             handle = actor.remote(task(name, self._submission, self._secrets))
         except ValueError as error:  # the name is taken
@@ -449,7 +499,9 @@ class Controller:
         Workers end before the services where the job is done. Otherwise they end after these, without leaving
         the job, so that it can go on some day.
         """
-        if finish.state != "done":
+        if finish.state == "suspended":
+            self._say("the job is suspended")
+        elif finish.state != "done":
             self._say(f"the job ends: {finish.reason}")
         self._manager.stop()
         services = {n: one for n, one in self._watched.items() if n in self._submission.services}
@@ -462,7 +514,12 @@ class Controller:
             self._close(workers, _ALONE_SECONDS)
         for watched in self._watched.values():
             ray.kill(watched.handle, no_restart=True)
-        result = {**asdict(finish), "failures": self._supervisor.failures}
+        result = {
+            **asdict(finish),
+            "failures": self._supervisor.failures,
+            "attempt": self._attempt,
+            "paused": self._supervisor.paused,
+        }
         try:
             if self._prepared:
                 write_secret(self._submission.folder / RESULT_FILE, json.dumps(result) + "\n")
@@ -518,14 +575,18 @@ class Controller:
         """Add lines to the log, in memory and in the job's folder."""
         if not lines:
             return
+        now = time.time()
         with self._lock:
-            self._lines.extend((name, line) for line in lines)
+            self._lines.extend((now, name, line) for line in lines)
             self._last += len(lines)
         if not self._prepared:
             return
         try:
             with writing(file := self._logs / f"{name}.log"), file.open("a") as stream:
-                stream.writelines(f"{line}\n" for line in lines)
+                stamp = (
+                    f"{datetime.fromtimestamp(now).isoformat(' ', 'milliseconds')} " if name == "job" else ""
+                )
+                stream.writelines(f"{stamp}{line}\n" for line in lines)
         except OSError as error:
             log.warning("the log of %s cannot be written: %s", name, error)
 

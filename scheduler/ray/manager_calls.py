@@ -77,6 +77,7 @@ class ManagerCalls:
         self._wake = threading.Event()
         self._stopped = False
         self.progress: Progress | None = None  # the last answer about the job
+        self.members: tuple[str, ...] = ()  # the workers that were the job's members then
         self._pace = Pace()
         self._thread = threading.Thread(target=self._run, name="evenpace-manager-calls", daemon=True)
         self._thread.start()
@@ -147,10 +148,10 @@ class ManagerCalls:
                 then()
             del self._changes[key]
         for summary in client.jobs(self._job).jobs[:1]:
-            state = summary.state
-            if state == "paused":
-                members = client.status(self._job).members
-                state = PAUSING if any(one.state == "working" for one in members) else state
+            state, members = summary.state, client.status(self._job).members
+            if state == "paused" and any(one.state == "working" for one in members):
+                state = PAUSING
+            self.members = tuple(one.worker for one in members)
             self.job_state = state
             self.progress = Progress(summary.state, summary.iteration, summary.batch_size, summary.reason)
             self._pace.note(summary.iteration, time.monotonic())

@@ -4,7 +4,7 @@ This module knows no Ray, thread, file or clock.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -110,8 +110,8 @@ class Resume:
 class Finish:
     """End the job."""
 
-    state: Literal["done", "failed", "cancelled"]  # "done", "failed" or "cancelled"
-    reason: str = ""  # why, in words; empty where it is done
+    state: Literal["done", "failed", "cancelled", "suspended"]
+    reason: str = ""  # why, in words; empty where it is done or suspended
 
 
 Action = Create | Start | Drain | Remove | Pause | Resume | Finish
@@ -140,16 +140,21 @@ class Supervisor:
     elsewhere; for services a job is paused at an iteration's end, so that they go on elsewhere from the
     version at which all are.
 
+    A job may also be placed: `place` names its workers, each with its node. One that is lost, or leaves with
+    its node, is then gone for good, and whoever places the job takes another in its stead.
+
     Args:
         submission: The job.
+        placed: Whether the job is placed; it has no worker before the first call.
 
     Attributes:
         failures: Failures so far: workers that ended with an error, and services that could not be started.
             The loss of a node is none.
     """
 
-    def __init__(self, submission: Submission) -> None:
+    def __init__(self, submission: Submission, *, placed: bool = False) -> None:
         self._submission = submission
+        self._placed = placed
         self._generations: dict[str, int] = {}  # the highest seen, by process
         self._ends: set[tuple[str, str, int]] = set()  # that were seen: process, actor and generation
         self._recent_ends: dict[str, tuple[int, float]] = {}  # by process, how many and when the last was
@@ -163,8 +168,12 @@ class Supervisor:
         self._finishing = False
         self._draining: set[str] = set()  # workers that are released since their node goes, or by `resize`
         self._paused = False  # by this supervisor
-        self._wanted = submission.workers.most
+        # The workers that are wanted, each with the node (Ray's id) on which it has to run; None: on any.
+        self._wanted: dict[str, str | None] = {} if placed else self._numbered(submission.workers.most)
+        self._made: set[str] = set()  # workers of a placed job whose actors were made
+        self._version = 0  # of its placement
         self.cancelled = False  # whether the job is to be ended
+        self._suspending = False
 
     @property
     def failures(self) -> int:
@@ -174,7 +183,7 @@ class Supervisor:
     @property
     def workers(self) -> list[str]:
         """Return the names of the workers that are wanted."""
-        return [self._submission.worker(number) for number in range(self._wanted)]
+        return list(self._wanted)
 
     @property
     def names(self) -> list[str]:
@@ -193,16 +202,92 @@ class Supervisor:
             raise InvalidRequestError(
                 f"workers {workers}: a group of workers that reduce gradients among themselves keeps its size"
             )
-        self._wanted = workers
+        if self._placed:
+            raise InvalidRequestError(f"workers {workers}: the cluster decides how many this job has")
+        self._wanted = self._numbered(workers)
+
+    def place(self, version: int, workers: Mapping[str, str]) -> None:
+        """Have these workers from now on, each on its node; others are drained.
+
+        Args:
+            version: The placement's number; one that is not above the last one's is late, and ignored.
+            workers: Ray's id of the node of each. A name that the job has had means the same worker: one that
+                is gone does not come back.
+
+        Raises:
+            InvalidRequestError: A worker would move, or the job is not placed.
+        """
+        if not self._placed:
+            raise InvalidRequestError("the job was submitted with a number of workers, and is not placed")
+        if version <= self._version:
+            return
+        for name, node in workers.items():
+            if self._wanted.get(name, node) != node:
+                raise InvalidRequestError(
+                    f"worker {name}: is on {self._wanted[name]}, and cannot move to {node}"
+                )
+        self._wanted, self._version = dict(workers), version
+
+    def node(self, worker: str) -> str | None:
+        """Return Ray's id of the node on which a process has to run, or None for any."""
+        return self._wanted.get(worker)
+
+    @property
+    def version(self) -> int:
+        """Return the number of the last placement."""
+        return self._version
+
+    def present(self, seen: Mapping[str, Seen]) -> list[str]:
+        """Return the workers of a placed job that have an actor, or are about to have one."""
+        known = [*self._wanted, *(name for name in seen if name not in self._submission.services)]
+        return [name for name in dict.fromkeys(known) if name in seen or name not in self._made]
+
+    def suspend(self) -> None:
+        """Pause the job, and then end it with its state kept.
+
+        Raises:
+            InvalidRequestError: Its workers alone have its parameters.
+        """
+        if self._submission.all_reduce:
+            raise InvalidRequestError("its workers alone have its parameters, which would be lost with them")
+        self._suspending = True
+
+    @property
+    def paused(self) -> bool:
+        """Return whether the job is paused by this supervisor, and not by an operator."""
+        return self._paused
+
+    def resumed(self) -> None:
+        """Note that the job was suspended, and goes on: its manager takes it for paused."""
+        self._paused = True
+
+    def _numbered(self, workers: int) -> dict[str, str | None]:
+        return {self._submission.worker(number): None for number in range(workers)}
 
     @property
     def saved(self) -> dict[str, Any]:
         """Return what must outlive the controller, as JSON can hold it; see `restore`."""
-        return {"workers": self._wanted, "paused": self._paused, "failures": dict(self._failures)}
+        return {
+            "workers": dict(self._wanted),
+            "made": sorted(self._made),
+            "version": self._version,
+            "paused": self._paused,
+            "suspending": self._suspending,
+            "failures": dict(self._failures),
+        }
 
-    def restore(self, workers: int, paused: bool, failures: Mapping[str, int]) -> None:
+    def restore(
+        self,
+        workers: Mapping[str, str | None],
+        made: Sequence[str],
+        version: int,
+        paused: bool,
+        suspending: bool,
+        failures: Mapping[str, int],
+    ) -> None:
         """Take over what an earlier supervisor of this job has `saved`."""
-        self._wanted, self._paused, self._failures = workers, paused, dict(failures)
+        self._wanted, self._made, self._version = dict(workers), set(made), version
+        self._paused, self._suspending, self._failures = paused, suspending, dict(failures)
 
     def decide(
         self,
@@ -223,21 +308,26 @@ class Supervisor:
         """
         if self.cancelled:
             return [Finish("cancelled", "it was ended by its user")]
+        self._wanted = {name: self._wanted[name] for name in self.present(seen) if name in self._wanted}
         for name, one in seen.items():
             self._generations[name] = max(self._generations.get(name, -1), one.generation)
         finish = (
             self._without_state(job_state, job_reason)
             or self._failed(seen, now)
             or self._done(seen, job_state)
+            or self._suspended(job_state)
             or self._late(seen, now)
         )
         if finish is not None:
             return [finish]
         moves = [*self._worker_moves(seen, iteration_seconds), *self._service_moves(seen, job_state)]
+        removed = {action.name for action in moves if isinstance(action, Remove)}
         missing = [name for name in self.names if name not in seen or seen[name].phase == "lost"]
+        missing = [name for name in missing if name not in removed]
         if self._finishing:
             missing = [name for name in missing if name in self._submission.services]
-        removed = {action.name for action in moves if isinstance(action, Remove)}
+        if self._placed:
+            self._made.update(name for name in missing if name not in self._submission.services)
         staying = {name: one for name, one in seen.items() if name not in removed}
         return [*moves, *map(Create, missing), *self._starts(staying, now)]
 
@@ -292,7 +382,7 @@ class Supervisor:
                 if one.generation in self._suspects:
                     self._suspects[one.generation].ended.add(name)
         for suspect in self._suspects.values():
-            known = len(suspect.ended) == self._wanted or now - suspect.since > _LOSS_SECONDS
+            known = len(suspect.ended) == len(self._wanted) or now - suspect.since > _LOSS_SECONDS
             if suspect.counted or suspect.was_lost or not known:
                 continue
             suspect.counted = True
@@ -344,7 +434,7 @@ class Supervisor:
         finished = [name for name, one in workers.items() if one.finished]
         released = [name for name in finished if name in self._draining]
         over = job_state == "ended" and not self._submission.fixed_group
-        if len(finished) - len(released) == self._wanted or (finished and over):
+        if (finished and len(finished) - len(released) == len(self._wanted)) or (finished and over):
             self._finishing = True
         if not self._finishing or any(one.phase == "running" for one in workers.values()):
             return None
@@ -353,6 +443,12 @@ class Supervisor:
             if one.failed and (one.status or 0) > 0:
                 return _failed_finish(name, one)
         return Finish("done")
+
+    def _suspended(self, job_state: str) -> Finish | None:
+        """Return the end of a job that is to be suspended, once all its shards are at the same version."""
+        if self._suspending and job_state in ("", "gathering", "paused"):
+            return Finish("suspended")
+        return None
 
     def _late(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
         """Return the end of a job that could not start in time."""
@@ -375,6 +471,9 @@ class Supervisor:
         for name, one in seen.items():
             if name in self._submission.services or self._submission.fixed_group or self._finishing:
                 continue
+            if self._placed and one.phase == "lost":
+                yield Remove(name)
+                continue
             if not one.leaving and name in self.workers:
                 if one.phase in ("ready", "running"):
                     self._draining.discard(name)
@@ -391,13 +490,14 @@ class Supervisor:
         leaving = [name for name, one in services.items() if one.leaving and one.phase != "placing"]
         if self._submission.fixed_group:
             return  # a group begins again without its manager, be it lost or moved
-        if leaving and job_state in ("running", "recovering"):
+        if (leaving or self._suspending) and job_state in ("running", "recovering"):
             self._paused = True
             yield Pause()
         elif leaving and job_state != PAUSING:
             yield from map(Remove, leaving)
         elif (
             self._paused
+            and not self._suspending
             and not any(one.leaving for one in services.values())
             and all(self._listens(services.get(name)) for name in self._submission.services)
         ):

@@ -39,7 +39,7 @@ def test_the_progress_of_a_job_is_one_line(one, text):
 def test_lines_of_processes_and_of_the_job_go_apart(capsys):
     """What processes print is the output; what is about the job is not, lest a pipe mix them."""
     with JobLines() as lines:
-        lines.show(news([("w0", "loss 0.5 [red]"), ("job", "w1 is lost")], running=1))
+        lines.show(news([(0.0, "w0", "loss 0.5 [red]"), (1.0, "job", "w1 is lost")], running=1))
         lines.note("the job goes on")
     captured = capsys.readouterr()
     assert captured.out == "w0 | loss 0.5 [red]\n"

@@ -38,9 +38,9 @@ class Cluster:
     with a number that is not above the last, an action about an actor that does not exist.
     """
 
-    def __init__(self, job):
+    def __init__(self, job, *, placed=False):
         self.job = job
-        self.supervisor = Supervisor(job)
+        self.supervisor = Supervisor(job, placed=placed)
         self.seen = {}
         self.now = 0.0
         self.state = ""
@@ -372,6 +372,96 @@ def test_a_job_is_resized(cluster):
     assert cluster.finish is None
     with pytest.raises(InvalidRequestError, match="workers 0: must be at least 1"):
         cluster.supervisor.resize(0)
+
+
+@pytest.fixture
+def placed():
+    """A job of workers that are placed, on which all runs."""
+    made = Cluster(submission(Scale(1, 4)), placed=True).step().step()
+    assert set(made.seen) == {"manager", "ps-0"}, "no worker before one is placed"
+    made.supervisor.place(1, {"a-1": "north", "a-2": "south"})
+    made.until_all_run().state = "running"
+    return made
+
+
+def test_a_placed_job_has_the_workers_that_are_named(placed):
+    """Each runs on its node; those that are left out are drained, and do not come back."""
+    assert [placed.supervisor.node(name) for name in ("a-1", "a-2", "ps-0")] == ["north", "south", None]
+    placed.supervisor.place(3, {"a-1": "north", "a-3": "north"})
+    placed.supervisor.place(2, {})  # which is late
+    placed.until_all_run()
+    assert Drain("a-2") in placed.said
+    placed.end("a-2", 0)
+    placed.step().step()
+    assert placed.supervisor.present(placed.seen) == ["a-1", "a-3"]
+    placed.supervisor.place(4, {"a-1": "north", "a-2": "south"})
+    placed.step().step()
+    assert "a-2" not in placed.supervisor.present(placed.seen)
+    with pytest.raises(InvalidRequestError, match="worker a-1: is on north, and cannot move to south"):
+        placed.supervisor.place(5, {"a-1": "south"})
+    with pytest.raises(InvalidRequestError, match="the cluster decides how many"):
+        placed.supervisor.resize(3)
+    with pytest.raises(InvalidRequestError, match="is not placed"):
+        Supervisor(submission()).place(1, {"a-1": "north"})
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_placed_worker_that_is_lost_is_gone(placed, restarted):
+    """It is not made again, as its node may be gone; one that fails on its node is started again there."""
+    placed.end("a-1", 1)
+    placed.step().step().step()
+    assert placed.seen["a-1"].phase == "running"
+    placed.lose("a-2")
+    if restarted:
+        del placed.seen["a-2"]  # while there was no controller
+        saved = placed.supervisor.saved
+        placed.supervisor = Supervisor(placed.job, placed=True)
+        placed.supervisor.restore(**saved)
+    placed.step().step()
+    assert placed.supervisor.present(placed.seen) == ["a-1"]
+    assert placed.supervisor.waited_for(placed.seen) == []
+    assert placed.finish is None
+    placed.end("a-1", 0)
+    placed.state = "ended"
+    placed.step()
+    assert placed.finish == Finish("done")
+
+
+@pytest.mark.parametrize("service_dies", [False, True])
+def test_a_job_is_suspended_at_an_iterations_end_and_goes_on(placed, service_dies):
+    """It ends once it is paused, all services being there; another attempt resumes it."""
+    placed.supervisor.suspend()
+    placed.step()
+    assert placed.said[-1] == Pause()
+    placed.state = PAUSING
+    if service_dies:
+        placed.end("ps-0", -9)
+    placed.step().step()
+    assert placed.finish is None
+    assert placed.all_run()
+    assert Resume() not in placed.said
+    placed.state = "paused"
+    placed.step()
+    assert placed.finish == Finish("suspended")
+    again = Cluster(placed.job, placed=True)
+    assert placed.supervisor.paused
+    again.supervisor.resumed()
+    again.state = "paused"
+    again.supervisor.place(1, {"a-3": "north"})
+    again.until_all_run()
+    again.step()
+    assert again.said[-1] == Resume()
+
+
+def test_what_was_not_begun_or_is_paused_is_suspended_at_once():
+    """An operator's pause is left to the operator; workers that alone have the parameters are refused."""
+    made = Cluster(submission(), placed=True).step()
+    made.supervisor.suspend()
+    made.step()
+    assert made.finish == Finish("suspended")
+    assert not made.supervisor.paused
+    with pytest.raises(InvalidRequestError, match="its workers alone have its parameters"):
+        Supervisor(submission(shards=0), placed=True).suspend()
 
 
 FAULTS = st.sampled_from(("lose", "kill", "error", "leave", "silence", "resize"))
