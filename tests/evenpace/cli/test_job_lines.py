@@ -59,6 +59,6 @@ def test_what_ray_prints_meanwhile_is_kept_from_the_output(capsys):
     """Other prints of this process do not come between a job's lines, and do again afterwards."""
     with JobLines() as lines:
         print("fifty lines about a node")  # noqa: T201
-        lines.show(news([("ps-0", "listens")]))
+        lines.show(news([(0.0, "ps-0", "listens")]))
     print("afterwards")  # noqa: T201
     assert capsys.readouterr().out == "ps-0 | listens\nafterwards\n"
