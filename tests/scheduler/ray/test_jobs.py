@@ -321,18 +321,25 @@ def test_a_fixed_group_starts_again_together(jobs, tmp_path, wait_until):
     assert "manager is started again" in jobs.log("fixed")
 
 
-@pytest.mark.release  # the documentation tests run one, too
 def test_a_function_is_trained(head, tmp_path):
-    """`Trainer.fit` calls it on each worker, and returns what was reported last, and the last checkpoint."""
+    """`Trainer.fit` calls it on each worker, and returns what was reported: in the program of a document."""
+    document = (ROOT / "docs/ray.md").read_text()
+    code = next(one for one in re.findall(r"```python\n(.*?)```", document, re.DOTALL) if "Trainer(" in one)
     program = tmp_path / "program.py"
-    program.write_text(_TRAINER)
-    environment = {**os.environ, **head.environment}
-    line = [sys.executable, program, head.address, str(tmp_path / "storage")]
+    program.write_text(f"import ray\n\nray.init(address={head.address!r}, log_to_driver=False)\n{code}")
+    environment = {**os.environ, **head.environment, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+        [sys.executable, program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "result: iterations 30, checkpoint 29" in done.stdout
+    printed = document.partition(code)[2].partition("```text\n")[2].partition("```")[0]
+    assert printed in done.stdout
 
 
 _GROUP = """
@@ -413,44 +420,4 @@ with cluster.connection(address):
     job = cluster.submit(replace(submission, resume=True), attempt=2)
     job.place(1, {"b-1": node})
     until(lambda now: now.finish is not None and now.finish.state == "done", job)
-"""
-
-_TRAINER = """
-import sys, tempfile
-from pathlib import Path
-
-import ray
-
-import evenpace
-import evenpace.ray
-
-
-def train(config):
-    import torch
-
-    torch.manual_seed(0)
-    data = torch.utils.data.TensorDataset(torch.rand(100, 4), torch.rand(100, 1))
-    model = torch.nn.Linear(4, 1)
-    loader = evenpace.torch.DataLoader(data, batch_size=10)
-    optimizer = evenpace.torch.distribute(torch.optim.SGD(model.parameters(), lr=config["lr"]), loader)
-    for _ in range(3):
-        for x, y in loader:
-            iteration = evenpace.session().assignment.iteration
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "iteration").write_text(str(iteration))
-        evenpace.ray.report({"iterations": iteration + 1}, evenpace.ray.Checkpoint.from_directory(folder))
-
-
-ray.init(address=sys.argv[1], log_to_driver=False)
-result = evenpace.ray.Trainer(
-    train,
-    train_loop_config={"lr": 0.1},
-    scaling_config=evenpace.ray.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}),
-    run_config=evenpace.ray.RunConfig(storage_path=sys.argv[2]),
-).fit()
-kept = (result.checkpoint.path / "iteration").read_text()
-print(f"result: iterations {result.metrics['iterations']}, checkpoint {kept}")
 """
