@@ -33,7 +33,6 @@ def test_two_shards_take_half_the_time_of_one(needs_network, tmp_path, wait_unti
         ]
         assert [round(row["ideal_s"], 3) for row in measured] == [0.524, 0.524, 0.262, 0.262]
         assert all(row["ratio"] == row["median_s"] / row["ideal_s"] for row in measured)
-        assert all(row["cores"] >= 0 for row in measured)
         return [row["fastest_s"] / row["ideal_s"] for row in measured]
 
     assert min(ratios()) > 0.8  # the bucket holds a little
