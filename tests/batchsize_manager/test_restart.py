@@ -156,23 +156,6 @@ def test_models_from_before_the_job_began_are_restored(tmp_path):
     assert plans[0] != plans_from(unaware.job, 0)[0]
 
 
-def test_models_of_a_replaced_policy_are_kept(tmp_path):
-    """Models of a replaced policy are in a checkpoint, and with the policy when it is chosen again."""
-    with manager(tmp_path, "learned") as first:
-        managed = first.begin()
-        train(managed.job, 4)
-        first.change(managed, balancing=_wire.Balancing("proportional"))
-        managed.note(managed.job.take_effects())
-        managed.hand_over()
-    for _ in range(2):
-        with manager(tmp_path, "learned") as later:
-            restored = later.restored()
-            restored.keep_models()
-    np.testing.assert_equal(
-        restored.job.planner.policy.models()["learned"], managed.job.planner.policy.models()["learned"]
-    )
-
-
 def times_of(name: str) -> dict[str, np.ndarray]:
     """Return the learned policy's model of a worker that has had batches of these sizes."""
     sizes = np.array([8.0, 16.0, 24.0])

@@ -909,40 +909,6 @@ BEGIN = {
         ),
         pytest.param(
             [
-                ("begin", BEGIN | {"lookahead": 1, "workers": 2}),
-                ("act", {"pick": 0, "steps": 1}),
-                ("pause_or_resume_the_job", {}),
-                ("all_act", {"steps": 1}),
-                ("shard_crashes", {}),
-                ("all_act", {"steps": 5}),
-                ("pause_or_resume_the_job", {}),
-                ("report_again", {"pick": 1, "which": 0, "names_start": False}),
-                ("all_act", {"steps": 5}),
-            ],
-            id="a job is paused while it recovers",
-        ),
-        pytest.param(
-            [
-                ("begin", BEGIN),
-                ("change_batch_size", {"size": 1}),
-                ("freeze_or_thaw", {"pick": 0}),
-                ("manager_crashes", {"lost": 0, "forgets_members": False}),
-                ("tick", {"seconds": 70.0}),
-            ],
-            id="another has taken the only place meanwhile",
-        ),
-        pytest.param(
-            [
-                ("begin", BEGIN),
-                ("restart", {"pick": 0}),
-                ("manager_crashes", {"lost": 0, "forgets_members": True}),
-                ("change_batch_size", {"size": 1}),
-                ("reconnect", {"pick": 0}),
-            ],
-            id="one ends while it waits for its name",
-        ),
-        pytest.param(
-            [
                 ("begin", BEGIN | {"scale": True}),
                 ("change_bounds", {"pick": 0, "minimum": 4, "more": 0}),
                 ("freeze_or_thaw", {"pick": 0}),

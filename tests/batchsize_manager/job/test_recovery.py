@@ -133,19 +133,6 @@ def test_what_cannot_go_back_fails(config, exchange):
     assert "restart the job from its checkpoint" in restored(job, config).attempts.failure
 
 
-def test_an_attempt_that_was_not_kept_is_gone_beyond():
-    """A worker that knows a later attempt than the manager keeps is not taken for one from the past."""
-    driver = Beating("a")
-    driver.job = restored(driver.job, JobConfig())
-    assert driver.job.attempts.number == 1
-    assert driver.job.heartbeat("a", "a", 4, 100.0) == 5
-    assert driver.job.recover("a", "a", 4, 100.0) == 5
-    driver.rewind("a", 6, 0, 100.0)
-    assert driver.job.must_recover("a", "a") == 7
-    driver.rewind("a", 7, 0, 100.0)
-    assert not driver.job.attempts.recovering
-
-
 @pytest.mark.parametrize("call", ["heartbeat", "report", "recover", "rewind"])
 def test_an_attempt_that_was_not_kept_shares_its_number_with_no_other(call):
     """Who was told of an attempt by a manager that lost it is told of another, whatever it calls."""

@@ -9,7 +9,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Over
 from idl.bounds import Bounds
 from idl.endings import FINISHED
-from idl.errors import InvalidRequestError, NotMemberError
+from idl.errors import InvalidRequestError
 from idl.exchange import FIXED_GROUP
 from tests.batchsize_manager.job.driver import Beating, Driver, restored
 
@@ -51,17 +51,6 @@ def test_pieces_keep_within_the_maxima():
     assert driver.iteration("d") == 1
     counts = {name: w.batch_size for name, w in driver.job.history(0, 9)[0].parts.items()}
     assert counts == {"a": 15, "b": 15}
-
-
-def test_a_report_without_a_start_is_of_what_was_given_last():
-    """A stock client need not say which part it has done; what it was not told of, it has not done."""
-    driver = Beating("a", "b", total=30)
-    driver.finish("a")
-    driver.job.leave("b", "b", 0.0)
-    driver.report("a", 0)
-    assert driver.span("a") == (0, 15, 15)
-    driver.report("a", 0)
-    assert driver.span("a") == (1, 30, 30)
 
 
 def test_a_report_of_another_place_is_refused():
@@ -143,16 +132,6 @@ def test_communication_is_no_more_than_the_processing_of_the_batch():
     assert driver.job.history(0, 9)[0].parts["a"].communication_time == 2.0
 
 
-def test_who_had_no_sample_gets_no_piece():
-    """A report of its own part could be taken for that of a piece at the same place: all go back."""
-    driver = Beating("a", "b", total=4, size=5)
-    driver.finish("a", "b")
-    assert [driver.count("a"), driver.count("b")] == [1, 0]
-    driver.report("b", 1, 0.0)
-    driver.job.leave("a", "a", 0.0)
-    assert (driver.job.attempts.recovering, driver.job.attempts.number, driver.next("b")) == (True, 1, None)
-
-
 def test_jobs_that_reduce_gradients_redo_nothing():
     """Their process group is broken anyway: the iteration is over without the slice."""
     driver = Beating("a", "b", "c", total=30, exchange=FIXED_GROUP)
@@ -224,18 +203,6 @@ def test_who_is_silent_in_one_of_several_iterations_is_suspended():
     standings = driver.job.members.standings(12.0)
     assert [standing.state for standing in standings] == ["working", "silent", "working"]
     assert [standing.silence for standing in standings] == [7.0, 12.0, 7.0]
-
-
-def test_who_is_back_in_time_helps():
-    """In the iteration whose parameters it has, it takes its share of what is missing then."""
-    driver = silent_b()
-    late = driver.next("b")
-    driver.tick_at(10.0)
-    assert driver.span("c") == (0, 15, 5)
-    driver.report_part("b", late)
-    assert driver.next("b") is None
-    driver.job.leave("c", "c", 10.0)
-    assert driver.span("b") == (0, 15, 5)
 
 
 def test_a_part_that_nobody_has_got_yet_is_the_silent_ones_again():
@@ -489,35 +456,6 @@ def test_who_was_silent_waits_for_the_others_from_its_return_on():
 
 
 # -- all gone
-
-
-def test_a_job_whose_members_all_died_is_kept():
-    """Whoever comes while it is kept goes on with it, in another attempt."""
-    driver = Beating("a", keep=600.0)
-    driver.finish("a")
-    driver.next("a")
-    driver.job.disconnect("a", "a", 0.0)
-    driver.tick_at(1.0)
-    assert (len(driver.job.members), driver.job.ended) == (0, False)
-    driver.tick_at(600.9)
-    driver.join("b")
-    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
-    driver.rewind("b", 1, 1)
-    assert driver.span("b") == (1, 32, 32)
-
-
-def test_a_job_is_not_kept_for_ever():
-    """It ends `keep` seconds after the last death; one that never started, at once."""
-    driver = Beating("a", keep=600.0)
-    driver.job.disconnect("a", "a", 0.0)
-    driver.tick_at(1.0)
-    driver.tick_at(601.0)
-    assert driver.job.ended
-    gathering = Beating("a", "b")
-    gathering.job.leave("a", "a", 0.0)
-    gathering.job.disconnect("b", "b", 0.0)
-    with pytest.raises(NotMemberError):
-        gathering.next("a")
 
 
 # -- pieces that nobody reports

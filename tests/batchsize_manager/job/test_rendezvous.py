@@ -217,24 +217,6 @@ def test_slow_workers_are_released_before_another_plan_is_made():
     assert (driver.span("a"), driver.span("b")) == ((1, 30, 15), (1, 45, 15))
 
 
-def test_members_that_cannot_take_a_batch_wait_for_others_before_they_meet():
-    """The group is formed when there are enough; where all have gone, the job ends at once."""
-    bounds = Bounds(maximum=20)
-    for comes in (True, False):
-        driver = running("a", "b", total=30, bounds={"a": bounds, "b": bounds})
-        driver.job.operations.remove("b", driver.now)
-        driver.arrive("a", 2, 0, 1)
-        assert driver.seat("a") is None
-        assert not driver.job.ended
-        if comes:
-            driver.join("c", bounds=bounds)
-            driver.arrive("c", 2)
-            assert driver.seat("c") == (1, 2, "a:1", 0, True)
-        else:
-            driver.job.operations.remove("a", driver.now)
-            assert driver.job.ended
-
-
 def test_a_clean_leave_disturbs_nobody_unless_others_go_on():
     """All leave at the end: no attempt begins. Who does not, is sent for after a second."""
     driver = running("a", "b", "c", total=30)
@@ -300,6 +282,13 @@ def test_who_was_cut_off_in_a_rendezvous_has_to_call_again():
 
 def test_wrong_calls_are_refused():
     """With what is wrong, and what is allowed."""
+    driver = running("a")
+    driver.finish("a")
+    driver.job.recover("a", "a", 1, driver.now)
+    driver.arrive("a", 2, 1, 1)
+    driver.job.recover("a", "a", 2, driver.now)
+    with pytest.raises(InvalidRequestError, match="iteration 0: the state of attempt 2 has had 1 steps"):
+        driver.arrive("a", 3, 0, 2)
     driver = Meeting("a", "b")
     assert driver.must("a") == 1
     with pytest.raises(InvalidRequestError, match="store '': must be HOST:PORT"):

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
-from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import Participant, PolicyOptions, make_job_policy
 from batchsize_manager.policies.model_registry import KINDS, ModelRegistry
 from idl.bounds import Bounds
@@ -70,36 +69,6 @@ class Workers:
                 part = self.job.next_assignment(name, name)
                 seconds = max(SECONDS[kind] * part.count, 1e-6)
                 self.job.report(name, name, Report(part.iteration, seconds), self.now)
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("by", ["restarts of the job from its checkpoint", "restarts of single workers"])
-@pytest.mark.parametrize(
-    ("policy", "learned"), [("learned", {"learned"}), ("proportional", {"ema"})], ids=["curves", "averages"]
-)
-def test_restarts_under_other_names_leave_no_more_than_members_and_kinds(by, policy, learned):
-    """400 restarts under new names leave 4 workers' and 2 kinds' models; first batches are balanced."""
-    kinds = ["fast", "fast", "slow", "slow"]
-    workers = Workers(*kinds, policy=policy)
-    workers.iterate(8)
-    for _ in range(400):
-        if by == "restarts of single workers":
-            name, kind = next(iter(workers.kinds.items()))
-            workers.leave(name)
-            workers.start(kind)
-        else:
-            models = unpack_models(pack_models(workers.job.planner.policy.models()))
-            first = workers.job.iterations.first_open
-            workers = Workers(*kinds, models=models, policy=policy, first=first, started=workers.started)
-        first = workers.counts()
-        assert sum(first.values()) == 400
-        for name, kind in workers.kinds.items():
-            assert first[name] == pytest.approx({"fast": 150, "slow": 50}[kind], abs=15)
-        workers.iterate()
-    models = workers.job.planner.policy.models()
-    assert models.keys() == learned
-    for by_name in models.values():
-        assert by_name.keys() == {*workers.kinds, DeviceKind("fast"), DeviceKind("slow")}
 
 
 @pytest.mark.parametrize(

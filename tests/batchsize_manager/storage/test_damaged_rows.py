@@ -30,7 +30,7 @@ from idl.errors import NotMemberError
 from rpc.client import Client
 from tests.batchsize_manager import test_restart as jobs
 from tests.batchsize_manager.storage.test_state import begun, completed
-from tests.batchsize_manager.test_manager_restart import Tape, Worker
+from tests.batchsize_manager.test_manager_restart import Worker
 from tests.services import serving
 
 _wire = idl.batchsize_manager
@@ -311,7 +311,7 @@ def test_workers_of_a_job_whose_row_is_damaged_are_told(tmp_path):
         worker.client = Client(_wire.BatchSizeManager, address, "manager")
         with pytest.raises(NotMemberError, match=r"'job': its state is damaged .* again from its checkpoint"):
             worker.heartbeat()
-        assert Worker(address, "w", Tape()).join().assignment.iteration == 0
+        assert Worker(address, "w").join().assignment.iteration == 0
         worker.client.close()
 
 
@@ -331,7 +331,7 @@ def test_models_that_are_damaged_are_learned_anew(tmp_path):
 def stopped(folder):
     """Return the worker of a job whose manager has stopped after an iteration."""
     with serving(ManagerService(ManagerConfig(state=folder))) as address:
-        worker = Worker(address, "w", Tape())
+        worker = Worker(address, "w")
         worker.report(worker.join().assignment)
         worker.client.close()
     return worker
