@@ -488,7 +488,7 @@ def test_runs_that_ended_are_forgotten_in_time(tmp_path, wait_until):
 
 
 def test_a_running_job_is_shortened_as_it_is_written(tmp_path, wait_until):
-    """The latest iterations that fit into the limit are kept, without gaps, also of what comes before the close.
+    """The latest iterations that fit into the limit are kept without gaps, also of what comes last.
 
     Without a limit, all are.
     """
