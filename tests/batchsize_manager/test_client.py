@@ -2,15 +2,12 @@
 
 import pytest
 
-import idl
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc import tokens
 from rpc.server import Security
 from tests.services import MemberWorker, manager_service, serving, with_token
-
-_wire = idl.batchsize_manager
 
 
 def test_a_job_is_reported_from_its_beginning_to_its_end():

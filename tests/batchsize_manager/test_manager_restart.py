@@ -262,30 +262,6 @@ def test_a_member_cannot_go_back_before_its_job_has_begun(tmp_path, client, wait
         assert (run.job, len(reader.records(run.run, 0, 10))) == ("job", 3)
 
 
-def test_a_later_attempt_may_be_known_before_the_job_has_begun(tmp_path, client, wait_until):
-    """Members of a job that gathers again may go back then, and the state is written all the same."""
-    manager = service(tmp_path, workers=2)
-    with serving(manager) as address:
-        waiting, asking = Worker(address, "a", job="early"), client(address)
-        thread = in_background(waiting.join)
-        wait_until(lambda: _members(asking, "early") == ["a"], "the first worker's call")
-        beat = _wire.HeartbeatRequest(waiting.identity, 3)
-        assert asking.call("heartbeat", beat).recover == 4
-        thread.join(30)
-        again = in_background(lambda: asking.call("rewind", _wire.RewindRequest(waiting.identity, 4, 0)))
-        (managed,) = manager.jobs
-        wait_until(lambda: not managed.job.attempts.recovering, "the call of who goes back")
-        other = Worker(address, "b", job="early")
-        reply = other.join()
-        again.join(30)
-        assert reply.assignment.attempt == 4
-        other.client.close()
-        waiting.client.close()
-    with open_state(tmp_path) as reader:
-        (run,) = reader.runs()
-        assert (run.job, run.state.attempt) == ("early", 4)
-
-
 def _members(client, job="job"):
     with contextlib.suppress(InvalidRequestError):
         return members(client, job)
@@ -356,3 +332,6 @@ def test_a_state_that_cannot_be_written_is_an_event(tmp_path, client, wait_until
         assert len(told("cannot be written")) == 1
         for one in (worker, newcomer):
             one.client.close()
+    with open_state(tmp_path) as reader:
+        (run,) = reader.runs()
+        assert [record.iteration for record in reader.records(run.run, 0, 99)] == list(range(21))

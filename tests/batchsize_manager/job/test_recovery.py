@@ -120,6 +120,17 @@ def test_a_job_that_had_not_started_gathers_on():
     assert driver.span("a") == (0, 0, 5)
 
 
+def test_a_later_attempt_may_be_known_before_the_job_has_begun():
+    """Members of a job that gathers again may go back then; the others begin in that attempt."""
+    driver = Beating("a")
+    driver.job = Job(JobSpec(100, 10), JobConfig(workers=2), make_policy("even"))
+    driver.join("a")
+    assert driver.job.heartbeat("a", "a", 3, 0.0) == 4
+    driver.rewind("a", 4, 0)
+    driver.join("b")
+    assert driver.next("b").attempt == driver.job.saved.attempt == 4
+
+
 @pytest.mark.parametrize(
     ("config", "exchange"),
     [(JobConfig(), FIXED_GROUP), (JobConfig(synchronisation=Synchronisation("asp")), PARAMETER_SERVER)],

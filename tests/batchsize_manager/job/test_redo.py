@@ -256,30 +256,17 @@ def test_who_has_promised_heartbeats_is_suspended_before_its_first(restarted):
     assert driver.span("a") == (0, 15, 15)
 
 
-def test_no_heartbeat_is_missed_where_none_are_wanted():
-    """A worker would send them, but the manager was told to do without."""
-    driver = Beating("a", "b", total=30, promising="b", heartbeat=0.0, report_timeout=1000.0)
-    driver.now = 5.0
-    driver.finish("a")
-    driver.tick_at(500.0)
-    assert driver.next("a") is None
-    assert driver.iteration("b") == 0
-
-
-def test_nobody_is_suspended_when_nobody_was_heard_of():
-    """All are silent, as after a pause of the network: that is no one's fault."""
-    driver = Beating("a", "b", total=30)
-    driver.beat("a", "b")
-    driver.tick_at(500.0)
-    assert [driver.iteration("a"), driver.iteration("b")] == [0, 0]
-
-
-def test_nobody_is_suspended_without_whom_the_batch_is_too_large():
+@pytest.mark.parametrize(
+    ("options", "heard"),
+    [({"heartbeat": 0.0}, ""), ({}, ""), ({"bounds": {"a": Bounds(1, 20)}}, "ab")],
+    ids=["no heartbeats are wanted", "nobody was heard of", "the batch is too large without it"],
+)
+def test_nobody_is_suspended_whose_silence_says_nothing(options, heard):
     """It is awaited until the report time-out."""
-    driver = Beating("a", "b", total=30, bounds={"a": Bounds(1, 20)})
-    driver.beat("a", "b")
+    driver = Beating("a", "b", total=30, promising="ab", report_timeout=1000.0, **options)
+    driver.beat(*heard)
     driver.finish("a")
-    driver.tick_at(100.0)
+    driver.tick_at(500.0)
     assert driver.next("a") is None
     assert driver.iteration("b") == 0
 
@@ -302,20 +289,6 @@ def test_who_is_silent_with_a_part_of_one_that_is_back_is_suspended():
     driver.job.tick(driver.now)
     assert driver.last_events(1) == ["a is silent; the others do its part meanwhile"]
     assert driver.span("b") == (0, 8, 8)
-
-
-def test_who_is_silent_before_anybody_has_reported_is_suspended():
-    """Its part is done by those who are there, once they are through with their own."""
-    driver = Beating("a", "b", total=16)
-    driver.finish("a", "b")
-    driver.beat("a", "b")
-    driver.next("a"), driver.next("b")
-    driver.now = 9.0
-    driver.beat("a")
-    driver.tick_at(10.0)
-    assert driver.job.members.standings(10.0)[1].state == "silent"
-    driver.finish("a")
-    assert driver.span("a") == (1, 24, 8)
 
 
 # -- members that are too few
@@ -455,40 +428,26 @@ def test_who_was_silent_waits_for_the_others_from_its_return_on():
         assert list(driver.job.members) == members
 
 
-# -- all gone
-
-
 # -- pieces that nobody reports
 
 
-def left_alone_with_a_piece(seconds=1.0):
-    """Make a job whose a was given at 60 s what b had left, 15 samples; of its own 15 it took `seconds`."""
+@pytest.mark.parametrize(("seconds", "more"), [(1.0, 100.0), (50.0, 500.0)])
+def test_a_piece_is_late_also_where_nobody_waits_for_it(seconds, more):
+    """It has the time-out, or ten times as long as a part as large has taken; the log says what it was.
+
+    Who pulls in place of doing it waits for itself at the shards.
+    """
     driver = Beating("a", "b", total=30, report_timeout=100.0)
     driver.report("a", 0, seconds)
     driver.now = 60.0
     driver.job.leave("b", "b", 60.0)
     assert driver.span("a") == (0, 15, 15)
-    return driver
-
-
-def test_a_piece_is_late_also_where_nobody_waits_for_it():
-    """Who pulls in place of doing it waits for itself at the shards; the log says what it had to do."""
-    driver = left_alone_with_a_piece()
     driver.beat("a")
-    driver.tick_at(159.9)
+    driver.tick_at(60.0 + more - 0.1)
     assert list(driver.job.members) == ["a"]
-    driver.tick_at(160.0)
+    driver.tick_at(60.0 + more)
     assert not driver.job.members
     assert driver.last_events(1) == [
         "a did not report in time the 15 samples of iteration 0, from position 15 on, that it was given "
         "since another worker had left them"
     ]
-
-
-def test_a_piece_of_a_slow_worker_has_ten_times_as_long_as_it_should_take():
-    """A worker that took 50 s for its own part may take 500 s for another as large."""
-    driver = left_alone_with_a_piece(50.0)
-    driver.tick_at(559.9)
-    assert list(driver.job.members) == ["a"]
-    driver.tick_at(560.0)
-    assert not driver.job.members

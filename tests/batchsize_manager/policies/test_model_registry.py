@@ -12,9 +12,7 @@ from batchsize_manager.policies.model_registry import KINDS, ModelRegistry
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report
-from predictors import PREDICTORS, DeviceKind, PredictorOptions, make_predictor
-from predictors.networks import Network
-from tests.predictors.series import contended, replay
+from predictors import PREDICTORS, DeviceKind
 
 SECONDS = {"fast": 0.01, "slow": 0.03}  # for a sample, by kind of device
 
@@ -95,26 +93,6 @@ def test_a_member_that_comes_back_starts_as_itself():
     workers.start("fast", "host-3")
     assert workers.counts()["host-3"] == pytest.approx(400 / 7, abs=8)
     np.testing.assert_equal(workers.job.planner.policy.models()["learned"]["host-3"], own)
-
-
-def test_a_network_of_the_same_kind_predicts_for_a_newcomer():
-    """A newcomer is predicted by its kind's network, scaled to its own speed, without a fit."""
-    series = contended(5, iterations=400, workers=2)
-    fitted = make_predictor("narx", PredictorOptions(first_fit=400))
-    replay(fitted, series)
-    registry = ModelRegistry({})
-    registry.set_members([member("w0", "GPU"), member("w1", "CPU")])
-    registry.update(fitted.models())
-    predicted = {}
-    for kind, name in (("CPU", "w1"), ("CPU", "new"), ("GPU", "new")):
-        registry.set_members([member("w0", "GPU"), member("w1", "CPU"), member("new", kind)])
-        predictor = Network("narx", PredictorOptions(), registry)
-        predictor.set_workers([name])
-        for row in range(50):
-            predictor.observe(series.speeds[row, 1:], series.cpu[row, 1:], series.memory[row, 1:])
-        predicted[kind, name] = predictor.predict()
-    assert predicted["CPU", "new"] == pytest.approx(predicted["CPU", "w1"])
-    assert predicted["GPU", "new"] != pytest.approx(predicted["CPU", "w1"], rel=1e-6)
 
 
 NAMES = st.integers(0, 12).map(lambda n: f"w{n}")

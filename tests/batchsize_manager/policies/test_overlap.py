@@ -148,35 +148,6 @@ def test_the_best_in_micro_batches_of_which_each_worker_has_few(by_server):
         assert (played.times[-10:] <= 1.002 * played.best[-10:]).all()
 
 
-@pytest.mark.ci
-@settings(deadline=None, max_examples=8, derandomize=True)  # the noise makes it a matter of luck
-@given(
-    st.lists(
-        st.tuples(st.floats(-11, -8), st.floats(0, 0.05), st.floats(0.2, 0.8), st.floats(0.0, 1.5)),
-        min_size=2,
-        max_size=6,
-    ),
-    st.booleans(),
-    st.integers(1, 16),
-    st.integers(0, 2**32),
-)
-def test_never_slower_than_learned_by_more_than_the_noise(lines, by_server, buckets, seed):
-    """With any mix of workers and any length of the transfers."""
-    workers = {str(i): linear(2.0**power, fixed) for i, (power, fixed, *_) in enumerate(lines)}
-    cluster = Cluster("random", workers, 100 * len(workers))
-    backward = tuple(share for _, _, share, _ in lines)
-    best = optimum(cluster, AllReduce(1e-6, buckets, backward))
-    seconds = [1e-6 + communication * best for *_, communication in lines]
-    transfers = (ServerLinks if by_server else AllReduce)(
-        seconds if by_server else seconds[0], buckets, backward
-    )
-    times = {}
-    for policy in ("learned", "overlap"):
-        played = play(make_policy(policy), cluster, (), Noise(0.02, 0.0, seed), 60, transfers)
-        times[policy] = np.median(played.times[30:])
-    assert times["overlap"] <= 1.03 * times["learned"]
-
-
 def records(split, transfers, cluster, noise, measured, slower=1.0):
     """Return the records of an iteration, with times of transfers of the workers in `measured`."""
     seconds = [

@@ -132,22 +132,6 @@ def test_the_published_rule_goes_up_and_down_by_a_tenth():
     assert Sizing("similarity_steps").make(SPEC).every == 100
 
 
-def test_a_schedule_has_a_size_for_each_epoch():
-    """The script's, from the epoch on that it says."""
-    spec = JobSpec.of(1000, {0: 10, 2: 20, 3: 20, 5: 5})
-    assert spec.milestones == ((2, 20), (5, 5))
-    assert Sizing().named(spec) == "schedule"
-    assert [chosen("schedule", situation(epoch=epoch), spec) for epoch in range(7)] == [
-        10,
-        10,
-        20,
-        20,
-        20,
-        5,
-        5,
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "first", "bounds"),
     [

@@ -77,13 +77,11 @@ def written(tmp_path_factory):
     with jobs.manager(folder, options=OPTIONS) as manager:
         for name in JOBS:
             managed = manager.begin(name=name)
-            managed.note(managed.job.take_effects())
-            managed.hand_over()
+            jobs.keep(managed)
             manager.change(managed, total_batch_size=16)
             for _ in range(3):
                 jobs.train(managed.job, 2)
-                managed.note(managed.job.take_effects())
-                managed.hand_over()
+                jobs.keep(managed)
     with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
         file.execute("UPDATE runs SET learned = ?", (learned,))
     return folder

@@ -1,6 +1,5 @@
 """The state of a manager: the file, and the thread that writes it."""
 
-import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -406,34 +405,6 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
         open_state(tmp_path),
     ):
         pass
-
-
-def test_where_nothing_can_be_written_training_goes_on(locked_file, tmp_path, wait_until):
-    """A failure is told once, answers are not held back, and all is written as soon as possible."""
-    kept, other = locked_file
-    wait_until(lambda: _is_begun(tmp_path), "the run in the file")
-    other.execute("BEGIN IMMEDIATE")
-    told = []
-    for i in range(50):
-        kept.put(completed(i))
-    wait_until(lambda: told.extend(kept.notices()) or told, "a notice")
-
-    async def answer():
-        answered = asyncio.Event()
-        kept.after_commit(answered.set)
-        await asyncio.wait_for(answered.wait(), 120)
-
-    asyncio.run(answer())
-    time.sleep(0.2)  # several attempts
-    assert kept.notices() == []
-    (notice,) = told
-    assert "cannot be written" in notice
-    assert "database is locked" in notice
-    assert iterations(tmp_path) == []
-    other.execute("ROLLBACK")
-    wait_until(lambda: iterations(tmp_path) == list(range(50)), "the records in the file")
-    (notice,) = wait_until(kept.notices, "a notice")
-    assert notice.endswith(f"is written to {tmp_path / STATE_FILE} again")
 
 
 def _is_begun(folder):
