@@ -53,6 +53,30 @@ def test_a_member_that_was_cut_off_is_welcome_back_to_a_manager_that_was_started
         driver.beat("c")
 
 
+def test_who_comes_back_to_an_earlier_iteration_may_repeat_its_report():
+    """The others have gone back meanwhile: its answer may be lost as any other's."""
+    driver = Beating("a", "b", total=16)
+    driver.beat("a", "b")
+    for _ in range(10):
+        driver.finish("a", "b")
+    driver.job.recover("a", "a", 0, driver.now)
+    for name in "ab":
+        driver.rewind(name, 1, 10)
+    cut_off(driver, "b")
+    driver.job.recover("a", "a", 1, driver.now)
+    driver.rewind("a", 2, 5)
+    driver.beat("b")
+    driver.rewind("b", 2, 5)
+    while driver.iteration("b") is None:
+        driver.finish("a")
+    part = driver.next("b")
+    assert part.iteration < 10
+    driver.report_part("b", part)
+    driver.report_part("b", part)
+    driver.finish("a")
+    assert driver.iteration("b") == part.iteration + 1
+
+
 def test_who_gave_its_name_to_another_does_not_come_back():
     """Nor who left, or was away for too long."""
     driver = Beating("a", "b", total=16)
