@@ -1,19 +1,13 @@
 """A manager's answers about its jobs, over real connections."""
 
-import uuid
-
 import pytest
 
-import idl
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc import tokens
-from rpc.client import Client
 from rpc.server import Security
-from tests.services import MemberWorker, in_threads, join_request, manager_service, serving, with_token
-
-_wire = idl.batchsize_manager
+from tests.services import MemberWorker, manager_service, serving, with_token
 
 
 def test_a_job_is_reported_from_its_beginning_to_its_end():
@@ -54,34 +48,6 @@ def test_a_job_is_reported_from_its_beginning_to_its_end():
         other.close()
 
 
-def test_a_worker_that_waits_for_others_is_seen(wait_until):
-    """A member whose report is not answered yet is waiting, the other one works."""
-    with serving(manager_service(workers=2)) as address, ManagerClient(address) as client:
-        identities = [idl.common.Identity("pair", name, uuid.uuid4().hex) for name in ("early", "late")]
-        clients = [Client(_wire.BatchSizeManager, address, "manager", call_timeout=240) for _ in identities]
-        in_threads(
-            *(
-                lambda c=c, i=i: c.call("join", join_request(i))
-                for c, i in zip(clients, identities, strict=True)
-            )
-        )
-
-        def report(number):
-            clients[number].call("report", _wire.ReportRequest(identities[number], 0, 0.5, 0.0, 0.5, 0.5))
-
-        def look_then_report():
-            def states():
-                return {m.worker: m.state for m in client.status("pair").members}
-
-            wait_until(lambda: states()["early"] == "waiting", "the early one's waiting")
-            assert states()["late"] == "working"
-            report(1)
-
-        in_threads(lambda: report(0), look_then_report)
-        for one in clients:
-            one.close()
-
-
 @pytest.mark.ci
 def test_long_answers_come_in_parts():
     """Records that are too many for one answer are all there, in order, over several."""
@@ -97,21 +63,27 @@ def test_long_answers_come_in_parts():
 
 
 def test_a_token_of_all_jobs_opens_all_of_them(tmp_path):
-    """A token of a single job shows that job alone; one of all jobs shows the list, too."""
+    """A token of a single job shows and changes that job alone; one of all jobs shows the list, too."""
     key = tmp_path / "tokens.key"
     tokens.write_new_key(key, add=False)
 
     with serving(manager_service(), security=Security(token_keys=key)) as address:
         worker = MemberWorker(address, "mine", with_token(key, "mine"))
-        with ManagerClient(address, with_token(key, tokens.ALL_JOBS)) as client:
-            assert [job.job for job in client.jobs().jobs] == ["mine"]
-            assert client.status("mine").summary.members == 1
-        with ManagerClient(address, with_token(key, "mine")) as client:
-            assert client.jobs("mine").jobs[0].job == "mine"
-            with pytest.raises(UnauthorisedError):
-                client.jobs()
-        with ManagerClient(address, with_token(key, "other")) as client, pytest.raises(UnauthorisedError):
-            client.status("mine")
+        for job in ("mine", tokens.ALL_JOBS):
+            with ManagerClient(address, with_token(key, job)) as client:
+                assert client.jobs("mine").jobs[0].job == "mine"
+                assert client.status("mine").summary.members == 1
+                client.pause("mine")
+                client.resume("mine")
+                if job == tokens.ALL_JOBS:
+                    assert [one.job for one in client.jobs().jobs] == ["mine"]
+                else:
+                    with pytest.raises(UnauthorisedError):
+                        client.jobs()
+        with ManagerClient(address, with_token(key, "other")) as client:
+            for call in (client.status, client.pause):
+                with pytest.raises(UnauthorisedError):
+                    call("mine")
         worker.close()
 
 

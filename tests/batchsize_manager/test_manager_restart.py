@@ -1,13 +1,10 @@
 """A restarted manager goes on with the same jobs from the same state."""
 
 import contextlib
-import math
-import random
 import sqlite3
 import threading
 import uuid
 from functools import partial
-from itertools import pairwise
 
 import pytest
 
@@ -34,121 +31,50 @@ pytestmark = pytest.mark.usefixtures("time_to_close")
 _wire = idl.batchsize_manager
 
 
-class Tape:
-    """A parameter server without arrays: it records which worker brought which samples of the next step.
-
-    It checks that each sample of each batch is brought once in the attempt of the step.
-    """
-
-    def __init__(self) -> None:
-        self.attempt = 0
-        self.version = 0
-        self.bound = math.inf  # the version beyond which nobody gets, until it is lifted
-        self._slices: dict[int, int] = {}  # start to count, of the next step
-        self._change = threading.Condition()
-
-    def push(self, part) -> bool:
-        """Bring a slice; return False if a later attempt has begun."""
-        with self._change:
-            assert self._change.wait_for(lambda: self.version < self.bound, 60)
-            if (part.attempt or 0) != self.attempt:
-                return False
-            if part.iteration < self.version:
-                return True
-            assert part.iteration == self.version, "a step was left out"
-            known = self._slices.setdefault(part.start, part.count)
-            assert known == part.count, "slices overlap"
-            covered = part.batch_start
-            for start, count in sorted(self._slices.items()):
-                assert start >= covered or not count, "slices overlap"
-                if start != covered:
-                    break
-                covered += count
-            if covered == part.batch_start + part.total:
-                self.version += 1
-                self._slices.clear()
-                self._change.notify_all()
-            return True
-
-    def fence(self, attempt: int) -> int:
-        """Begin an attempt; return the version that it can go on from."""
-        with self._change:
-            if attempt > self.attempt:
-                self.attempt = attempt
-                self._slices.clear()
-            return self.version
-
-    def wait_for(self, version: int) -> None:
-        """Wait until the version is reached."""
-        with self._change:
-            assert self._change.wait_for(lambda: self.version >= version, 60)
-
-    def hold(self, bound: float) -> None:
-        """Let nobody get beyond this version."""
-        with self._change:
-            self.bound = bound
-            self._change.notify_all()
-
-
 class Worker:
-    """A worker with a speed of its own, which goes through a job's iterations whatever the manager does.
+    """A worker that goes through a job's iterations, and knows how many it has done."""
 
-    Args:
-        speed: Samples per second, by which it reports times.
-    """
-
-    def __init__(self, address, name, tape, speed=100.0, job="job"):
+    def __init__(self, address, name, version=0, job="job"):
         self.identity = idl.common.Identity(job, name, uuid.uuid4().hex)
         self.client = Client(_wire.BatchSizeManager, address, "manager", call_timeout=60, connect_timeout=60)
-        self.tape = tape
-        self.speed = speed
+        self.version = version
         self.runs = set()
-        self.first_parts = []  # after the join and after each recovery
 
     def train(self, until):
         """Go through iterations up to `until`, and leave."""
-        reply = self.join()
-        while True:
-            while reply.recover is not None:
-                reply = self.rewind(reply.recover)
-            part = reply.assignment
-            if part.iteration >= until:
-                break
-            reply = self.report(part) if self.tape.push(part) else self.recover(part.attempt or 0)
+        self.go_on(self.join().assignment, until)
         self.client.call("leave", _wire.LeaveRequest(self.identity))
         self.client.close()
 
-    def join(self, **changes):
+    def go_on(self, part, until):
+        """Go through iterations up to `until`; return the assignment of that."""
+        while part.iteration < until:
+            part = self.report(part).assignment
+        return part
+
+    def join(self):
         """Join; return the first assignment."""
-        request = join_request(self.identity, **{"total_batch_size": 64, "dataset_size": 10**6} | changes)
-        return self._note(self.client.call("join", request))
+        return self._note(self.client.call("join", join_request(self.identity, dataset_size=10**6)))
 
-    def report(self, part, **changes):
+    def report(self, part):
         """Report an assignment; return the next."""
-        seconds = max(part.count / self.speed, 1e-6)
-        place = {"attempt": part.attempt or 0, "start": part.start} | changes
-        request = _wire.ReportRequest(self.identity, part.iteration, seconds, 0.0, 0.5, 0.5, **place)
-        reply = self.client.call("report", request)
-        self.runs.add(reply.run)
-        return reply
+        self.version = part.iteration + 1
+        place = {"attempt": part.attempt or 0, "start": part.start}
+        request = _wire.ReportRequest(self.identity, part.iteration, 0.5, 0.0, 0.5, 0.5, **place)
+        return self._note(self.client.call("report", request))
 
-    def heartbeat(self, attempt=0):
+    def heartbeat(self):
         """Send a heartbeat; return the attempt to recover with, if any."""
-        return self.client.call("heartbeat", _wire.HeartbeatRequest(self.identity, attempt)).recover
-
-    def recover(self, attempt):
-        """Begin another attempt, or take part in one."""
-        return self.rewind(self.client.call("recover", _wire.RecoverRequest(self.identity, attempt)).attempt)
+        return self.client.call("heartbeat", _wire.HeartbeatRequest(self.identity, 0)).recover
 
     def rewind(self, attempt):
-        """Fence the tape, and go on from its version; return the next assignment."""
-        version = self.tape.fence(attempt)
-        return self._note(self.client.call("rewind", _wire.RewindRequest(self.identity, attempt, version)))
+        """Go on in an attempt from where it was; return the next assignment."""
+        return self._note(
+            self.client.call("rewind", _wire.RewindRequest(self.identity, attempt, self.version))
+        )
 
     def _note(self, reply):
         self.runs.add(reply.run)
-        if reply.assignment is not None:
-            self.first_parts.append(reply.assignment)
         return reply
 
 
@@ -191,8 +117,8 @@ def iterations(client, **which):
     return [record.iteration for record in history(client, **which).iterations]
 
 
-@contextlib.contextmanager
-def clients():
+@pytest.fixture
+def client():
     """A function that connects to a manager, to ask for the history."""
     with contextlib.ExitStack() as stack:
 
@@ -204,91 +130,20 @@ def clients():
         yield connect
 
 
-@pytest.fixture
-def client():
-    """Such a function, for real connections."""
-    with clients() as connect:
-        yield connect
-
-
-# -- killed
-
-
-@pytest.mark.simulated
-def test_a_killed_manager_goes_on_where_it_was(tmp_path, wait_until):
-    """No step is left out or repeated whenever the manager is killed, and batch sizes follow its models.
-
-    The history has each iteration once, but for the last before a kill.
-    """
-    tape, until = Tape(), 300
-    # Far enough from each other for the workers to have gone on with one manager before the next is killed.
-    draw = random.SystemRandom()
-    kills = [at + draw.randrange(50) for at in (40, 110, 180)]
-    bounds = [version + draw.randrange(1, 4) for version in kills]  # lest they are past it by then
-    tape.hold(bounds[0])
-
-    def kept():
-        """Return the last iteration in the state; later ones are lost with a kill."""
-        with open_state(tmp_path) as reader:
-            return max(
-                (r.iteration for run in reader.runs() for r in reader.last_records(run.run, 1)), default=-1
-            )
-
-    with restartable_manager(tmp_path, "--workers", "2") as manager, clients() as client:
-        fast, slow = (
-            Worker(manager.address, "fast", tape, 300.0),
-            Worker(manager.address, "slow", tape, 100.0),
-        )
-
-        def kill():
-            for version, following in zip(kills, [*bounds[1:], math.inf], strict=True):
-                tape.wait_for(version - 12)
-                wait_until(lambda least=version - 30: kept() >= least, "what had been learned")
-                tape.wait_for(version)
-                manager.kill()
-                tape.hold(following)
-                manager.start()
-
-        in_threads(lambda: fast.train(until), lambda: slow.train(until), kill)
-        asking = client(manager.address)
-        done = wait_until(lambda: not members(asking) and iterations(asking), "the job's end")
-
-    assert tape.version == until
-    assert tape.attempt >= len(kills)
-    assert len(fast.runs | slow.runs) == 1
-    assert done == sorted(set(done))
-    assert done[-1] == until - 1
-    # Steps may have been taken of which not all reports had come, or been kept: the last before a kill.
-    gaps = sum(following > last + 1 for last, following in pairwise([-1, *done]))
-    assert gaps <= 2 * len(kills), set(range(until)) - set(done)
-    assert len(fast.first_parts) == len(slow.first_parts) >= 1 + len(kills)
-    assert [part.count for part in fast.first_parts[:1]] == [32]
-    for part, other in zip(fast.first_parts[1:], slow.first_parts[1:], strict=True):
-        assert (part.iteration, part.count + other.count) == (other.iteration, 64)
-        assert 44 <= part.count <= 52, "three quarters, as had been learned"
-
-
 def test_a_manager_that_is_stopped_forgets_nothing(tmp_path, client):
     """After SIGTERM each iteration is in the history, and the job goes on with the next."""
-    tape = Tape()
     with restartable_manager(tmp_path) as manager:
-        worker = Worker(manager.address, "w", tape)
-        reply = worker.join()
-        for _ in range(50):
-            tape.push(reply.assignment)
-            reply = worker.report(reply.assignment)
+        worker = Worker(manager.address, "w")
+        part = worker.go_on(worker.join().assignment, 50)
         assert manager.stop() == 0
         manager.start()
         asking = client(manager.address)
         assert iterations(asking) == list(range(50))
-        tape.push(reply.assignment)
-        reply = worker.report(reply.assignment)
+        reply = worker.report(part)
         assert (reply.recover, reply.assignment) == (1, None)
-        reply = worker.rewind(1)
-        assert (reply.assignment.iteration, reply.assignment.attempt) == (51, 1)
-        assert iterations(asking) == list(range(50))
-        tape.push(reply.assignment)
-        worker.report(reply.assignment)
+        part = worker.rewind(1).assignment
+        assert (part.iteration, part.attempt) == (51, 1)
+        worker.report(part)
         assert iterations(asking) == [*range(50), 51]
 
 
@@ -297,16 +152,12 @@ def test_a_manager_that_is_stopped_forgets_nothing(tmp_path, client):
 
 @pytest.fixture
 def stopped(tmp_path):
-    """A worker whose manager has stopped after three iterations, with the fourth assigned."""
-    tape = Tape()
+    """A worker whose manager has stopped after three iterations."""
     with serving(service(tmp_path)) as address:
-        worker = Worker(address, "w", tape)
-        reply = worker.join()
-        for _ in range(3):
-            tape.push(reply.assignment)
-            reply = worker.report(reply.assignment)
+        worker = Worker(address, "w")
+        worker.go_on(worker.join().assignment, 3)
         worker.client.close()
-    return worker, reply.assignment
+    return worker
 
 
 def connected(worker, address):
@@ -325,60 +176,21 @@ def test_a_fit_may_be_due_at_the_start(tmp_path, stopped):
         manager.stop()
 
 
-@pytest.mark.parametrize("way", ["report", "heartbeat", "join", "recover"])
-def test_members_are_known_again_by_any_call(tmp_path, stopped, way):
-    """Each call is answered with the new attempt; then the job goes on from the shards' version."""
-    worker, part = stopped
-    with serving(service(tmp_path)) as address:
-        connected(worker, address)
-        if way == "report":
-            attempt = worker.report(part).recover
-        elif way == "heartbeat":
-            attempt = worker.heartbeat()
-        elif way == "join":
-            attempt = worker.join().recover
-        else:
-            request = _wire.RecoverRequest(worker.identity, 0)
-            attempt = worker.client.call("recover", request).attempt
-        assert attempt == 1
-        reply = worker.rewind(attempt)
-        assert (reply.assignment.iteration, reply.assignment.attempt, reply.run) == (3, 1, *worker.runs)
-        assert worker.heartbeat(1) is None
-        worker.tape.push(reply.assignment)
-        assert worker.report(reply.assignment).assignment.iteration == 4
-        worker.client.close()
-
-
-def test_strangers_are_not_taken_for_members(tmp_path, stopped):
-    """The report of another incarnation is refused."""
-    worker, part = stopped
-    with serving(service(tmp_path)) as address:
-        connected(worker, address)
-        worker.identity.incarnation = "another"
-        with pytest.raises(NotMemberError, match="is not a member"):
-            worker.report(part)
-        worker.client.close()
-
-
 def test_an_attempt_after_each_start(tmp_path, stopped):
     """No attempt is begun twice over restarts of the manager, even without a worker in between."""
-    worker, _ = stopped
     for _ in range(2):
         with serving(service(tmp_path)):
             pass
     with serving(service(tmp_path)) as address:
-        assert connected(worker, address).heartbeat() == 3
-        worker.client.close()
+        assert connected(stopped, address).heartbeat() == 3
+        stopped.client.close()
 
 
 def _orphaned(tmp_path, client, wait_until):
     """Return the only worker of a job, which died after three iterations, its manager stopped, too."""
     with serving(service(tmp_path, "learned", reconnect_grace=0.0)) as address:
-        worker = Worker(address, "w", Tape())
-        reply = worker.join()
-        for _ in range(3):
-            worker.tape.push(reply.assignment)
-            reply = worker.report(reply.assignment)
+        worker = Worker(address, "w")
+        worker.go_on(worker.join().assignment, 3)
         worker.client.close()
         wait_until(lambda: members(client(address)) == [], "the worker's death")
     return worker
@@ -391,7 +203,7 @@ def test_a_job_whose_workers_have_all_died_waits_for_others(tmp_path, client, wa
     """
     dead = _orphaned(tmp_path, client, wait_until)
     with serving(service(tmp_path)) as address:
-        worker = Worker(address, "new", dead.tape)
+        worker = Worker(address, "new", dead.version)
         reply = worker.rewind(worker.join().recover)
         assert (reply.assignment.iteration, worker.runs) == (3, dead.runs)
         assert iterations(client(address)) == [0, 1, 2]
@@ -412,18 +224,18 @@ def test_what_a_policy_has_learned_is_remembered(tmp_path, client, wait_until):
 def test_jobs_that_have_ended_stay_readable(tmp_path, client):
     """Ended jobs are found by name after a restart of the manager, and are not restored."""
     with serving(service(tmp_path)) as address:
-        Worker(address, "w", Tape()).train(5)
+        Worker(address, "w").train(5)
     with serving(service(tmp_path)) as address:
         told = history(client(address), first=2, limit=2)
         assert [record.iteration for record in told.iterations] == [2, 3]
-        assert {name: part.batch_size for name, part in read_history(told)[1][0].parts.items()} == {"w": 64}
+        assert {name: part.batch_size for name, part in read_history(told)[1][0].parts.items()} == {"w": 10}
         with pytest.raises(InvalidRequestError, match="there is no job 'other'"):
             history(client(address), job="other")
         with open_state(tmp_path) as reader:
             (ended,) = reader.runs()
             assert (ended.run, ended.policy, ended.state.members) == (told.run, "proportional", ())
             assert "w left" in [saved.event for saved in reader.last_events(ended.run, 10)]
-        again = Worker(address, "w", Tape())
+        again = Worker(address, "w")
         again.train(2)
         assert history(client(address)).run == next(iter(again.runs)) != told.run
 
@@ -431,7 +243,7 @@ def test_jobs_that_have_ended_stay_readable(tmp_path, client):
 def test_a_member_cannot_go_back_before_its_job_has_begun(tmp_path, client, wait_until):
     """`recover` and `rewind` are refused then, and the state of other jobs is written all the same."""
     with serving(service(tmp_path, workers=2)) as address:
-        waiting, asking = Worker(address, "a", Tape(), job="early"), client(address)
+        waiting, asking = Worker(address, "a", job="early"), client(address)
         thread = in_background(waiting.join)
         wait_until(lambda: _members(asking, "early") == ["a"], "the first worker's call")
         for method, request in (
@@ -441,8 +253,7 @@ def test_a_member_cannot_go_back_before_its_job_has_begun(tmp_path, client, wait
         ):
             with pytest.raises(InvalidRequestError, match="has not begun, with 1 of 2 workers"):
                 asking.call(method, request)
-        tape = Tape()
-        others = [Worker(address, name, tape) for name in "bc"]
+        others = [Worker(address, name) for name in "bc"]
         in_threads(*(partial(other.train, 3) for other in others))
         waiting.client.abandon(NotMemberError("over"))
         thread.join(30)
@@ -451,96 +262,43 @@ def test_a_member_cannot_go_back_before_its_job_has_begun(tmp_path, client, wait
         assert (run.job, len(reader.records(run.run, 0, 10))) == ("job", 3)
 
 
-def test_a_later_attempt_may_be_known_before_the_job_has_begun(tmp_path, client, wait_until):
-    """Members of a job that gathers again may go back then, and the state is written all the same."""
-    manager = service(tmp_path, workers=2)
-    with serving(manager) as address:
-        waiting, asking = Worker(address, "a", Tape(), job="early"), client(address)
-        thread = in_background(waiting.join)
-        wait_until(lambda: _members(asking, "early") == ["a"], "the first worker's call")
-        beat = _wire.HeartbeatRequest(waiting.identity, 3)
-        assert asking.call("heartbeat", beat).recover == 4
-        thread.join(30)
-        again = in_background(lambda: asking.call("rewind", _wire.RewindRequest(waiting.identity, 4, 0)))
-        (managed,) = manager.jobs
-        wait_until(lambda: not managed.job.attempts.recovering, "the call of who goes back")
-        other = Worker(address, "b", Tape(), job="early")
-        reply = other.join()
-        again.join(30)
-        assert reply.assignment.attempt == 4
-        other.client.close()
-        waiting.client.close()
-    with open_state(tmp_path) as reader:
-        (run,) = reader.runs()
-        assert (run.job, run.state.attempt) == ("early", 4)
-
-
 def _members(client, job="job"):
     with contextlib.suppress(InvalidRequestError):
         return members(client, job)
 
 
-def test_the_history_reaches_beyond_what_is_in_memory(tmp_path, client, monkeypatch, wait_until):
-    """Iterations no longer in memory are read from the state, before and after a restart."""
-    monkeypatch.setattr("batchsize_manager.job.history._RECORDS", 10)
-    tape = Tape()
-    with serving(service(tmp_path)) as address:
-        worker = Worker(address, "w", tape)
-        reply = worker.join()
-        for _ in range(40):
-            tape.push(reply.assignment)
-            reply = worker.report(reply.assignment)
-        asking = client(address)
-        assert iterations(asking, first=35) == list(range(35, 40))
-        wanted = list(range(40))
-        wait_until(lambda: iterations(asking) == wanted, "what is written by another thread")
-        assert iterations(asking, first=7, limit=20) == wanted[7:27]
-        assert iterations(asking, first=40) == []
-        worker.client.close()
-    with serving(service(tmp_path)) as address:
-        assert iterations(client(address)) == wanted
-
-
 def test_the_history_has_no_gap_while_the_state_is_behind(tmp_path, client, monkeypatch, wait_until):
-    """Iterations that are not yet written are not skipped: they are returned later."""
+    """Iterations that are in memory no more are read from it; those not yet written are returned later."""
     monkeypatch.setattr("batchsize_manager.job.history._RECORDS", 10)
-    tape = Tape()
     with serving(service(tmp_path)) as address:
-        worker, asking = Worker(address, "w", tape), client(address)
-        part = worker.join().assignment
-
-        def go_on(until):
-            nonlocal part
-            while part.iteration < until:
-                tape.push(part)
-                part = worker.report(part).assignment
-
-        go_on(20)
+        worker, asking = Worker(address, "w"), client(address)
+        part = worker.go_on(worker.join().assignment, 20)
         wait_until(lambda: iterations(asking) == list(range(20)), "what is written by another thread")
         with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE, timeout=120)) as other:
             other.execute("BEGIN IMMEDIATE")
-            go_on(60)
+            worker.go_on(part, 60)
             known = iterations(asking)
             assert known == list(range(len(known))), "a gap"
             other.rollback()
         wait_until(lambda: iterations(asking) == list(range(60)), "the rest")
+        assert iterations(asking, first=7, limit=20) == list(range(7, 27))
+        assert iterations(asking, first=60) == []
         worker.client.close()
+    with serving(service(tmp_path)) as address:
+        assert iterations(client(address)) == list(range(60))
 
 
-@pytest.mark.parametrize("mode", ["asp", "backup"])
-def test_other_modes_than_bsp_are_not_brought_back(tmp_path, mode):
+def test_other_modes_than_bsp_are_not_brought_back(tmp_path):
     """Calls about such a job get an error with advice; the job's name is free."""
-    config = {"synchronisation": Synchronisation(mode, None, 1 if mode == "backup" else None)}
+    config = {"synchronisation": Synchronisation("asp")}
     with serving(service(tmp_path, **config)) as address:
-        worker = Worker(address, "w", Tape())
-        reply = worker.report(worker.join().assignment)
+        worker = Worker(address, "w")
+        part = worker.report(worker.join().assignment).assignment
         worker.client.close()
     with serving(service(tmp_path, **config)) as address:
         connected(worker, address)
-        for ask in (lambda: worker.report(reply.assignment), worker.heartbeat):
-            with pytest.raises(
-                NotMemberError, match=rf"jobs in mode {mode} are not brought back: start the job"
-            ):
+        for ask in (lambda: worker.report(part), worker.heartbeat):
+            with pytest.raises(NotMemberError, match="jobs in mode asp are not brought back: start the job"):
                 ask()
         worker.identity.incarnation = "new"
         assert worker.join().assignment.iteration == 0
@@ -548,37 +306,32 @@ def test_other_modes_than_bsp_are_not_brought_back(tmp_path, mode):
 
 
 def test_a_state_that_cannot_be_written_is_an_event(tmp_path, client, wait_until, monkeypatch):
-    """Training goes on; the history reports the failure of writes, and its end."""
+    """Training goes on, a newcomer is not held back, and the end of the failure is an event, too."""
     monkeypatch.setattr("batchsize_manager.storage.state_file.BUSY_SECONDS", 0.02)
     monkeypatch.setattr("batchsize_manager.storage.state_writer._RETRY_SECONDS", 0.02)
-    tape = Tape()
     with serving(service(tmp_path)) as address:
-        worker, asking = Worker(address, "w", tape), client(address)
-        reply = worker.join()
+        worker, newcomer, asking = Worker(address, "w"), Worker(address, "new"), client(address)
+        part = worker.join().assignment
+
+        def told(text):
+            return [event for event in standing(asking).events if text in event.text]
+
         with contextlib.closing(
             sqlite3.connect(tmp_path / STATE_FILE, isolation_level=None, timeout=120)
         ) as other:
             other.execute("BEGIN IMMEDIATE")
-            for _ in range(20):
-                tape.push(reply.assignment)
-                reply = worker.report(reply.assignment)
-
-            def told(text):
-                return [event for event in standing(asking).events if text in event.text]
-
+            part = worker.go_on(part, 20)
             wait_until(lambda: told("cannot be written"), "an event")
-            newcomer = Worker(address, "new", tape)
             joining = in_background(newcomer.join)
             wait_until(lambda: members(asking) == ["w", "new"], "a newcomer")
-            tape.push(reply.assignment)
-            thread = in_background(lambda: worker.report(reply.assignment))
-            joining.join(30)  # it is not held back
-            assert newcomer.first_parts
+            worker.report(part)
+            joining.join(30)
+            assert newcomer.runs
             other.execute("ROLLBACK")
         wait_until(lambda: told("is written to"), "an event")
         assert len(told("cannot be written")) == 1
         for one in (worker, newcomer):
-            one.client.abandon(NotMemberError("over"))
-        thread.join(30)
+            one.client.close()
     with open_state(tmp_path) as reader:
-        assert [record.iteration for record in reader.records(reply.run, 0, 99)] == list(range(21))
+        (run,) = reader.runs()
+        assert [record.iteration for record in reader.records(run.run, 0, 99)] == list(range(21))

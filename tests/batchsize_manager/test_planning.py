@@ -1,7 +1,6 @@
 """Forecasts from profiles: the best split, an even one, one kind of device alone, and the fastest of them."""
 
 import json
-import math
 
 import pytest
 
@@ -122,21 +121,6 @@ def test_errors_name_the_value(profiles, task, said):
         recommend([(profile, 1) for profile in profiles], task)
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ((10, 64), "micro_batch 64: must be at most the total, 10"),
-        ((10, None, 4), "at_once 4: must be 1 without micro-batches"),
-        ((4096, 1, 4000), "at_once 4000: must be at least 1 and at most 1024"),
-        ((10, None, 1, math.nan), "communication nan: must be at least 0 and below inf"),
-    ],
-)
-def test_a_task_names_the_value_that_is_wrong(values, said):
-    """Values that belong together, and numbers that are none."""
-    with pytest.raises(ValueError, match=said):
-        Task(*values)
-
-
 # -- the command
 
 
@@ -171,26 +155,6 @@ def test_the_plan_is_printed_and_written(folder, tmp_path):
     figures = json.loads(out.read_text())
     assert [share["samples"] for share in figures["best"]["shares"]] == [400, 400, 100, 100]
     assert figures["alone"]["V100 16GB"]["seconds"] == pytest.approx(0.5)
-
-
-def test_the_plan_says_where_fewer_devices_are_faster(folder):
-    """Where one kind alone is the fastest, the table is its own, with waves if there are micro-batches."""
-    arguments = ("--total", 1024, "--profiles", folder, "--communication", 0.5, "V100=2", "P100")
-    result = plan(*arguments, "--micro-batch", 64, "--at-once", 2)
-
-    assert result.exit_code == 0, result.output
-    assert "P100 16GB │" not in result.output
-    assert "V100 16GB alone is the fastest: all devices together would take" in result.output
-    row = next(line for line in result.output.splitlines() if "│" in line)
-    assert [cell.strip() for cell in row.split("│")[1:-1]] == [
-        "V100 16GB",
-        "2",
-        "512",
-        "8",
-        "1",
-        "8",
-        "0.512",
-    ]
 
 
 @pytest.mark.parametrize(

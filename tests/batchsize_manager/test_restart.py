@@ -78,6 +78,12 @@ def manager(
         started.learning.close()
 
 
+def keep(managed: ManagedJob) -> None:
+    """Hand what is to be kept of a job to the writer."""
+    managed.note(managed.job.take_effects())
+    managed.hand_over()
+
+
 def join(job: Job) -> None:
     """Let workers join that are no members."""
     for name in WORKERS:
@@ -133,8 +139,7 @@ def test_batches_are_split_as_an_operator_wanted(tmp_path, policy, options, want
         first.change(managed, balancing=wanted)
         for one in (unchanged, managed):
             train(one.job, 2)
-        managed.note(managed.job.take_effects())
-        managed.hand_over()
+        keep(managed)
     with manager(tmp_path, policy, options) as second:
         restored = second.restored()
     plans = plans_from(restored.job, 6)
@@ -147,30 +152,12 @@ def test_models_from_before_the_job_began_are_restored(tmp_path):
     models = {"learned": {"a": times_of("a"), "b": times_of("b")}}
     with manager(tmp_path, "learned") as first:
         unaware, managed = first.begin(name="unaware"), first.begin(learned=pack_models(models))
-        managed.note(managed.job.take_effects())
-        managed.hand_over()
+        keep(managed)
     with manager(tmp_path, "learned") as second:
         restored = second.restored()
     plans = plans_from(restored.job, 0)
     assert plans == plans_from(managed.job, 0)
     assert plans[0] != plans_from(unaware.job, 0)[0]
-
-
-def test_models_of_a_replaced_policy_are_kept(tmp_path):
-    """Models of a replaced policy are in a checkpoint, and with the policy when it is chosen again."""
-    with manager(tmp_path, "learned") as first:
-        managed = first.begin()
-        train(managed.job, 4)
-        first.change(managed, balancing=_wire.Balancing("proportional"))
-        managed.note(managed.job.take_effects())
-        managed.hand_over()
-    for _ in range(2):
-        with manager(tmp_path, "learned") as later:
-            restored = later.restored()
-            restored.keep_models()
-    np.testing.assert_equal(
-        restored.job.planner.policy.models()["learned"], managed.job.planner.policy.models()["learned"]
-    )
 
 
 def times_of(name: str) -> dict[str, np.ndarray]:
@@ -185,8 +172,7 @@ def test_batches_go_on_from_where_their_size_has_changed(tmp_path):
         managed = first.begin()
         train(managed.job, 3)
         first.change(managed, total_batch_size=24)
-        managed.note(managed.job.take_effects())
-        managed.hand_over()
+        keep(managed)
     with manager(tmp_path) as second:
         restored = second.restored()
     plans = plans_from(restored.job, 5)
@@ -198,8 +184,7 @@ def test_a_job_goes_on_at_the_position_of_its_checkpoint(tmp_path):
     """The position is restored though no iteration of the job has shown it."""
     with manager(tmp_path) as first:
         managed = first.begin(7, (3, 55))
-        managed.note(managed.job.take_effects())
-        managed.hand_over()
+        keep(managed)
     with manager(tmp_path) as second:
         restored = second.restored()
     plans = plans_from(restored.job, 7)

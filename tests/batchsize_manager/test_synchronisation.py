@@ -1,9 +1,6 @@
 """ASP, SSP and backup workers: random events on the state machine, then real services and workers."""
 
-import contextlib
 import signal
-import threading
-import uuid
 
 import numpy as np
 import pytest
@@ -14,77 +11,24 @@ import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import make_policy
-from batchsize_manager.service import ManagerConfig, ManagerService
 from evenpace.local.cluster import LocalCluster
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
-from idl.layout import Group, Layout
 from idl.plan import JobSpec
 from idl.records import Report
-from idl.synchronisation import STALENESS, Synchronisation
-from idl.translation import read_synchronisation
+from idl.synchronisation import Synchronisation
 from lab.observer import Observer
-from rpc.client import Client
 from tests.float64 import SCRIPT, train_alone, wait_for_end
 from tests.scripts import freeze_and_run
 from tests.services import (
-    Raw,
     ShardWorker,
     is_frozen,
-    join_request,
-    manager_process,
     open_request,
     serving,
     shard_service,
 )
 from tests.state_machines import driven
-from tests.wire import LARGE, framed
 from tests.worker.processes import LEAST_SQUARES
-from worker.session import Session, SessionConfig
-
-SSP = Synchronisation("ssp", staleness=5)
-ASP = Synchronisation("asp")
-
-# -- the value
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("gossip",), "'gossip': there are bsp, ssp, asp, backup"),
-        (("ssp",), "staleness None: ssp needs a number of at least 0"),
-        (("ssp", -1), "staleness -1"),
-        (("asp", 3), "staleness 3: belongs to ssp, but the mode is asp"),
-        (("bsp", None, 3), "replicas_to_aggregate 3: belongs to backup, but the mode is bsp"),
-        (("backup",), "replicas_to_aggregate None: backup needs a number of at least 1"),
-        (("backup", None, 0), "replicas_to_aggregate 0"),
-        (("backup", 5, 2), "staleness 5: belongs to ssp"),
-    ],
-)
-def test_combinations_without_sense_are_refused(arguments, said):
-    """A number that is missing, out of range, or of another mode is named with its value."""
-    with pytest.raises(ValueError, match=said):
-        Synchronisation(*arguments)
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["ssp"], ("ssp", STALENESS)),
-        (["ssp", "--staleness", "0"], ("ssp", 0)),
-        (["asp"], ("asp",)),
-    ],
-)
-def test_ssp_has_the_papers_staleness_unless_another_is_given(options, expected):
-    """The answer to a worker's join has the mode and the staleness of the manager's command line."""
-    with (
-        manager_process("--sync", *options) as address,
-        contextlib.closing(Client(idl.batchsize_manager.BatchSizeManager, address, "manager")) as client,
-    ):
-        reply = client.call("join", join_request(idl.common.Identity("job", "worker", uuid.uuid4().hex)))
-    assert read_synchronisation(reply.synchronisation) == Synchronisation(*expected)
-
 
 # -- at random
 
@@ -232,133 +176,7 @@ AnyMode.TestCase.settings = driven(150, 40)
 TestAnyMode = pytest.mark.machine(AnyMode.TestCase)
 
 
-# -- sessions with real services
-
-
-class Cluster:
-    """Services in this process for one job, and its sessions: SGD with lr 1 on three parameters of 0."""
-
-    def __init__(self, manager, shards):
-        self.manager, self.shards = manager, shards
-        self.observer = Observer(manager, shards)
-        self.sessions = {}
-
-    def join(self, *names):
-        """Let workers join, all at once, as the job waits for all of them."""
-
-        def start(name):
-            config = SessionConfig(self.manager, self.shards, worker=name, barrier_timeout=60)
-            session = self.sessions[name] = Session(config)
-            session.training.declare(JobSpec(1200, 12, shuffle=False))
-            session.exchange.prepare(Layout("float64", "sgd", (Group(3, {"lr": 1.0}),)), np.zeros(3))
-            session.start_training()
-
-        threads = [threading.Thread(target=start, args=(name,), daemon=True) for name in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return [self.sessions[name] for name in names]
-
-    def parameters(self):
-        """Return the parameter server's present parameters, with their version."""
-        assert self.observer.poll()
-        now = np.empty(3)
-        version = self.observer.pull(now)
-        return version, now.tolist()
-
-
-@contextlib.contextmanager
-def cluster(synchronisation, workers, shards):
-    """Services whose job runs with the mode."""
-    config = JobConfig(workers, synchronisation=synchronisation)
-    service = ManagerService(ManagerConfig(policy="even", job=config))
-    with contextlib.ExitStack() as stack:
-        manager = stack.enter_context(serving(service))
-        addresses = tuple(stack.enter_context(serving(shard_service())) for _ in range(shards))
-        made = Cluster(manager, addresses)
-        yield made
-        for session in made.sessions.values():
-            session.close()
-        made.observer.close()
-
-
-def finish(session, gradient):
-    """Finish one iteration with a given gradient, the same for all elements."""
-    session.begin_iteration()
-    session.exchange.gradient.values[:] = gradient
-    return session.finish_iteration()
-
-
-class Runner:
-    """A thread that goes through iterations until `limit` are begun, and notes each."""
-
-    def __init__(self, session, limit, gradient=1.0):
-        self.begun = []
-        self.thread = threading.Thread(target=self._run, args=(session, limit, gradient), daemon=True)
-        self.thread.start()
-
-    def _run(self, session, limit, gradient):
-        while session.assignment.iteration < limit:
-            self.begun.append(session.assignment.iteration)
-            finish(session, gradient)
-
-    def join(self):
-        """Wait for the end."""
-        self.thread.join(60)
-        assert not self.thread.is_alive()
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("shards", [1, 2])
-def test_backup_drops_exactly_the_late(shards):
-    """Each step is the mean of the gradients that arrived; the late one is dropped, and it skips ahead."""
-    sync = Synchronisation("backup", replicas_to_aggregate=2)
-    with cluster(sync, 3, shards=shards) as services:
-        a, b, c = services.join("a", "b", "c")
-        runners = [Runner(a, 5, 1.0), Runner(b, 5, 3.0)]
-        for runner in runners:
-            runner.join()
-        assert services.parameters() == (5, [-10.0] * 3)
-
-        assert finish(c, 1000.0).iteration == 5  # its gradient of iteration 0 comes at last
-        assert c.exchange.parameters.tolist() == [-10.0] * 3
-        runners = [Runner(c, 6, 5.0), Runner(a, 6, 1.0)]
-        for runner in runners:
-            runner.join()
-        assert services.parameters() == (6, [-13.0] * 3)
-        assert finish(b, 1000.0).iteration == 6
-        assert b.exchange.parameters.tolist() == [-13.0] * 3
-
-        assert services.observer.poll()
-        took_part = [set(r.workers) for r in services.observer.iterations]
-        assert took_part == [{"a", "b"}] * 5 + [{"a", "c"}]
-
-
-@pytest.mark.parametrize("sync", [ASP, SSP], ids=["asp", "ssp"])
-@pytest.mark.parametrize("cut", [0.5, 1.0], ids=["broken", "unanswered"])
-def test_a_push_that_is_sent_again_counts_once(sync, cut):
-    """A push repeated after a break within it, or before its answer, is one step."""
-    with serving(shard_service()) as address:
-        worker = ShardWorker(address, LARGE, name=(job := f"job-{uuid.uuid4().hex}/run") + "/bsp")
-        identity = worker.identity = idl.common.Identity(job, "w", "i")
-        wire = idl.common.Synchronisation(sync.mode, sync.staleness)
-        worker.client.call("open", open_request(identity, LARGE, synchronisation=wire))
-        zeros = np.zeros(LARGE, dtype=np.float32)
-        request = idl.parameter_server.InitialiseRequest(identity, 0)
-        worker.client.call("initialise", request, bulk=zeros.data.cast("B"))
-        for iteration in range(3):
-            frame = framed("push", worker.push_request(), worker.gradient().data.cast("B"))
-            with Raw(address) as raw:
-                raw.send(frame[: int(cut * len(frame))])
-                if cut == 1.0:
-                    assert raw.read_frame() is not None
-            worker.push()
-            worker.push()
-            worker.stepped()
-            worker.check()
-            assert worker.version == iteration + 1
-        worker.close()
+# -- real services
 
 
 def test_workers_must_agree_on_the_mode():

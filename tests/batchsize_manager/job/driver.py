@@ -6,6 +6,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.policies import make_job_policy
+from batchsize_manager.policies.base import PolicyWrapper
 from batchsize_manager.policies.even import Even
 from idl.bounds import Bounds
 from idl.exchange import PARAMETER_SERVER
@@ -14,16 +15,21 @@ from idl.records import Report
 from idl.synchronisation import Synchronisation
 
 
-class Choosy(Even):
-    """An even split, by which some workers only slow the job: those whose names are among `slow`."""
+class Choosy(PolicyWrapper):
+    """Another policy, by which some workers only slow the job: those whose names are among `slow`."""
 
-    def __init__(self, slow):
-        super().__init__()
-        self.slow = slow
+    def __init__(self, slow, policy=None):
+        super().__init__(policy or Even())
+        self.slow, self.names = slow, set()
+
+    def set_members(self, members):
+        """Note and set the members."""
+        self.names = {member.name for member in members}
+        super().set_members(members)
 
     def split(self, total):
-        """Split evenly, and name the slow ones."""
-        slow = {member.name: f"{member.name} is slow" for member in self._members if member.name in self.slow}
+        """Split as the other does, and name the slow ones."""
+        slow = {name: f"{name} is slow" for name in sorted(self.names & set(self.slow))}
         return replace(super().split(total), dispensable=slow)
 
 

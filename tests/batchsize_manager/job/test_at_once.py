@@ -6,7 +6,6 @@ import pytest
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
-from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.policies.even import Even
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
@@ -83,24 +82,8 @@ def test_an_operator_changes_the_share_alone():
     assert job.members.by_name["w1"].bounds == Bounds(4, 28, 4, at_once=8)
 
 
-def test_a_restarted_manager_knows_the_numbers():
-    """Members that come back have the bound that was learned."""
-    job = job_of(4, 8)
-    iterate(job, w1=3)
-    again = restore_job(
-        job.saved,
-        JobConfig(workers=2),
-        AsManyAsAllowed(),
-        records=job.history(0, 10),
-        now=0.0,
-    )
-    assert [member.bounds.at_once for member in again.members.by_name.values()] == [4, 3]
-
-
 def test_a_job_without_micro_batches_has_one_at_once():
     """Several are refused, with what to do."""
     job = Job(JobSpec(100, 20), JobConfig(), Even())
     with pytest.raises(InvalidRequestError, match="at_once 2: must be 1 in a job without micro-batches"):
         job.join("w", "w", Bounds(at_once=2), 0.0)
-    with pytest.raises(ValueError, match="at_once 0: must be at least 1"):
-        Bounds(at_once=0)

@@ -12,7 +12,6 @@ from idl.errors import InvalidRequestError
 from idl.gradient_norms import GradientNorms, StepNorms
 from idl.plan import JobSpec
 from idl.records import Report
-from idl.synchronisation import Synchronisation
 from tests.batchsize_manager.job.driver import restored
 
 FIXED, PER_SAMPLE = 0.1, 0.001  # seconds of each worker
@@ -199,27 +198,6 @@ def test_a_size_that_a_sizer_chooses_is_not_set_by_hand():
     run.job.operations.change_sizing(Sizing("fixed"), run.now)
     run.job.operations.change_batch_size(128, run.now)
     assert run.go(2)[-1] == 128
-
-
-def test_a_schedule_that_a_script_has_not_is_refused():
-    """Nothing has changed then."""
-    run = Run(JobSpec(10**6, 64), sizing=Sizing("goodput"))
-    with pytest.raises(InvalidRequestError, match="the script has none"):
-        run.job.operations.change_sizing(Sizing("schedule"), run.now)
-    assert run.job.planner.sizer.name == "goodput"
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"synchronisation": Synchronisation("asp")}, "sizer goodput: belongs to bsp"),
-        ({"scale_batch": True}, "with scale_batch, the batch follows the number of workers"),
-    ],
-)
-def test_a_sizer_that_measures_does_not_go_with_everything(config, said):
-    """The error names both."""
-    with pytest.raises(ValueError, match=said):
-        JobConfig(sizing=Sizing("goodput"), **config)
 
 
 def test_assignments_say_what_a_batch_is_worth_in_those_of_the_first_size():

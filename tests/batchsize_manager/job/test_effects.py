@@ -3,9 +3,6 @@
 import pytest
 
 from batchsize_manager.job.effects import Over
-from batchsize_manager.job.job import Job
-from batchsize_manager.policies import make_job_policy
-from idl.bounds import Bounds
 from idl.endings import FINISHED, GONE
 from idl.errors import InvalidRequestError
 from idl.exchange import FIXED_GROUP
@@ -53,29 +50,6 @@ def test_an_event_that_is_refused_keeps_its_effects_for_the_next():
     ):
         driver.job.rewind("b", "b", 1, 0, driver.now, (0, 10**6 + 1))
     assert ("b had not died; it is a member again", "b") in driver.job.take_effects().log
-
-
-def test_another_size_of_the_batch_has_to_be_kept():
-    """The size changes with a plan, which may come long after the event that was logged."""
-    driver = Driver("a", "b", total=16, scale_batch=True)
-    for name in "ab":
-        driver.next(name)  # what was given out stands
-    driver.join("c")
-    driver.job.take_effects()
-    driver.finish("a", "b")
-    effects = driver.job.take_effects()
-    assert (effects.log, effects.state) == ([], driver.job.saved)
-    assert driver.job.planner.batches.last_change.size == 24
-
-
-def test_a_job_is_kept_from_its_start_on():
-    """Before that its workers would join it again."""
-    driver = Driver("a", "b", total=16)
-    job = Job(driver.job.spec, driver.job.config, make_job_policy("even"))
-    job.join("a", "a", Bounds(), 0.0)
-    assert job.take_effects().state is None
-    job.join("b", "b", Bounds(), 0.0)
-    assert job.take_effects().state == job.saved
 
 
 def test_the_last_member_that_goes_leaves_what_was_learned():

@@ -1,11 +1,9 @@
 """What is kept of a job's last iterations."""
 
 import gc
-import itertools
 import math
 import sys
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -35,18 +33,6 @@ def records_of(all_workers, begin=0):
         IterationRecord.of(begin + number, number // 3, 64, 0.5 + number, workers, number // 5, 64 * number)
         for number, workers in enumerate(all_workers)
     ]
-
-
-@pytest.mark.slow
-@given(st.lists(_workers, min_size=1, max_size=5))
-def test_who_stays_shares_the_names(all_workers):
-    """What is kept is what came; records of the same workers hold their names once."""
-    kept_records, records = History(), records_of([*all_workers, all_workers[-1]])
-    for record in records:
-        kept_records.add(record)
-    kept = kept_records.page(0, 99)
-    assert kept == records
-    assert all(a.workers is b.workers for a, b in itertools.pairwise(kept) if a.workers == b.workers)
 
 
 def size_of(root):

@@ -36,17 +36,3 @@ def test_who_is_released_is_told_as_soon_as_it_knows_its_last_assignment():
         job.report("b", "b", Report(iteration, 1.0), 0.0)
     assert list(job.members) == ["a"]
     assert job.members.why_released("b", "b") == "b is slow"
-
-
-def test_members_that_are_gone_may_be_released_before_they_are_taken_out():
-    """One that was found dead with another may have been released when the other was taken out."""
-    policy = Choosy(set())
-    job = Job(JobSpec(100, 20), JobConfig(3, release=True), policy)
-    for name in "abc":
-        job.join(name, name, Bounds(), 0.0)
-    policy.slow.add("c")
-    for name in "bc":
-        job.disconnect(name, name, 0.0)
-    job.tick(2.0)
-    assert list(job.members) == ["a"]
-    assert job.members.why_released("c", "c") == "c is slow"

@@ -17,13 +17,13 @@ from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.job.state import JobState
 from batchsize_manager.policies import POLICIES, make_policy
-from batchsize_manager.policies.base import PolicyWrapper
 from batchsize_manager.sizers import Choice, Sizer, Sizes, Sizing
 from batchsize_manager.storage.json_values import from_json, to_json
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, NotMemberError, RewoundError, UnavailableError
 from idl.plan import JobSpec
 from idl.records import Report
+from tests.batchsize_manager.job.driver import Choosy
 from tests.state_machines import driven, replay
 
 CHECKPOINT_EVERY = 3  # versions
@@ -147,24 +147,6 @@ class Worker:
         self.begins = None  # the attempt whose first assignment it waits for, to rewind the shard to it
         self.frozen = False
         self.said = []  # reports
-
-
-class Releasing(PolicyWrapper):
-    """Another policy, by which some workers only slow the job: those whose names are among `slow`."""
-
-    def __init__(self, policy, slow):
-        super().__init__(policy)
-        self.slow, self.names = slow, set()
-
-    def set_members(self, members):
-        """Note and set the members."""
-        self.names = {member.name for member in members}
-        super().set_members(members)
-
-    def split(self, total):
-        """Split as the other does, and name the slow ones."""
-        slow = {name: f"{name} is slow" for name in sorted(self.names & self.slow)}
-        return replace(super().split(total), dispensable=slow)
 
 
 class Wanderer(Sizer):
@@ -707,7 +689,7 @@ class AnyFault(RuleBasedStateMachine):
 
     def made_policy(self):
         """Make the job's policy, which names those workers that are slow now."""
-        return Releasing(make_policy(self.policy), self.slow)
+        return Choosy(self.slow, make_policy(self.policy))
 
     def settle(self):
         """Keep what the store would."""
@@ -899,50 +881,6 @@ BEGIN = {
         ),
         pytest.param(
             [
-                ("begin", BEGIN | {"lookahead": 1, "total": 31}),
-                ("act", {"pick": 0, "steps": 3}),
-                ("change_batch_size", {"size": 30}),
-                ("act", {"pick": 0, "steps": 3}),
-                ("shard_crashes", {}),
-            ],
-            id="a shard starts again between the fence and the rewind of one that plans ahead",
-        ),
-        pytest.param(
-            [
-                ("begin", BEGIN | {"lookahead": 1, "workers": 2}),
-                ("act", {"pick": 0, "steps": 1}),
-                ("pause_or_resume_the_job", {}),
-                ("all_act", {"steps": 1}),
-                ("shard_crashes", {}),
-                ("all_act", {"steps": 5}),
-                ("pause_or_resume_the_job", {}),
-                ("report_again", {"pick": 1, "which": 0, "names_start": False}),
-                ("all_act", {"steps": 5}),
-            ],
-            id="a job is paused while it recovers",
-        ),
-        pytest.param(
-            [
-                ("begin", BEGIN),
-                ("change_batch_size", {"size": 1}),
-                ("freeze_or_thaw", {"pick": 0}),
-                ("manager_crashes", {"lost": 0, "forgets_members": False}),
-                ("tick", {"seconds": 70.0}),
-            ],
-            id="another has taken the only place meanwhile",
-        ),
-        pytest.param(
-            [
-                ("begin", BEGIN),
-                ("restart", {"pick": 0}),
-                ("manager_crashes", {"lost": 0, "forgets_members": True}),
-                ("change_batch_size", {"size": 1}),
-                ("reconnect", {"pick": 0}),
-            ],
-            id="one ends while it waits for its name",
-        ),
-        pytest.param(
-            [
                 ("begin", BEGIN | {"scale": True}),
                 ("change_bounds", {"pick": 0, "minimum": 4, "more": 0}),
                 ("freeze_or_thaw", {"pick": 0}),
@@ -952,15 +890,6 @@ BEGIN = {
                 ("tick", {"seconds": 0.5}),
             ],
             id="all were cut off, and the batch follows the number of those who are there",
-        ),
-        pytest.param(
-            [
-                ("begin", BEGIN),
-                ("join", {}),
-                ("pause", {"pick": 1, "steps": 5, "after": 0}),
-                ("freeze_or_thaw", {"pick": 0}),
-            ],
-            id="one stops while it does the part of another that had stopped",
         ),
         pytest.param(
             [

@@ -93,19 +93,6 @@ def test_what_a_replaced_policy_learns_does_not_reach_the_new_one():
     driver.job.planner.take_fit(driver.job.planner.policy, new.run())
 
 
-def test_what_was_learned_stays_when_the_policy_does_not_need_it():
-    """A checkpoint of a job has the models of its earlier policies, too; of the same, the latest."""
-    driver = Beating("a", "b", policy="learned")
-    learn(driver)
-    curves = driver.job.planner.policy.models()["learned"]["a"]["times"]
-    policy_of(driver, "proportional")
-    learn(driver)
-    models = driver.job.planner.policy.models()
-    np.testing.assert_array_equal(models["learned"]["a"]["times"], curves)
-    policy_of(driver, "learned", models=models)
-    assert len(driver.job.planner.policy.models()["learned"]["a"]["times"]) >= len(curves)
-
-
 def test_the_leader_goes_on_from_the_split_that_it_finds():
     """Alg. 2 moves samples step by step; it begins with those of the policy before it, not evenly."""
     driver = Beating("a", "b", policy="proportional")
@@ -187,19 +174,6 @@ def test_where_the_batch_follows_the_members_it_is_of_the_first():
     assert [batch[1:3] for batch in drive(driver, 2, "a", "b", "c")] == [(40, 36), (76, 36)]
 
 
-def test_a_restored_job_has_the_size_that_was_wanted():
-    """Also where the manager ended before anybody was given a batch of it; workers went on with the old."""
-    driver = Beating("a", "b", total=16, size=1000)
-    drive(driver, 2, "a", "b")
-    driver.next("a"), driver.next("b")
-    driver.job.operations.change_batch_size(24, driver.now)
-    driver.job = restored(driver.job, JobConfig(workers=2))
-    driver.rewind("a", 1, 5, 100.0)  # by themselves they went on to iteration 5
-    driver.rewind("b", 1, 5, 100.0)
-    part = driver.next("a")
-    assert (part.iteration, part.batch_start, part.total) == (5, 5 * 16, 24)
-
-
 @pytest.mark.parametrize("mode", ["asp", "ssp", "backup"])
 def test_other_modes_change_the_size_at_once(mode):
     """Their workers never go on by themselves."""
@@ -237,24 +211,6 @@ def test_bounds_hold_from_the_next_plan_on():
     assert [driver.count(name) for name in "ab"] == [6, 26]
 
 
-@pytest.mark.parametrize(
-    ("bounds", "why"),
-    [
-        ({"a": Bounds(32, 40)}, "sum to 33"),
-        ({"b": Bounds(1, 8), "a": Bounds(1, 23)}, "could take 31 samples together"),
-    ],
-)
-def test_bounds_that_would_not_hold_the_batch_are_refused(bounds, why):
-    """Neither may all minima be more than the batch, nor all maxima less."""
-    *allowed, last = bounds.items()
-    driver = Beating("a", "b")
-    driver.next("a")
-    for change in allowed:
-        driver.job.operations.change_bounds(*change, driver.now)
-    with pytest.raises(InvalidRequestError, match=why):
-        driver.job.operations.change_bounds(*last, driver.now)
-
-
 def test_a_drained_worker_finishes_what_it_was_given():
     """Then it is out, and may come again when it is started again."""
     driver = Beating("a", "b", lookahead=1)
@@ -273,20 +229,6 @@ def test_a_drained_worker_finishes_what_it_was_given():
     driver.join("b", "second")
     driver.finish("a", "a")
     assert driver.job.next_assignment("b", "second").count == 16
-
-
-def test_a_drained_worker_stays_if_another_has_died_meanwhile():
-    """The attempt begins with it, since those who are left cannot take the batch."""
-    driver = Beating("a", "b", "c", total=30, bounds={name: Bounds(1, 20) for name in "abc"})
-    for name in "abc":
-        driver.next(name)
-    driver.job.operations.drain("c", driver.now)
-    driver.job.recover("a", "a", 0, driver.now)
-    driver.job.leave("b", "b", driver.now)
-    for name in "ac":
-        driver.rewind(name, 1, 0)
-    assert [driver.count(name) for name in "ac"] == [15, 15]
-    assert any(event.startswith("c stays, since the others cannot") for event in driver.job.outbox.events)
 
 
 def test_a_worker_that_is_gone_is_taken_out_at_once():
@@ -325,15 +267,6 @@ def test_a_worker_that_the_others_cannot_do_without_is_not_drained():
         job.join(name, name, Bounds(), 0.0, exchange=FIXED_GROUP)
     with pytest.raises(InvalidRequestError, match="reduce gradients among themselves"):
         job.operations.drain("a", 0.0)
-
-
-def test_a_worker_is_drained_once_in_another_attempt():
-    """As long as nobody has said where it begins, nothing else tells that it is leaving."""
-    driver = Beating("a", "b")
-    driver.job.recover("a", "a", 0, driver.now)
-    assert driver.job.operations.drain("b", driver.now) == "an operator has drained b, from attempt 1 on"
-    assert driver.job.operations.drain("b", driver.now) == "b is leaving already"
-    assert len([event for event in driver.job.outbox.events if "drained b" in event]) == 1
 
 
 def test_a_drain_outlives_another_attempt_and_the_manager():

@@ -120,6 +120,17 @@ def test_a_job_that_had_not_started_gathers_on():
     assert driver.span("a") == (0, 0, 5)
 
 
+def test_a_later_attempt_may_be_known_before_the_job_has_begun():
+    """Members of a job that gathers again may go back then; the others begin in that attempt."""
+    driver = Beating("a")
+    driver.job = Job(JobSpec(100, 10), JobConfig(workers=2), make_policy("even"))
+    driver.join("a")
+    assert driver.job.heartbeat("a", "a", 3, 0.0) == 4
+    driver.rewind("a", 4, 0)
+    driver.join("b")
+    assert driver.next("b").attempt == driver.job.saved.attempt == 4
+
+
 @pytest.mark.parametrize(
     ("config", "exchange"),
     [(JobConfig(), FIXED_GROUP), (JobConfig(synchronisation=Synchronisation("asp")), PARAMETER_SERVER)],
@@ -131,19 +142,6 @@ def test_what_cannot_go_back_fails(config, exchange):
     assert job.members.saved == (SavedMember("a", "a", Bounds()),)
     assert job.saved.exchange == exchange
     assert "restart the job from its checkpoint" in restored(job, config).attempts.failure
-
-
-def test_an_attempt_that_was_not_kept_is_gone_beyond():
-    """A worker that knows a later attempt than the manager keeps is not taken for one from the past."""
-    driver = Beating("a")
-    driver.job = restored(driver.job, JobConfig())
-    assert driver.job.attempts.number == 1
-    assert driver.job.heartbeat("a", "a", 4, 100.0) == 5
-    assert driver.job.recover("a", "a", 4, 100.0) == 5
-    driver.rewind("a", 6, 0, 100.0)
-    assert driver.job.must_recover("a", "a") == 7
-    driver.rewind("a", 7, 0, 100.0)
-    assert not driver.job.attempts.recovering
 
 
 @pytest.mark.parametrize("call", ["heartbeat", "report", "recover", "rewind"])

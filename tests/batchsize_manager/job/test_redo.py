@@ -9,7 +9,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Over
 from idl.bounds import Bounds
 from idl.endings import FINISHED
-from idl.errors import InvalidRequestError, NotMemberError
+from idl.errors import InvalidRequestError
 from idl.exchange import FIXED_GROUP
 from tests.batchsize_manager.job.driver import Beating, Driver, restored
 
@@ -51,17 +51,6 @@ def test_pieces_keep_within_the_maxima():
     assert driver.iteration("d") == 1
     counts = {name: w.batch_size for name, w in driver.job.history(0, 9)[0].parts.items()}
     assert counts == {"a": 15, "b": 15}
-
-
-def test_a_report_without_a_start_is_of_what_was_given_last():
-    """A stock client need not say which part it has done; what it was not told of, it has not done."""
-    driver = Beating("a", "b", total=30)
-    driver.finish("a")
-    driver.job.leave("b", "b", 0.0)
-    driver.report("a", 0)
-    assert driver.span("a") == (0, 15, 15)
-    driver.report("a", 0)
-    assert driver.span("a") == (1, 30, 30)
 
 
 def test_a_report_of_another_place_is_refused():
@@ -143,16 +132,6 @@ def test_communication_is_no_more_than_the_processing_of_the_batch():
     assert driver.job.history(0, 9)[0].parts["a"].communication_time == 2.0
 
 
-def test_who_had_no_sample_gets_no_piece():
-    """A report of its own part could be taken for that of a piece at the same place: all go back."""
-    driver = Beating("a", "b", total=4, size=5)
-    driver.finish("a", "b")
-    assert [driver.count("a"), driver.count("b")] == [1, 0]
-    driver.report("b", 1, 0.0)
-    driver.job.leave("a", "a", 0.0)
-    assert (driver.job.attempts.recovering, driver.job.attempts.number, driver.next("b")) == (True, 1, None)
-
-
 def test_jobs_that_reduce_gradients_redo_nothing():
     """Their process group is broken anyway: the iteration is over without the slice."""
     driver = Beating("a", "b", "c", total=30, exchange=FIXED_GROUP)
@@ -226,18 +205,6 @@ def test_who_is_silent_in_one_of_several_iterations_is_suspended():
     assert [standing.silence for standing in standings] == [7.0, 12.0, 7.0]
 
 
-def test_who_is_back_in_time_helps():
-    """In the iteration whose parameters it has, it takes its share of what is missing then."""
-    driver = silent_b()
-    late = driver.next("b")
-    driver.tick_at(10.0)
-    assert driver.span("c") == (0, 15, 5)
-    driver.report_part("b", late)
-    assert driver.next("b") is None
-    driver.job.leave("c", "c", 10.0)
-    assert driver.span("b") == (0, 15, 5)
-
-
 def test_a_part_that_nobody_has_got_yet_is_the_silent_ones_again():
     """While all others are busy with pieces, who comes back goes on where it was."""
     driver = Beating("a", "b", "c", total=30)
@@ -289,30 +256,17 @@ def test_who_has_promised_heartbeats_is_suspended_before_its_first(restarted):
     assert driver.span("a") == (0, 15, 15)
 
 
-def test_no_heartbeat_is_missed_where_none_are_wanted():
-    """A worker would send them, but the manager was told to do without."""
-    driver = Beating("a", "b", total=30, promising="b", heartbeat=0.0, report_timeout=1000.0)
-    driver.now = 5.0
-    driver.finish("a")
-    driver.tick_at(500.0)
-    assert driver.next("a") is None
-    assert driver.iteration("b") == 0
-
-
-def test_nobody_is_suspended_when_nobody_was_heard_of():
-    """All are silent, as after a pause of the network: that is no one's fault."""
-    driver = Beating("a", "b", total=30)
-    driver.beat("a", "b")
-    driver.tick_at(500.0)
-    assert [driver.iteration("a"), driver.iteration("b")] == [0, 0]
-
-
-def test_nobody_is_suspended_without_whom_the_batch_is_too_large():
+@pytest.mark.parametrize(
+    ("options", "heard"),
+    [({"heartbeat": 0.0}, ""), ({}, ""), ({"bounds": {"a": Bounds(1, 20)}}, "ab")],
+    ids=["no heartbeats are wanted", "nobody was heard of", "the batch is too large without it"],
+)
+def test_nobody_is_suspended_whose_silence_says_nothing(options, heard):
     """It is awaited until the report time-out."""
-    driver = Beating("a", "b", total=30, bounds={"a": Bounds(1, 20)})
-    driver.beat("a", "b")
+    driver = Beating("a", "b", total=30, promising="ab", report_timeout=1000.0, **options)
+    driver.beat(*heard)
     driver.finish("a")
-    driver.tick_at(100.0)
+    driver.tick_at(500.0)
     assert driver.next("a") is None
     assert driver.iteration("b") == 0
 
@@ -335,20 +289,6 @@ def test_who_is_silent_with_a_part_of_one_that_is_back_is_suspended():
     driver.job.tick(driver.now)
     assert driver.last_events(1) == ["a is silent; the others do its part meanwhile"]
     assert driver.span("b") == (0, 8, 8)
-
-
-def test_who_is_silent_before_anybody_has_reported_is_suspended():
-    """Its part is done by those who are there, once they are through with their own."""
-    driver = Beating("a", "b", total=16)
-    driver.finish("a", "b")
-    driver.beat("a", "b")
-    driver.next("a"), driver.next("b")
-    driver.now = 9.0
-    driver.beat("a")
-    driver.tick_at(10.0)
-    assert driver.job.members.standings(10.0)[1].state == "silent"
-    driver.finish("a")
-    assert driver.span("a") == (1, 24, 8)
 
 
 # -- members that are too few
@@ -488,69 +428,26 @@ def test_who_was_silent_waits_for_the_others_from_its_return_on():
         assert list(driver.job.members) == members
 
 
-# -- all gone
-
-
-def test_a_job_whose_members_all_died_is_kept():
-    """Whoever comes while it is kept goes on with it, in another attempt."""
-    driver = Beating("a", keep=600.0)
-    driver.finish("a")
-    driver.next("a")
-    driver.job.disconnect("a", "a", 0.0)
-    driver.tick_at(1.0)
-    assert (len(driver.job.members), driver.job.ended) == (0, False)
-    driver.tick_at(600.9)
-    driver.join("b")
-    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (True, 1)
-    driver.rewind("b", 1, 1)
-    assert driver.span("b") == (1, 32, 32)
-
-
-def test_a_job_is_not_kept_for_ever():
-    """It ends `keep` seconds after the last death; one that never started, at once."""
-    driver = Beating("a", keep=600.0)
-    driver.job.disconnect("a", "a", 0.0)
-    driver.tick_at(1.0)
-    driver.tick_at(601.0)
-    assert driver.job.ended
-    gathering = Beating("a", "b")
-    gathering.job.leave("a", "a", 0.0)
-    gathering.job.disconnect("b", "b", 0.0)
-    with pytest.raises(NotMemberError):
-        gathering.next("a")
-
-
 # -- pieces that nobody reports
 
 
-def left_alone_with_a_piece(seconds=1.0):
-    """Make a job whose a was given at 60 s what b had left, 15 samples; of its own 15 it took `seconds`."""
+@pytest.mark.parametrize(("seconds", "more"), [(1.0, 100.0), (50.0, 500.0)])
+def test_a_piece_is_late_also_where_nobody_waits_for_it(seconds, more):
+    """It has the time-out, or ten times as long as a part as large has taken; the log says what it was.
+
+    Who pulls in place of doing it waits for itself at the shards.
+    """
     driver = Beating("a", "b", total=30, report_timeout=100.0)
     driver.report("a", 0, seconds)
     driver.now = 60.0
     driver.job.leave("b", "b", 60.0)
     assert driver.span("a") == (0, 15, 15)
-    return driver
-
-
-def test_a_piece_is_late_also_where_nobody_waits_for_it():
-    """Who pulls in place of doing it waits for itself at the shards; the log says what it had to do."""
-    driver = left_alone_with_a_piece()
     driver.beat("a")
-    driver.tick_at(159.9)
+    driver.tick_at(60.0 + more - 0.1)
     assert list(driver.job.members) == ["a"]
-    driver.tick_at(160.0)
+    driver.tick_at(60.0 + more)
     assert not driver.job.members
     assert driver.last_events(1) == [
         "a did not report in time the 15 samples of iteration 0, from position 15 on, that it was given "
         "since another worker had left them"
     ]
-
-
-def test_a_piece_of_a_slow_worker_has_ten_times_as_long_as_it_should_take():
-    """A worker that took 50 s for its own part may take 500 s for another as large."""
-    driver = left_alone_with_a_piece(50.0)
-    driver.tick_at(559.9)
-    assert list(driver.job.members) == ["a"]
-    driver.tick_at(560.0)
-    assert not driver.job.members

@@ -103,28 +103,6 @@ def test_who_has_no_state_when_the_others_finish_has_nothing_to_do(failed):
         assert driver.answered("b").released == over.why == FINISHED
 
 
-def test_who_is_silent_is_waited_for_if_nobody_else_has_the_state():
-    """It may have it; if nothing is heard of it for long, the job fails."""
-    for thaws in (True, False):
-        driver = running("a", total=30, silence=10.0, absence=50.0)
-        driver.finish("a")
-        driver.job.join("b", "b", Bounds(), driver.now, exchange=FORMED_GROUP, beats=True)
-        driver.now = 1.0
-        driver.finish("a")
-        driver.arrive("b", 2)
-        driver.now = 11.5
-        driver.beat("b")
-        driver.job.tick(12.0)
-        assert driver.job.members.by_name["a"].suspended
-        assert (driver.seat("b"), driver.job.attempts.failure) == (None, None)
-        if thaws:
-            driver.arrive("a", 2, 2, 1)
-            assert driver.seat("b") == (1, 2, "a:1", 0, True)
-        else:
-            driver.tick_at(52.0)
-            assert driver.job.attempts.failure
-
-
 @pytest.mark.parametrize("newcomer", [True, False])
 @pytest.mark.parametrize("returns", [True, False])
 def test_who_was_cut_off_is_waited_for_if_nobody_else_has_the_state(newcomer, returns):
@@ -163,20 +141,6 @@ def test_who_was_cut_off_is_waited_for_if_nobody_else_has_the_state(newcomer, re
         assert said in driver.job.take_effects().over.why
 
 
-def test_who_lives_but_does_not_arrive_is_taken_out():
-    """The others wait for it as long as for a report."""
-    driver = running("a", "b", total=30, report_timeout=60.0)
-    driver.job.recover("a", "a", 1, driver.now)
-    driver.tick_at(100.0)  # nobody waits yet
-    driver.arrive("a", 2, 0, 1)
-    for now in (130.0, 159.0, 161.0):
-        driver.now = now
-        driver.beat("a", "b")
-        driver.job.tick(now)
-        assert ("b" in driver.job.members) == (now < 160.0)
-    assert driver.seat("a") == (0, 1, "a:1", None, False)
-
-
 def test_a_script_that_does_something_else_is_not_late_for_a_group():
     """While it is heard of, a member between two batches is waited for; then it has the usual time."""
     driver = running("a", "b", total=30, report_timeout=60.0)
@@ -190,22 +154,6 @@ def test_a_script_that_does_something_else_is_not_late_for_a_group():
         assert ("b" in driver.job.members) == (now < 260.0)
 
 
-@pytest.mark.parametrize("others", ["", "c"])
-def test_a_drained_worker_stays_if_the_others_cannot_take_the_batch_any_more(others):
-    """There are too few of them, or none; no further attempt begins for it."""
-    driver = running("a", "b", total=30)
-    for name in others:
-        driver.join(name, bounds=Bounds(maximum=20), beats=True)
-    driver.job.operations.drain("a", driver.now)
-    driver.job.operations.remove("b", driver.now)
-    driver.meet(*others, attempt=2)
-    driver.arrive("a", 2, 0, 1)
-    assert driver.last_events(2)[0] == "a stays, since the others cannot take the batch without it any more"
-    for _ in range(2):
-        driver.finish("a", *others)
-    assert (driver.must("a"), driver.iteration("a")) == (None, 2)
-
-
 def test_slow_workers_are_released_before_another_plan_is_made():
     """The others are sent for at once."""
     driver = running("a", "b", "c", total=30, release=True)
@@ -215,24 +163,6 @@ def test_slow_workers_are_released_before_another_plan_is_made():
     assert [driver.must(name) for name in "ab"] == [2, 2]
     driver.meet("a", "b", attempt=2, steps=1, formed=1)
     assert (driver.span("a"), driver.span("b")) == ((1, 30, 15), (1, 45, 15))
-
-
-def test_members_that_cannot_take_a_batch_wait_for_others_before_they_meet():
-    """The group is formed when there are enough; where all have gone, the job ends at once."""
-    bounds = Bounds(maximum=20)
-    for comes in (True, False):
-        driver = running("a", "b", total=30, bounds={"a": bounds, "b": bounds})
-        driver.job.operations.remove("b", driver.now)
-        driver.arrive("a", 2, 0, 1)
-        assert driver.seat("a") is None
-        assert not driver.job.ended
-        if comes:
-            driver.join("c", bounds=bounds)
-            driver.arrive("c", 2)
-            assert driver.seat("c") == (1, 2, "a:1", 0, True)
-        else:
-            driver.job.operations.remove("a", driver.now)
-            assert driver.job.ended
 
 
 def test_a_clean_leave_disturbs_nobody_unless_others_go_on():
@@ -280,26 +210,15 @@ def test_a_group_of_an_attempt_that_was_not_kept_shares_its_number_with_no_other
     assert driver.seat("b") == (1, 2, "a:1", 0, True)
 
 
-def test_who_was_cut_off_in_a_rendezvous_has_to_call_again():
-    """Its heartbeats alone do not bring it back, and it is not waited for longer than for a report."""
-    driver = running("a", total=30, report_timeout=60.0)
-    driver.finish("a")
-    driver.join("b", beats=True)
-    driver.finish("a")
-    driver.arrive("a", 2, 2, 1)
-    driver.job.disconnect("a", "a", 0.0)
-    driver.tick_at(1.5)
-    driver.beat("a")
-    driver.arrive("b", 2)
-    assert driver.must("a") == 2
-    driver.now = 70.0
-    driver.beat("a", "b")
-    driver.job.tick(70.0)
-    assert driver.job.attempts.failure
-
-
 def test_wrong_calls_are_refused():
     """With what is wrong, and what is allowed."""
+    driver = running("a")
+    driver.finish("a")
+    driver.job.recover("a", "a", 1, driver.now)
+    driver.arrive("a", 2, 1, 1)
+    driver.job.recover("a", "a", 2, driver.now)
+    with pytest.raises(InvalidRequestError, match="iteration 0: the state of attempt 2 has had 1 steps"):
+        driver.arrive("a", 3, 0, 2)
     driver = Meeting("a", "b")
     assert driver.must("a") == 1
     with pytest.raises(InvalidRequestError, match="store '': must be HOST:PORT"):

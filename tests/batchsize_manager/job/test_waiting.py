@@ -6,7 +6,7 @@ from batchsize_manager.job.waiting import awaited
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.exchange import FIXED_GROUP, FORMED_GROUP
-from tests.batchsize_manager.job.driver import Beating, Driver
+from tests.batchsize_manager.job.driver import Driver
 
 
 def gathering(*present, wanted):
@@ -57,24 +57,6 @@ def test_few_refused_workers_are_remembered():
     for number in range(20):
         driver.job.refuse(f"w{number}", "why")
     assert list(driver.job.refused) == [f"w{number}" for number in range(15, 20)]
-
-
-def test_a_job_that_runs_says_who_has_not_reported():
-    """With the iteration; whoever has is not named."""
-    driver = Driver("a", "b", "c")
-    driver.finish("b")
-    assert awaited(driver.job) == "a and c have not reported iteration 0"
-    driver.finish("a")
-    assert awaited(driver.job) == "c has not reported iteration 0"
-
-
-def test_a_job_whose_workers_are_too_few_says_what_they_can_take():
-    """They wait for others."""
-    driver = Beating("a", "b", total=30, bounds={"a": Bounds(1, 20), "b": Bounds(1, 20)})
-    driver.job.leave("b", "b", 0.0)
-    assert awaited(driver.job) == (
-        "the workers can take 20 samples together at most, less than a batch of 30: start other workers"
-    )
 
 
 def test_a_group_says_who_has_not_come():

@@ -3,11 +3,9 @@
 import asyncio
 import os
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import psutil
-import pytest
 
 from batchsize_manager.learning import trainer
 from batchsize_manager.learning.trainer import Trainer
@@ -65,22 +63,15 @@ def test_a_fits_arrays_are_sent_without_a_copy():
     assert most < 100 * 4000 * 8 / 4
 
 
-def test_a_fit_that_raises_gives_none_and_its_reason_is_logged(caplog):
-    """The next fit runs as if none had failed."""
-    failed, done = run_fits(Refuse(), Double(2))
+def test_a_fit_that_fails_gives_none_and_the_reason_is_logged(caplog):
+    """It raises, or kills its process, which is replaced; the next fit runs as if none had failed."""
+    refused, before, died, after = run_fits(Refuse(), Double(1), Die(), Double(3))
 
-    assert failed is None
-    assert done["doubled"][0] == 4.0
-    assert "nothing to be learned here" in caplog.text
-
-
-def test_a_process_that_dies_is_replaced(caplog):
-    """The fit that killed its process gives None; the next runs in a new process."""
-    before, died, after = run_fits(Double(1), Die(), Double(3))
-
+    assert refused is None
     assert died is None
-    assert after["doubled"][0] == 6.0
+    assert (before["doubled"][0], after["doubled"][0]) == (2.0, 6.0)
     assert after["process"] != before["process"]
+    assert "nothing to be learned here" in caplog.text
     assert "the training process has died" in caplog.text
 
 
@@ -105,15 +96,21 @@ def test_a_fit_that_hangs_is_given_up(tmp_path, monkeypatch, caplog):
 
 
 def test_close_does_not_wait_for_a_running_fit(tmp_path, wait_until):
-    """An endless fit ends with its process, and its callback is not called."""
+    """An endless fit ends with its process, and its callback is not called.
+
+    The process is there from the first fit on, and has a lower priority than others.
+    """
     started = tmp_path / "started"
     heard = []
 
     async def run():
+        before = set(psutil.Process().children())  # some of which may end meanwhile
         trainer = Trainer()
-        trainer.submit(Endless(str(started)), heard.append)
         try:
+            assert set(psutil.Process().children()) <= before
+            trainer.submit(Endless(str(started)), heard.append)
             await asyncio.to_thread(wait_until, lambda: started.exists() and started.read_text(), "the fit")
+            assert psutil.Process(int(started.read_text())).nice() > psutil.Process().nice()
         finally:
             trainer.close()
 
@@ -121,34 +118,3 @@ def test_close_does_not_wait_for_a_running_fit(tmp_path, wait_until):
 
     assert heard == []
     assert not psutil.pid_exists(int(started.read_text()))
-
-
-def test_the_process_yields_to_others():
-    """The process has a lower priority than all others."""
-
-    async def run():
-        trainer = Trainer()
-        answer = asyncio.get_running_loop().create_future()
-        trainer.submit(Double(1), answer.set_result)
-        try:
-            process = int((await asyncio.wait_for(answer, 240))["process"][0])
-            return psutil.Process(process).nice()
-        finally:
-            trainer.close()
-
-    assert asyncio.run(run()) > psutil.Process().nice()
-
-
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_nothing_is_started_before_it_is_needed():
-    """A trainer without a fit starts no process."""
-
-    async def run():
-        before = set(psutil.Process().children())  # some of which may end meanwhile
-        trainer = Trainer()
-        try:
-            return set(psutil.Process().children()) - before
-        finally:
-            trainer.close()
-
-    assert not asyncio.run(run())

@@ -103,28 +103,6 @@ def test_the_gap_is_bounded(workers, max_gap):
     assert sum(sizes.values()) == total
 
 
-def test_the_papers_case_is_balanced_once():
-    """Five equal parts with batches of 64 to 192 are balanced by the samples of two workers, for good."""
-    names, batches = "abcde", (64, 96, 128, 160, 192)
-    partitions = started(**dict.fromkeys(names, 1000))
-    # Reports do not come at the same time: some workers are told of with more iterations than others.
-    for earlier in (5, 4, 2, 0):
-        for iterations, name, batch in zip((17, 19, 18, 17, 21), names, batches, strict=True):
-            told = iterations - earlier
-            progress = Traversal(partitions.generation, 1000, batch * told, told)
-            partitions.report(name, name, progress, 1.0)
-    told = [(move.sender, move.receiver, move.samples) for move in partitions.moves]
-    assert told == [("a", "e", 500), ("b", "d", 250)]
-    sizes = (500, 750, 1000, 1250, 1500)
-    for name, size in zip(names, sizes, strict=True):
-        partitions.report(name, name, Traversal(partitions.generation, size, 5000, 30, True), 2.0)
-    for iteration in range(1, 1000):
-        for name, size, batch in zip(names, sizes, batches, strict=True):
-            progress = Traversal(partitions.generation, size, batch * iteration, iteration)
-            partitions.report(name, name, progress, 3.0)
-        assert not partitions.moves
-
-
 def test_a_gap_within_the_bound_moves_nothing():
     """Samples move when the bound is exceeded, not before."""
     partitions = started(a=100, b=100)
@@ -230,21 +208,6 @@ def test_the_last_sample_stays():
     assert len(a) == 1
     assert a.next_chunk(100) is None
     assert a.progress().moved
-
-
-def test_a_refusal_is_remembered():
-    """A chunk refused for want of room stays refused when there is some: its sender has it again."""
-    a, b = pair()
-    b._room = 3
-    chunk = a.next_chunk(6)
-    call = hand_over("a", b, chunk)
-    for _ in range(2):
-        with pytest.raises(InvalidRequestError, match="no room for 6 bytes of samples: 0 of 3"):
-            call()
-        b._room = ROOM
-    a.settle(chunk, TransferOutcome.REFUSED)
-    assert (len(a), len(b)) == (10, 10)
-    assert a.next_chunk(6) is None  # the rest of the move is given up
 
 
 def test_a_worker_that_was_taken_out_uses_samples_that_no_other_can_have():

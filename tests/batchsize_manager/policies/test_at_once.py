@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.policies import POLICIES, make_job_policy
-from batchsize_manager.policies.at_once import Gains
 from batchsize_manager.policies.curves_in_waves import Alone
 from batchsize_manager.policies.waves import Waves
 from idl.bounds import Bounds
@@ -104,19 +103,6 @@ def test_short_batches_at_the_end_of_epochs_do_not_disturb(rest):
     assert seen[-2] == [(32, 16)]
 
 
-def test_it_does_not_oscillate():
-    """Once nothing is tried any more, the numbers stay although times are noisy and shares move."""
-    devices = {
-        "a": Device(30.0, 60.0, "A"),
-        "b": Device(20.0, 90.0, "B", most=4),
-        "c": Device(0.0, 50.0, "C", 1),
-    }
-    seen, _ = train("learned", devices, 61, iterations=200, noise=0.04)
-    for column in zip(*seen[-100:], strict=True):
-        numbers = [at_once for _, at_once in column]
-        assert sum(later != earlier for earlier, later in pairwise(numbers)) <= 2
-
-
 def test_unlike_devices_end_together():
     """`learned` splits by waves: the longest time comes close to the best of all splits and numbers."""
     devices = {
@@ -144,18 +130,6 @@ def test_a_newcomer_begins_with_what_its_kind_has_learned():
     _, job = train("even", devices, 24)
     seen, _ = train("even", {"other": devices["w"]}, 24, 5, models=job.planner.policy.models())
     assert seen == [[(24, 8)]] * 5
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"numbers": [2.0]}, {"numbers": [1.0, 1e15]}, {"throughputs": [1.0, -1.0]}, {"stopped": []}],
-)
-def test_a_model_of_another_form_is_refused(wrong):
-    """The error names the worker."""
-    good = {"numbers": [1.0, 2.0], "throughputs": [1.0, 1.5], "stopped": [0.0]}
-    weights = {key: np.array(value) for key, value in (good | wrong).items()}
-    with pytest.raises(ValueError, match="model of worker 'w'"):
-        Gains({"w": weights})
 
 
 @given(

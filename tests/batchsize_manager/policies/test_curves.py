@@ -177,32 +177,6 @@ def test_times_of_a_size_are_averaged():
     assert sorted(measurements.repeats[0, kept]) == [1, 11]
 
 
-def test_a_spike_is_left_out():
-    """One time that is three times as long changes nothing."""
-    measurements = one_worker()
-    before = measurements.times.copy()
-    see(measurements, 64, 3.0, 1.0)
-    assert (measurements.times == before).all()
-    see(measurements, 64, 1.0, 1.0)
-    see(measurements, 64, 3.0, 1.0)
-    assert measurements.times[0].max() == pytest.approx(1.0)
-
-
-def test_two_in_a_row_are_a_change():
-    """All measurements are doubled, and weigh little, after the second time twice as long."""
-    measurements = one_worker()
-    see(measurements, 16, 0.4, 0.4)
-    before = measurements.variances[0].copy()
-    for _ in range(2):
-        see(measurements, 64, 2.0, 1.0)
-
-    kept = measurements.repeats[0] > 0
-    assert sorted(measurements.times[0, kept]) == pytest.approx([0.8, 2.0])
-    assert measurements.iterations[0] == 1
-    small = measurements.sizes[0] == 16
-    assert measurements.variances[0][small] > 5 * before[small]
-
-
 def test_the_oldest_size_makes_room():
     """A limited number of sizes is kept; the one not measured for longest goes."""
     measurements = one_worker()

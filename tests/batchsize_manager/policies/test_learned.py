@@ -15,7 +15,6 @@ from batchsize_manager.policies import (
     Participant,
     PolicyOptions,
     make_job_policy,
-    make_policy,
 )
 from idl.bounds import Bounds
 from idl.records import WorkerRecord
@@ -150,20 +149,6 @@ def test_random_clusters_are_balanced_soon_and_again_after_a_change(drawn, seed)
 
 
 @pytest.mark.ci
-@settings(deadline=None, max_examples=15, derandomize=True)  # the noise makes it a matter of luck
-@given(clusters(), st.integers(0, 2**32))
-def test_never_much_slower_than_leader_straggler(drawn, seed):
-    """The mean time of 100 iterations on any cluster is at most a little above Alg. 2's."""
-    workers, total = drawn
-    means = {}
-    for policy in ("learned", "leader_straggler"):
-        cluster = Cluster(workers, total, seed, policy=policy)
-        means[policy] = np.mean([cluster.longest(cluster.iterate().counts) for _ in range(100)])
-
-    assert means["learned"] <= 1.05 * means["leader_straggler"]
-
-
-@pytest.mark.ci
 @settings(deadline=None, max_examples=25, derandomize=True)  # the noise makes it a matter of luck
 @given(clusters(), st.integers(0, 2**32), st.data())
 def test_no_history_of_times_leaves_it_wrong(drawn, seed, data):
@@ -229,30 +214,6 @@ def test_a_tolerance_changes_less():
 # -- members and bounds
 
 
-def test_lower_maximum_keeps_the_curves():
-    """A maximum lowered by a learned memory limit is kept at once, by the best split within it."""
-    cluster = Cluster(four(), 400)
-    before = cluster.run(40).counts
-    cluster.workers["d"].bounds = Bounds(maximum=before[3] - 40)
-    cluster.announce()
-    after = cluster.iterate().counts
-
-    assert after[3] == before[3] - 40
-    assert cluster.longest(after) <= 1.06 * cluster.best()
-
-
-@pytest.fixture
-def joined():
-    """A cluster of three workers that a fourth, d, has joined after 40 iterations, and the split before."""
-    workers = four()
-    d = workers.pop("d")
-    cluster = Cluster(workers, 400)
-    before = cluster.run(40).counts
-    cluster.workers["d"] = d
-    cluster.announce()
-    return cluster, before
-
-
 def profile_of(worker, sizes):
     """Return a profile of a worker's kind of device."""
     return Profile(worker.kind, "train.py", tuple(Step(n, worker.time(n)) for n in sizes))
@@ -270,18 +231,6 @@ def test_profiles_make_the_first_split_right():
     assert blind.iterate().counts == [100] * 4
     assert cluster.longest(cluster.iterate().counts) <= 1.02 * cluster.best()
     assert cluster.longest([100] * 4) > 2 * cluster.best()
-
-
-def test_a_wrong_profile_is_learned_away():
-    """A device that is three times slower than its profile says is balanced within some iterations."""
-    workers = {name: replace(worker, kind=f"GPU {name}") for name, worker in four().items()}
-    models = with_profiles({}, [profile_of(worker, [8, 16, 32, 64, 128, 256]) for worker in workers.values()])
-    workers["c"].factor = 3.0
-    cluster = Cluster(workers, 400, models=models)
-    assert cluster.longest(cluster.iterate().counts) > 1.3 * cluster.best()
-
-    cluster.run(25)
-    assert cluster.longest(cluster.iterate().counts) <= 1.1 * cluster.best()
 
 
 def test_short_of_memory_gets_no_more_than_it_has_had():
@@ -402,18 +351,3 @@ def test_saved_models_begin_where_the_last_run_ended(tmp_path):
     resumed.workers["a"].factor = 3.0
     resumed.run(15)
     assert resumed.longest(resumed.iterate().counts) <= 1.06 * resumed.best()
-
-
-@pytest.mark.parametrize(
-    "weights",
-    [
-        {},
-        {"sizes": np.ones(3), "times": np.ones(2)},
-        {"sizes": np.zeros(1), "times": np.ones(1)},
-        {"sizes": np.ones((1, 1)), "times": np.ones((1, 1))},
-    ],
-)
-def test_models_of_another_form_are_refused(weights):
-    """A model without the form of this policy's is refused with the worker's name."""
-    with pytest.raises(ValueError, match=r"worker 'a'.*shapes"):
-        make_policy("learned", PolicyOptions(models={"learned": {"a": weights}}))

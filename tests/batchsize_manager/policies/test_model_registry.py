@@ -7,15 +7,12 @@ from hypothesis import strategies as st
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
-from batchsize_manager.learning.saved_models import pack_models, unpack_models
 from batchsize_manager.policies import Participant, PolicyOptions, make_job_policy
 from batchsize_manager.policies.model_registry import KINDS, ModelRegistry
 from idl.bounds import Bounds
 from idl.plan import JobSpec
 from idl.records import Report
-from predictors import PREDICTORS, DeviceKind, PredictorOptions, make_predictor
-from predictors.networks import Network
-from tests.predictors.series import contended, replay
+from predictors import PREDICTORS, DeviceKind
 
 SECONDS = {"fast": 0.01, "slow": 0.03}  # for a sample, by kind of device
 
@@ -72,36 +69,6 @@ class Workers:
                 self.job.report(name, name, Report(part.iteration, seconds), self.now)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("by", ["restarts of the job from its checkpoint", "restarts of single workers"])
-@pytest.mark.parametrize(
-    ("policy", "learned"), [("learned", {"learned"}), ("proportional", {"ema"})], ids=["curves", "averages"]
-)
-def test_restarts_under_other_names_leave_no_more_than_members_and_kinds(by, policy, learned):
-    """400 restarts under new names leave 4 workers' and 2 kinds' models; first batches are balanced."""
-    kinds = ["fast", "fast", "slow", "slow"]
-    workers = Workers(*kinds, policy=policy)
-    workers.iterate(8)
-    for _ in range(400):
-        if by == "restarts of single workers":
-            name, kind = next(iter(workers.kinds.items()))
-            workers.leave(name)
-            workers.start(kind)
-        else:
-            models = unpack_models(pack_models(workers.job.planner.policy.models()))
-            first = workers.job.iterations.first_open
-            workers = Workers(*kinds, models=models, policy=policy, first=first, started=workers.started)
-        first = workers.counts()
-        assert sum(first.values()) == 400
-        for name, kind in workers.kinds.items():
-            assert first[name] == pytest.approx({"fast": 150, "slow": 50}[kind], abs=15)
-        workers.iterate()
-    models = workers.job.planner.policy.models()
-    assert models.keys() == learned
-    for by_name in models.values():
-        assert by_name.keys() == {*workers.kinds, DeviceKind("fast"), DeviceKind("slow")}
-
-
 @pytest.mark.parametrize(
     ("policy", "predictor"), [("learned", "ema"), ("proportional", "ema"), ("proportional", "arx")]
 )
@@ -126,26 +93,6 @@ def test_a_member_that_comes_back_starts_as_itself():
     workers.start("fast", "host-3")
     assert workers.counts()["host-3"] == pytest.approx(400 / 7, abs=8)
     np.testing.assert_equal(workers.job.planner.policy.models()["learned"]["host-3"], own)
-
-
-def test_a_network_of_the_same_kind_predicts_for_a_newcomer():
-    """A newcomer is predicted by its kind's network, scaled to its own speed, without a fit."""
-    series = contended(5, iterations=400, workers=2)
-    fitted = make_predictor("narx", PredictorOptions(first_fit=400))
-    replay(fitted, series)
-    registry = ModelRegistry({})
-    registry.set_members([member("w0", "GPU"), member("w1", "CPU")])
-    registry.update(fitted.models())
-    predicted = {}
-    for kind, name in (("CPU", "w1"), ("CPU", "new"), ("GPU", "new")):
-        registry.set_members([member("w0", "GPU"), member("w1", "CPU"), member("new", kind)])
-        predictor = Network("narx", PredictorOptions(), registry)
-        predictor.set_workers([name])
-        for row in range(50):
-            predictor.observe(series.speeds[row, 1:], series.cpu[row, 1:], series.memory[row, 1:])
-        predicted[kind, name] = predictor.predict()
-    assert predicted["CPU", "new"] == pytest.approx(predicted["CPU", "w1"])
-    assert predicted["GPU", "new"] != pytest.approx(predicted["CPU", "w1"], rel=1e-6)
 
 
 NAMES = st.integers(0, 12).map(lambda n: f"w{n}")

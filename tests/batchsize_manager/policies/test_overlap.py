@@ -63,19 +63,6 @@ def test_optimal_against_brute_force(workers, share, total, in_micro_batches):
 # -- values that all workers share
 
 
-def test_steady_workers_count_more():
-    """The weights are inverse to the variances; a worker that was never measured does not count."""
-    random = np.random.default_rng(0)
-    shared, plain = SharedValue(3), []
-    for _ in range(40):
-        values = 0.2 * (1 + random.normal(0, [0.01, 0.15]))
-        shared.add(np.array([0, 2]), values)
-        plain.append(values)
-    average, noisy = shared.value, np.mean([values[1] for values in plain])
-    assert average == pytest.approx(0.2, rel=0.01)
-    assert abs(average - 0.2) < abs(noisy - 0.2) / 2
-
-
 def test_a_shared_value_leaves_out_spikes_and_follows_changes():
     """One time that is far off does not count; from the second one in a row on, the value has changed."""
     shared = SharedValue(1)
@@ -161,46 +148,6 @@ def test_the_best_in_micro_batches_of_which_each_worker_has_few(by_server):
         assert (played.times[-10:] <= 1.002 * played.best[-10:]).all()
 
 
-def test_faster_than_the_split_that_only_knows_of_computing():
-    """Where communication is the bottleneck, workers that start it late have less to do."""
-    reduction = AllReduce(0.3, 8, BACKWARD)
-    times = {}
-    for policy in ("even", "learned", "overlap"):
-        played = play(make_policy(policy), mixed_cluster(), (), Noise(0.01), 40, reduction)
-        times[policy] = np.median(played.noisy[20:])
-    assert times["overlap"] < 0.93 * times["learned"]
-    assert times["overlap"] < times["even"]
-
-
-@pytest.mark.ci
-@settings(deadline=None, max_examples=8, derandomize=True)  # the noise makes it a matter of luck
-@given(
-    st.lists(
-        st.tuples(st.floats(-11, -8), st.floats(0, 0.05), st.floats(0.2, 0.8), st.floats(0.0, 1.5)),
-        min_size=2,
-        max_size=6,
-    ),
-    st.booleans(),
-    st.integers(1, 16),
-    st.integers(0, 2**32),
-)
-def test_never_slower_than_learned_by_more_than_the_noise(lines, by_server, buckets, seed):
-    """With any mix of workers and any length of the transfers."""
-    workers = {str(i): linear(2.0**power, fixed) for i, (power, fixed, *_) in enumerate(lines)}
-    cluster = Cluster("random", workers, 100 * len(workers))
-    backward = tuple(share for _, _, share, _ in lines)
-    best = optimum(cluster, AllReduce(1e-6, buckets, backward))
-    seconds = [1e-6 + communication * best for *_, communication in lines]
-    transfers = (ServerLinks if by_server else AllReduce)(
-        seconds if by_server else seconds[0], buckets, backward
-    )
-    times = {}
-    for policy in ("learned", "overlap"):
-        played = play(make_policy(policy), cluster, (), Noise(0.02, 0.0, seed), 60, transfers)
-        times[policy] = np.median(played.times[30:])
-    assert times["overlap"] <= 1.03 * times["learned"]
-
-
 def records(split, transfers, cluster, noise, measured, slower=1.0):
     """Return the records of an iteration, with times of transfers of the workers in `measured`."""
     seconds = [
@@ -222,16 +169,6 @@ def started(policy, cluster):
     return policy
 
 
-class Mixed(ServerLinks):
-    """Links to a parameter server, of which one worker measures what belongs to an all-reduce."""
-
-    def iterate(self, computing, factors):
-        """Return the iteration with no communication time of the last worker."""
-        seconds, parts = super().iterate(computing, factors)
-        del parts[-1]["communication_time"]
-        return seconds, parts
-
-
 @pytest.mark.parametrize(
     ("transfers", "measured"),
     [
@@ -239,7 +176,6 @@ class Mixed(ServerLinks):
         (AllReduce(0.3, 8, BACKWARD), "abc"),
         (ServerLinks((0.5,) * 4, 8, BACKWARD), ""),
         (ServerLinks((0.5,) * 4, 8, BACKWARD), "abc"),
-        (Mixed((0.5,) * 4, 8, BACKWARD), "abcd"),
     ],
 )
 def test_without_measurements_of_all_workers_it_is_learned(transfers, measured):
@@ -256,22 +192,6 @@ def test_without_measurements_of_all_workers_it_is_learned(transfers, measured):
             noise = random.normal(1, 0.02, 4)
             policy.observe(records(split, transfers, cluster, noise, measured))
     assert found["overlap"] == found["learned"]
-
-
-def test_predictions_are_of_what_is_measured():
-    """With a parameter server, speeds and times contain the transfers that computing does not hide."""
-    cluster, links = mixed_cluster(), ServerLinks((0.05, 0.5, 0.3, 0.1), 8, BACKWARD)
-    policy = started(make_policy("overlap"), cluster)
-    for _ in range(8):
-        split = policy.split(cluster.total)
-        parts = records(split, links, cluster, np.ones(4), "abcd")
-        policy.observe(parts)
-    split = policy.split(cluster.total)
-    parts = records(split, links, cluster, np.ones(4), "")
-    speeds = [part.batch_size / part.batch_processing_time for part in parts.values()]
-    assert split.predicted_speeds == pytest.approx(speeds, rel=0.02)
-    longest = max(part.batch_processing_time for part in parts.values())
-    assert policy.seconds([cluster.total]) == pytest.approx([longest], rel=0.02)
 
 
 def test_links_that_slow_down_are_known_after_some_iterations_and_forgotten_if_nothing_is_pushed_ahead():

@@ -3,12 +3,10 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from batchsize_manager.policies.solver import split_evenly_in_time
-from batchsize_manager.policies.step_times import StepTimeCurves, StepTimes, rising
-from idl.bounds import Bounds
+from batchsize_manager.policies.step_times import StepTimes, rising
 
 JUST_MORE = 1 + 1e-9
 
@@ -45,22 +43,6 @@ def test_beyond_what_was_measured_the_last_line_goes_on():
     assert StepTimes((2, 4), (1.0, 3.0)).time(6) == pytest.approx(5.0)
     assert StepTimes((2, 4), (1.0, 1.0)).time(8) == pytest.approx(1.5)
     assert StepTimes((4,), (1.0,)).time(8) == pytest.approx(1.5)
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(step_times(), st.integers(4, 9)), min_size=1, max_size=3), st.integers(0, 24))
-def test_optimal_against_brute_force(workers, more):
-    """No other split within the bounds has a shorter longest time."""
-    its, maxima = [times for times, _ in workers], [most for _, most in workers]
-    total = len(its) + more % (sum(maxima) - len(its) + 1)
-    counts = split_evenly_in_time(StepTimeCurves(its), total, [Bounds(maximum=most) for most in maxima])
-
-    def longest(split):
-        return max(times.time(count) for times, count in zip(its, split, strict=True))
-
-    splits = itertools.product(*(range(1, most + 1) for most in maxima))
-    assert sum(counts) == total
-    assert longest(counts) <= min(longest(split) for split in splits if sum(split) == total) * JUST_MORE
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 5)), min_size=1, max_size=6))

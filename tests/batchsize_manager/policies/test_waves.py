@@ -77,34 +77,3 @@ def test_optimal_against_brute_force(workers, more):
     )
     assert sum(numbers) == total
     assert longest <= best * JUST_MORE
-
-
-def test_many_devices_keep_the_sum():
-    """64 unlike devices share 2,592 micro-batches, JABAS's most: one more would make any the slowest."""
-    rng = np.random.default_rng(0)
-    its = [
-        Waves(tuple(np.cumsum(rng.uniform(0.01, 0.1, int(most))).tolist()))
-        for most in rng.integers(1, 17, 64)
-    ]
-    curves = WaveCurves(its)
-    counts = split_evenly_in_time(curves, 2592, [Bounds()] * 64)
-
-    longest = max(curves.time(worker, count) for worker, count in enumerate(counts))
-    assert sum(counts) == 2592
-    for worker, count in enumerate(counts):
-        assert curves.time(worker, count + 1) >= longest / JUST_MORE
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (((),), r"seconds \(\): must be numbers above 0"),
-        (((1.0, 0.0),), r"seconds \(1.0, 0.0\): must be numbers above 0"),
-        (((1.0, 0.9),), "must not take less than a smaller one"),
-        (((1.0, 2.0), 3), "at_once 3: must be from 1 to 2"),
-    ],
-)
-def test_errors_name_the_value(arguments, said):
-    """Times that no worker can have are refused with the number that is wrong."""
-    with pytest.raises(ValueError, match=said):
-        Waves(*arguments)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsize_manager.sizers import SIZERS, Situation, Sizes, Sizing
-from batchsize_manager.sizers.goodput import gain
 from idl.noise import Noise
 from idl.plan import JobSpec
 
@@ -103,16 +102,6 @@ def test_what_is_not_known_of_the_noise_counts_against_a_change():
     )
 
 
-@given(st.floats(0.1, 1e5), st.integers(1, 10**6), st.integers(1, 10**6))
-def test_a_gain_is_the_ratio_of_two_goodputs(scale, before, after):
-    """Throughput times efficiency; the other way round it is the reciprocal."""
-    there = gain(Noise(1.0, scale), before, after, 2.0, 3.0)
-    back = gain(Noise(1.0, scale), after, before, 3.0, 2.0)
-    assert there.likely * back.likely == pytest.approx(1.0)
-    assert there.least == pytest.approx(there.likely)
-    assert there.throughput == pytest.approx(after / before * 2 / 3)
-
-
 @given(st.floats(0.02, 0.95), st.floats(10.0, 1e4))
 def test_the_similarity_of_the_size_that_is_chosen_is_the_threshold(threshold, scale):
     """JABAS's rule in closed form, from any size, in at most so many doublings."""
@@ -141,54 +130,6 @@ def test_the_published_rule_goes_up_and_down_by_a_tenth():
     assert chosen("similarity_steps", situation(300, noise), similarity=0.1) == 270
     assert chosen("similarity_steps", situation(128, noise, step=64), similarity=0.1) == 192
     assert Sizing("similarity_steps").make(SPEC).every == 100
-
-
-def test_a_schedule_has_a_size_for_each_epoch():
-    """The script's, from the epoch on that it says."""
-    spec = JobSpec.of(1000, {0: 10, 2: 20, 3: 20, 5: 5})
-    assert spec.milestones == ((2, 20), (5, 5))
-    assert Sizing().named(spec) == "schedule"
-    assert [chosen("schedule", situation(epoch=epoch), spec) for epoch in range(7)] == [
-        10,
-        10,
-        20,
-        20,
-        20,
-        5,
-        5,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [
-        ({1: 5}, "must have a size for epoch 0"),
-        ({}, "must have a size for epoch 0"),
-        ({0: 5, 3: 0}, "size 0 from epoch 3 on must be from 1 to the dataset's size, 100"),
-        ({0: 5, 3: 101}, "size 101 from epoch 3 on"),
-        ({-1: 4, 0: 5}, "must have a size for epoch 0"),
-    ],
-)
-def test_a_schedule_that_makes_no_sense_is_refused(sizes, said):
-    """The error names the value and what is allowed."""
-    with pytest.raises(ValueError, match=said):
-        JobSpec.of(100, sizes)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "must be a number, or two"),
-        ("64:", "must be a number, or two"),
-        ("1:2:3", "must be a number, or two"),
-        ("0", "batch_size 0: must be at least 1"),
-        ("9:3", "batch_size 9:3: the most must be at least the least, 9"),
-    ],
-)
-def test_sizes_that_make_no_sense_are_refused(text, said):
-    """The error names the value and what is allowed."""
-    with pytest.raises(ValueError, match=said):
-        Sizes.parse(text)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from idl.errors import NotMemberError
 from rpc.client import Client
 from tests.batchsize_manager import test_restart as jobs
 from tests.batchsize_manager.storage.test_state import begun, completed
-from tests.batchsize_manager.test_manager_restart import Tape, Worker
+from tests.batchsize_manager.test_manager_restart import Worker
 from tests.services import serving
 
 _wire = idl.batchsize_manager
@@ -77,13 +77,11 @@ def written(tmp_path_factory):
     with jobs.manager(folder, options=OPTIONS) as manager:
         for name in JOBS:
             managed = manager.begin(name=name)
-            managed.note(managed.job.take_effects())
-            managed.hand_over()
+            jobs.keep(managed)
             manager.change(managed, total_batch_size=16)
             for _ in range(3):
                 jobs.train(managed.job, 2)
-                managed.note(managed.job.take_effects())
-                managed.hand_over()
+                jobs.keep(managed)
     with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
         file.execute("UPDATE runs SET learned = ?", (learned,))
     return folder
@@ -311,7 +309,7 @@ def test_workers_of_a_job_whose_row_is_damaged_are_told(tmp_path):
         worker.client = Client(_wire.BatchSizeManager, address, "manager")
         with pytest.raises(NotMemberError, match=r"'job': its state is damaged .* again from its checkpoint"):
             worker.heartbeat()
-        assert Worker(address, "w", Tape()).join().assignment.iteration == 0
+        assert Worker(address, "w").join().assignment.iteration == 0
         worker.client.close()
 
 
@@ -331,7 +329,7 @@ def test_models_that_are_damaged_are_learned_anew(tmp_path):
 def stopped(folder):
     """Return the worker of a job whose manager has stopped after an iteration."""
     with serving(ManagerService(ManagerConfig(state=folder))) as address:
-        worker = Worker(address, "w", Tape())
+        worker = Worker(address, "w")
         worker.report(worker.join().assignment)
         worker.client.close()
     return worker

@@ -1,13 +1,10 @@
 """The state of a manager: the file, and the thread that writes it."""
 
-import asyncio
 import contextlib
 import dataclasses
 import itertools
 import json
 import math
-import random
-import shutil
 import sqlite3
 import struct
 import time
@@ -101,6 +98,12 @@ def completed(iteration, run="r", **changes):
 def members(reader, run):
     """Return the members of a run in the file."""
     return next(saved.state.members for saved in reader.runs() if saved.run == run)
+
+
+def members_in(folder, run="r"):
+    """Return the members of a run in a folder's file."""
+    with open_state(folder) as reader:
+        return members(reader, run)
 
 
 def iterations(folder, run="r"):
@@ -323,15 +326,6 @@ def test_another_programs_file_is_refused(tmp_path):
         StateWriter(tmp_path)
 
 
-def test_a_crash_of_the_machine_leaves_a_sound_file(tmp_path):
-    """SQLite syncs its log to the disk before it writes to the file itself."""
-    with contextlib.closing(StateFile(tmp_path / STATE_FILE)) as file:
-        asked = [
-            file._connection.execute(f"PRAGMA {name}").fetchone() for name in ("journal_mode", "synchronous")
-        ]
-    assert asked == [("wal",), (1,)]  # 1 is NORMAL; with OFF, 0, it waits for no disk
-
-
 @pytest.mark.parametrize("other", [1, 99])
 def test_another_format_is_refused(tmp_path, other):
     """The error names both formats and what to do, for the manager and for readers."""
@@ -380,59 +374,7 @@ def test_any_flipped_bit_of_a_state_is_noticed(tmp_path):
     file.close()
 
 
-def test_a_truncated_file_is_refused(tmp_path):
-    """A file cut anywhere opens as new if nothing remains, or is refused as damaged."""
-    file = StateFile(tmp_path / STATE_FILE)
-    file.apply([begun(), *(completed(i, workers=50) for i in range(100))])
-    file.close()
-    whole = (tmp_path / STATE_FILE).read_bytes()
-    for length in (100, 5000, len(whole) // 2, len(whole) - 4096):
-        cut = tmp_path / str(length)
-        cut.mkdir()
-        (cut / STATE_FILE).write_bytes(whole[:length])
-        with pytest.raises(StateError, match=r"manager.sqlite is damaged"):
-            StateFile(cut / STATE_FILE)
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.floats(0, 1), st.booleans())
-def test_a_torn_log_costs_its_last_changes_only(tmp_path_factory, part, scribbled):
-    """All changes before the torn part of a log are there, in order."""
-    folder = tmp_path_factory.mktemp("state")
-    file = StateFile(folder / STATE_FILE)
-    file.apply([begun()])
-    for i in range(20):
-        file.apply([completed(i)])
-    crashed = tmp_path_factory.mktemp("crashed")
-    for suffix in ("", "-wal"):
-        shutil.copy(folder / f"{STATE_FILE}{suffix}", crashed)
-    file.close()
-    log = crashed / f"{STATE_FILE}-wal"
-    data = log.read_bytes()
-    kept = int(len(data) * part)
-    log.write_bytes(data[:kept] + (random.Random(kept).randbytes(len(data) - kept) if scribbled else b""))
-    StateFile(crashed / STATE_FILE).close()
-
-    numbers = iterations(crashed)
-    assert numbers == list(range(len(numbers)))
-    assert len(numbers) >= int(20 * part) - 1 - 20 * 0.3  # the schema's pages come first in the log
-
-
 # -- the thread
-
-
-def test_what_is_put_is_in_the_file_soon_and_after_a_new_start(tmp_path, wait_until):
-    """A reader sees a change while the writer is open; the next writer restores it."""
-    with opened(tmp_path) as kept:
-        kept.put(begun())
-        kept.put(Saved("r", state(SavedMember("w0", "i", Bounds(1, 5)), attempt=4)))
-        for i in range(50):
-            kept.put(completed(i))
-        wait_until(lambda: iterations(tmp_path) == list(range(50)), "the records in the file")
-    with opened(tmp_path) as kept:
-        (run,) = kept.reader.unfinished()
-        assert (run.run, run.state.attempt, run.ended) == ("r", 4, None)
-        assert kept.reader.last_records("r", 3) == [record(i) for i in (47, 48, 49)]
 
 
 def test_a_second_writer_is_refused_with_the_reason(tmp_path):
@@ -465,57 +407,6 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
         pass
 
 
-def test_what_waits_for_a_commit_finds_it_in_the_file(tmp_path, monkeypatch):
-    """The function given to `after_commit` finds all changes put before in the file."""
-    monkeypatch.setattr(state_writer, "_LONGEST_WAIT", 240.0)
-
-    async def check(kept):
-        for i in range(200):
-            kept.put(completed(i))
-        committed = asyncio.Event()
-        seen = []
-
-        def look():
-            seen.extend(iterations(tmp_path))
-            committed.set()
-
-        kept.after_commit(look)
-        await asyncio.wait_for(committed.wait(), 120)
-        return seen
-
-    with opened(tmp_path) as kept:
-        kept.put(begun())
-        assert asyncio.run(check(kept)) == list(range(200))
-
-
-def test_where_nothing_can_be_written_training_goes_on(locked_file, tmp_path, wait_until):
-    """A failure is told once, answers are not held back, and all is written as soon as possible."""
-    kept, other = locked_file
-    wait_until(lambda: _is_begun(tmp_path), "the run in the file")
-    other.execute("BEGIN IMMEDIATE")
-    told = []
-    for i in range(50):
-        kept.put(completed(i))
-    wait_until(lambda: told.extend(kept.notices()) or told, "a notice")
-
-    async def answer():
-        answered = asyncio.Event()
-        kept.after_commit(answered.set)
-        await asyncio.wait_for(answered.wait(), 120)
-
-    asyncio.run(answer())
-    time.sleep(0.2)  # several attempts
-    assert kept.notices() == []
-    (notice,) = told
-    assert "cannot be written" in notice
-    assert "database is locked" in notice
-    assert iterations(tmp_path) == []
-    other.execute("ROLLBACK")
-    wait_until(lambda: iterations(tmp_path) == list(range(50)), "the records in the file")
-    (notice,) = wait_until(kept.notices, "a notice")
-    assert notice.endswith(f"is written to {tmp_path / STATE_FILE} again")
-
-
 def _is_begun(folder):
     with open_state(folder) as reader:
         return reader.runs()
@@ -537,8 +428,8 @@ def test_what_waits_for_the_disk_is_bounded(locked_file, tmp_path, monkeypatch, 
     assert f"{kept.left_out} iterations' records were too many" in notice
     written = iterations(tmp_path)
     assert 50 <= len(written) <= 100
-    with open_state(tmp_path) as reader:
-        assert members(reader, "r") == (SavedMember("w149", "i", Bounds(1, 5)),)
+    latest = (SavedMember("w149", "i", Bounds(1, 5)),)
+    wait_until(lambda: members_in(tmp_path) == latest, "the latest member")
     kept.put(completed(150))
     wait_until(lambda: iterations(tmp_path) == [*written, 150], "records are taken again")
 
@@ -567,42 +458,30 @@ def test_runs_that_ended_are_forgotten_in_time(tmp_path, wait_until):
         assert file.execute("PRAGMA freelist_count").fetchone() == (0,)
 
 
-def test_a_running_job_keeps_its_latest_iterations(tmp_path, wait_until):
-    """The latest iterations are kept that fit into the limit, without gaps."""
+def test_a_running_job_is_shortened_as_it_is_written(tmp_path, wait_until):
+    """The latest iterations that fit into the limit are kept without gaps, also of what comes last.
+
+    Without a limit, all are.
+    """
     with opened(tmp_path, Retention(nbytes=20_000)) as kept:
-        kept.put(begun("r"))
         kept.put(begun("short"))
         kept.put(completed(0, "short"))
-        for i in range(2000):
-            kept.put(completed(i, "r"))
-        wait_until(
-            lambda: _bytes(tmp_path) <= 20_000 and iterations(tmp_path, "r")[-1:] == [1999], "the latest"
-        )
-        there = iterations(tmp_path, "r")
-        assert there == list(range(there[0], 2000))
-        assert _bytes(tmp_path) > 15_000
-        for i in range(2000, 2500):  # and on
-            kept.put(completed(i, "r"))
-        wait_until(
-            lambda: iterations(tmp_path, "r")[-1:] == [2499] and _bytes(tmp_path) <= 20_000, "the latest"
-        )
-        assert iterations(tmp_path, "short") == [0]
-    with opened(tmp_path, Retention(nbytes=0)) as kept:
-        for i in range(2500, 3500):
-            kept.put(completed(i, "r"))
-        wait_until(lambda: iterations(tmp_path, "r")[-1:] == [3499], "all")
-        assert _bytes(tmp_path) > 100_000
-
-
-def test_a_running_job_is_shortened_as_it_is_written(tmp_path):
-    """Of what was put before the close, too, the oldest iterations are deleted beyond the limit."""
-    with opened(tmp_path, Retention(nbytes=20_000)) as kept:
         kept.put(begun())
-        for i in range(2000):
+        for i in range(1000):
+            kept.put(completed(i))
+        wait_until(lambda: iterations(tmp_path)[-1:] == [999] and _bytes(tmp_path) <= 20_000, "the latest")
+        assert _bytes(tmp_path) > 15_000
+        before = iterations(tmp_path)
+        for i in range(1000, 2000):
             kept.put(completed(i))
     there = iterations(tmp_path)
+    assert before[0] < there[0]
     assert there == list(range(there[0], 2000))
-    assert there[0] > 0
+    assert iterations(tmp_path, "short") == [0]
+    with opened(tmp_path, Retention(nbytes=0)) as kept:
+        for i in range(2000, 3000):
+            kept.put(completed(i))
+    assert iterations(tmp_path) == list(range(there[0], 3000))
 
 
 def test_a_running_job_keeps_its_latest_events(tmp_path):
