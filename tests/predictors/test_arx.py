@@ -47,11 +47,3 @@ def test_inputs_that_stand_still_do_no_harm():
 
     predictor.observe(np.array([70.0]), np.array([0.9]), np.array([0.9]))
     assert predictor.predict() == pytest.approx([70.0], rel=0.01)
-
-
-def test_a_worker_is_learned_of_as_if_alone():
-    """The prediction for a worker does not depend on the others."""
-    series = contended(2, iterations=200, workers=3)
-    alone = Series(*(array[:, 1:2] for array in (series.speeds, series.cpu, series.memory, series.expected)))
-
-    assert replay(Arx(), alone)[1:, 0] == pytest.approx(replay(Arx(), series)[1:, 1], rel=1e-9, nan_ok=True)

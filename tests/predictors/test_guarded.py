@@ -47,21 +47,12 @@ STEPS = st.lists(st.tuples(st.floats(0.1, 20.0), ANYTHING), min_size=2, max_size
 
 
 @settings(deadline=None)
-@given(STEPS)
-def test_never_worse_than_the_average(steps):
-    """RMSE is within 2% of the average's after every iteration, whatever is predicted, once 20 was seen."""
-    speeds, script = [(20.0,), *((speed,) for speed, _ in steps)], [(20.0,), *((p,) for _, p in steps)]
-    series = series_of(speeds)
-    guarded = replay(Guarded(Scripted(script)), series)
-    average = replay(ExponentialMovingAverage(), series)
-
-    assert (squares(guarded, series) <= 1.02**2 * squares(average, series) + 1e-9).all()
-
-
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 1.25), ANYTHING), min_size=2, max_size=60))
-def test_never_worse_than_the_average_while_speeds_climb(steps):
-    """The bound also holds where each speed may be a quarter above the fastest before."""
+def test_never_worse_than_the_average(steps):
+    """RMSE is within 2% of the average's after every iteration, whatever is predicted.
+
+    Each speed may be a quarter above the fastest before.
+    """
     speeds = [20.0]
     for factor, _ in steps:
         speeds.append(factor * max(speeds))
