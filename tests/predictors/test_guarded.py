@@ -63,19 +63,6 @@ def test_never_worse_than_the_average(steps):
     assert (squares(guarded, series) <= 1.02**2 * squares(average, series) * (1 + 1e-9) + 1e-9).all()
 
 
-@pytest.mark.parametrize("good", [2, 4, 8])
-def test_a_leap_is_allowed_for(good):
-    """The cost of a low prediction allows for a speed a quarter above the fastest, which comes at last."""
-    speeds = [10.0, *[8.0, 10.0] * good, *[10.0] * 20, 12.5]
-    script = [*speeds[1:-1], 8.0, 8.0]  # right until then
-    series = series_of([(speed,) for speed in speeds])
-    guarded = replay(Guarded(Scripted([(p,) for p in script])), series)
-    average = replay(ExponentialMovingAverage(), series)
-
-    assert guarded[-1, 0] < average[-1, 0]  # it is followed as far as it can be afforded
-    assert squares(guarded, series)[-1, 0] <= 1.02**2 * squares(average, series)[-1, 0]
-
-
 def alternating(right, wrong, steady=0):
     """Guard a predictor that is right, then always wrong, of a worker at 10 and 20 samples/s by turns.
 

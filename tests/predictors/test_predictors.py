@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from predictors import PREDICTORS, PredictorOptions, make_predictor
 from predictors.ema import ExponentialMovingAverage
-from predictors.memoryless import Memoryless
 from tests.predictors.series import contended, noise_only, replay, rmse
 
 NAN = float("nan")
@@ -200,15 +199,6 @@ def test_a_resumed_run_begins_where_the_last_one_ended(name):
     for _ in range(20):
         observe(resumed, 400.0, 5.0, 30.0)
     assert np.allclose(resumed.predict(), [400.0, 5.0, 30.0], rtol=0.02)
-
-
-def test_memoryless_predicts_the_last():
-    """The last measurement is all that counts."""
-    predictor = new(Memoryless, 2)
-    observe(predictor, 1.0, 10.0)
-    observe(predictor, 2.0, 20.0)
-
-    assert predictor.predict().tolist() == [2.0, 20.0]
 
 
 @settings(deadline=None)
