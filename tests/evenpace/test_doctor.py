@@ -314,8 +314,8 @@ def test_the_other_service(manager, shard, partitions):
 def test_a_shard_that_is_named_twice(shard):
     """Two addresses of one shard are a problem, whatever they look like; of two shards they are none."""
     with serving(shard_service()) as other:
-        local = Address("localhost", other.port)
-        for again, same in ((other, True), (local, True), (shard, False)):
+        numeric, local = (Address(host, other.port) for host in ("127.0.0.1", "localhost"))
+        for again, same in ((numeric, True), (local, True), (shard, False)):
             found = list(service_checks.each_shard_once(Subject(shards=(other, again), timeout=60.0)))
             assert [one.level for one in found] == ["problem"] * same, found
             assert not same or f"{other} and {again} are the same shard" in found[0].found
