@@ -43,11 +43,7 @@ def _script(name: str, folder: Path) -> Path:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("name", "late"),
-    [
-        pytest.param(name, late, marks=() if name == SCRIPTS[0] else pytest.mark.ci)
-        for name, late in [*((name, name) for name in (*SCRIPTS, *TUTORIAL)), (KERAS, TENSORFLOW)]
-    ],
+    ("name", "late"), [*((name, name) for name in (*SCRIPTS, *TUTORIAL)), (KERAS, TENSORFLOW)]
 )
 def test_a_script_trains_where_a_worker_dies_and_another_joins(name, late, tmp_path, wait_until, monkeypatch):
     """The one that joins in a later epoch trains the rest, and ends with the other's accurate model."""

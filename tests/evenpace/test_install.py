@@ -22,26 +22,16 @@ def run_light(extra, *arguments):
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.slow
-def test_a_worker_trains_without_any_extra(tmp_path):
-    """A worker calls services elsewhere; its script needs no framework."""
-    with serving(manager_service()) as manager, serving(shard_service()) as shard:
-        out, script = tmp_path / "parameters.npy", Path(train_least_squares.__file__)
-        services = ("--manager", manager, "--ps", shard)
-        run = run_light("", "evenpace", "worker", *services, script, "--iterations", 30, "--out", out)
-    assert run.returncode == 0, run.stderr
-    assert np.abs(np.load(out) - trained_alone(30)).max() < 1e-9
-
-
 @pytest.mark.ci
-def test_a_job_is_watched_without_a_framework(tmp_path):
-    """With the extra for watching alone, a job with records is shown, its slowest worker included."""
+def test_a_job_is_trained_and_watched_without_a_framework(tmp_path):
+    """Without any extra a worker trains, and with that for watching the job with its records is shown."""
     with serving(manager_service()) as manager, serving(shard_service()) as shard:
         trained = run_light(
             *("", "evenpace", "worker", "--manager", manager, "--ps", shard, "--name", "w1"),
             *(Path(train_least_squares.__file__), "--iterations", 30, "--out", tmp_path / "parameters.npy"),
         )
         assert trained.returncode == 0, trained.stderr
+        assert np.abs(np.load(tmp_path / "parameters.npy") - trained_alone(30)).max() < 1e-9
         for command in (("status", "default"), ("top", "--once", "default")):
             shown = run_light("watch", "evenpace", *command, "--manager", manager)
             assert shown.returncode == 0, shown.stderr

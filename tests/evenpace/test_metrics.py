@@ -1,18 +1,15 @@
 """Metrics: real processes expose those of the catalogue, with right values, to allowed peers alone."""
 
-import asyncio
 import contextlib
 import math
 import re
 import ssl
-import threading
 import urllib.error
 import urllib.request
 from functools import partial
 
 import numpy as np
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
@@ -22,7 +19,7 @@ from evenpace.metrics.endpoint import exposed
 from evenpace.metrics.manager import gradient_noise, last_iteration, manager_collector, progress
 from evenpace.metrics.server import PartCollector
 from evenpace.observing import Observing
-from idl.errors import AddressInUseError, InvalidRequestError
+from idl.errors import InvalidRequestError
 from idl.noise import Noise
 from idl.records import COLUMNS, IterationRecord, WorkerRecord
 from lab.bench.loopback_certificates import for_loopback
@@ -32,7 +29,7 @@ from rpc.limits import ServerLimits
 from rpc.server import Security, Server
 from tests.evenpace.commands import evenpace, invoke
 from tests.evenpace.observed import JOB, WORKERS, described, observed_cluster, partition_holder, samples
-from tests.services import ANYWHERE, MemberWorker, Raw, manager_service
+from tests.services import ANYWHERE, MemberWorker, Raw, manager_service, serving
 from worker.meter import BackwardTimes
 
 THE_LIBRARYS = re.compile("process_|python_")
@@ -132,8 +129,6 @@ def test_the_parts_agree(cluster, wait_until):
     sizes = {labels["worker"]: v for name, labels, v in manager if name == "evenpace_worker_batch_samples"}
     assert sizes.keys() == set(WORKERS)
     assert sum(sizes.values()) == value(manager, "evenpace_job_batch_samples", job=JOB)
-    spread = [value(manager, "evenpace_workers_batch_samples", of=of) for of in ("min", "median", "max")]
-    assert spread == sorted(spread)
     seconds = {
         labels["phase"]: v for name, labels, v in worker if name == "evenpace_session_phase_seconds_total"
     }
@@ -227,30 +222,26 @@ def test_hidden_transfers_are_among_the_metrics_of_workers_that_measured_them():
 @pytest.mark.parametrize(
     ("noise", "told"),
     [
-        (Noise(0.5, 40.0, 0.05, 1.0), (80.0, 0.5, 40.0)),
-        (Noise(0.5, 40.0, 0.5, 1.0), (None, 0.5, 40.0)),  # the squared norm may be 0
-        (Noise(0.5, 40.0, math.inf, math.inf), (None, None, None)),
+        (Noise(0.5, 40.0, 0.05, 1.0), (80.0, 0.5, 40.0, 0.5, 80.0)),
+        (Noise(0.5, 40.0, 0.5, 1.0), (None, 0.5, 40.0, None, None)),  # the squared norm may be 0
+        (Noise(0.5, 40.0, math.inf, math.inf), (None, None, None, None, None)),
     ],
 )
 def test_figures_of_gradient_noise_are_there_once_they_are_known(noise, told):
-    """The scale is told once it is known, the two that it is made of once their errors are."""
-    with registered(PartCollector("manager", partial(gradient_noise, job="job", noise=noise))) as scrape:
-        found = scrape()
-    names = ("noise_scale_samples", "gradient_squared_norm", "gradient_variance")
-    assert tuple(value(found, f"evenpace_job_{name}", job="job") for name in names) == told
+    """The scale is told once it is known, the two that it is made of once their errors are.
 
-
-@pytest.mark.parametrize(
-    ("noise", "told"),
-    [(Noise(0.5, 40.0, 0.05, 1.0), (0.5, 80.0)), (Noise(0.5, 40.0, 0.5, 1.0), (None, None))],
-)
-def test_efficiency_and_goodput_are_there_once_the_noise_scale_is_known(noise, told):
-    """With a scale of 80 samples, each of a batch of 320 is worth half of one in the script's 120."""
+    With a scale of 80 samples, each of a batch of 320 is worth half of one in the script's 120.
+    """
     record = IterationRecord.of(3, 0, 320, 2.0, {"w": WorkerRecord(320, 1.0)})
-    fill = partial(progress, job="job", record=record, noise=noise, first_size=120)
+
+    def fill(families):
+        gradient_noise(families, job="job", noise=noise)
+        progress(families, job="job", record=record, noise=noise, first_size=120)
+
     with registered(PartCollector("manager", fill)) as scrape:
         found = scrape()
-    names = ("statistical_efficiency_ratio", "goodput_samples_per_second")
+    names = ("noise_scale_samples", "gradient_squared_norm", "gradient_variance")
+    names += ("statistical_efficiency_ratio", "goodput_samples_per_second")
     assert tuple(value(found, f"evenpace_job_{name}", job="job") for name in names) == told
 
 
@@ -273,44 +264,25 @@ def test_a_histogram_counts_as_prometheus_does(values):
 def test_jobs_that_have_ended_disappear(wait_until):
     """A job's metrics are there from its first worker on, and vanish with its end."""
     service = manager_service()
-    started = threading.Event()
-    ended: list = []
+    collector = manager_collector(service, Server(service, ServerLimits(), Security()), 64)
+    with serving(service) as address, registered(collector) as scrape:
+        worker = MemberWorker(address, "short", micro_batch=5)
+        worker.iterate()
+        during = scrape()
+        worker.close()
 
-    async def serve():
-        server = Server(service, ServerLimits(), Security())
-        ended.append((await server.start(ANYWHERE), server, asyncio.get_running_loop(), asyncio.Event()))
-        started.set()
-        await ended[0][3].wait()
-        await server.stop()
+        def without_the_job():
+            """Return the metrics once the job's end, which follows the worker's answer, is counted."""
+            found = scrape()
+            over = value(found, "evenpace_jobs_ended_total", outcome="ended")
+            return found if over and not any("job" in labels for _, labels, _ in found) else None
 
-    thread = threading.Thread(target=uvloop.run, args=(serve(),))
-    thread.start()
-    assert started.wait(120)
-    address, server, loop, stop = ended[0]
-    try:
-        with registered(manager_collector(service, server, 64)) as scrape:
-            worker = MemberWorker(address, "short", micro_batch=5)
-            worker.iterate()
-            during = scrape()
-            worker.close()
-
-            def without_the_job():
-                """Return the metrics once the job's end, which follows the worker's answer, is counted."""
-                found = scrape()
-                over = value(found, "evenpace_jobs_ended_total", outcome="ended")
-                return found if over and not any("job" in labels for _, labels, _ in found) else None
-
-            after = wait_until(without_the_job, "the job's end")
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
+        after = wait_until(without_the_job, "the job's end")
     assert value(during, "evenpace_jobs", state="running") == 1
     assert value(during, "evenpace_job_members", job="short") == 1
     assert value(during, "evenpace_job_micro_batch_samples", job="short") == 5
     assert value(during, "evenpace_job_iteration_seconds_count", job="short") == 1
-    assert not [labels for _, labels, _ in after if "job" in labels]
     assert value(after, "evenpace_jobs_ended_total", outcome="ended") == 1
-    assert value(after, "evenpace_calls_total", method="report", outcome="ok") == 1
 
 
 # -- the endpoint
@@ -328,14 +300,11 @@ def fetch(address, context=None):
         return samples(answer.read().decode())
 
 
-def test_a_port_in_use_is_told_in_one_line(tmp_path):
+def test_a_port_in_use_is_told_in_one_line():
     """A service that cannot expose its metrics says why in one line, and does not start."""
     with exposed(ANYWHERE, build_info(), None) as address:
         done = evenpace("manager", "--listen", "127.0.0.1:0", "--metrics", address)
-        with pytest.raises(AddressInUseError), exposed(address, build_info(), None):
-            pass
-    assert done.returncode == 1
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"Error: metrics at {address}: the port is in use; stop what listens there or choose another\n"
     )
@@ -358,20 +327,12 @@ def test_beyond_loopback_metrics_need_what_services_need(tmp_path):
 
 
 def test_a_scrape_over_tls_needs_a_certificate():
-    """A scrape over TLS needs a certificate of the authority's, and plain HTTP gets nothing."""
-    with for_loopback() as (credentials, _), exposed(ANYWHERE, build_info(), credentials) as address:
-        context = credentials.contexts(server=False).current()
-        assert value(fetch(address, context), "evenpace_build_info", part="manager") == 1
-        stranger = ssl.create_default_context(cafile=str(credentials.ca))
-        with pytest.raises((urllib.error.URLError, ConnectionError, ssl.SSLError)):
-            fetch(address, stranger)
-        with pytest.raises((urllib.error.URLError, ConnectionError)):
-            fetch(address)
-
-
-def test_a_silent_connection_does_not_stop_scrapes():
-    """A silent connection, even before TLS, does not stop others' scrapes."""
+    """One of the authority's; plain HTTP gets nothing, and connections that are silent stop nobody."""
     with for_loopback() as (credentials, _), exposed(ANYWHERE, build_info(), credentials) as address:
         context = credentials.contexts(server=False).current()
         with Raw(address), Raw(address):
             assert value(fetch(address, context), "evenpace_build_info", part="manager") == 1
+        stranger = ssl.create_default_context(cafile=str(credentials.ca))
+        for wrong in (stranger, None):
+            with pytest.raises((urllib.error.URLError, ConnectionError, ssl.SSLError)):
+                fetch(address, wrong)

@@ -2,8 +2,9 @@
 
 import contextlib
 import logging
-import re
+import sys
 import threading
+from types import MappingProxyType, ModuleType
 
 import numpy as np
 import pytest
@@ -12,20 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evenpace
-from evenpace.local.cluster import LocalCluster
+from batchsize_manager.client import ManagerClient
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
-from lab.observer import Observer
-from tests import EXAMPLES
 from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARGETS
 from tests.services import manager_service, send_back, serving, shard_service
 from worker.iteration_times import IterationTimes, Recorder
 from worker.session import Session, SessionConfig
 from worker.torch.loader import DataLoader
-
-# TensorBoard reads files by itself; TensorFlow, which it would rather use, takes long to import.
-WITHOUT_TENSORFLOW = "import sys, types; sys.modules['tensorboard.compat.notf'] = types.ModuleType('notf')"
 
 NOISE = "evenpace/noise_scale"
 BY_NOISE = {NOISE, "evenpace/efficiency", "evenpace/goodput"}  # where the noise scale is known
@@ -81,53 +77,29 @@ class Clock:
 
 
 def test_values_of_an_iteration():
-    """An iteration of 2 s has 0.5 s of waiting and 1.2 s of computing, on 6 of 10 samples."""
+    """An iteration of 2 s has 0.5 s of waiting and 1.2 s of computing, on 6 of 10 samples.
+
+    With the noise scale 90, once it is known, a sample of a batch of 10 does 0.95 of one of a batch of 5.
+    """
     clock, heard = Clock(), Heard()
     recorder = Recorder(clock=clock)
     recorder.add_writer(heard, 1)
     recorder.begin()
-    clock.now += 2.0
-    recorder.measure_part(assigned(0), 1.2)
-    recorder.add_waiting(0.5)
-    recorder.finish_part(assigned(1))
-    assert heard.steps == [
-        (
-            0,
-            {
-                "evenpace/batch_size": 6.0,
-                "evenpace/batch_processing_time": 1.2,
-                "evenpace/iteration_time": 2.0,
-                "evenpace/waiting_share": pytest.approx(0.5 / 1.7),
-                "evenpace/speed": pytest.approx(5.0),
-                "evenpace/throughput": 5.0,
-            },
-        )
-    ]
-
-
-def test_the_noise_scale_is_written_once_it_is_known():
-    """As it was known when the iteration was done; until then there is no value of it."""
-    heard, recorder = Heard(), Recorder()
-    recorder.add_writer(heard, 1)
-    for iteration, scale in enumerate((None, 340.0)):
-        recorder.begin()
-        recorder.measure_part(assigned(iteration), 1.0)
-        recorder.finish_part(assigned(iteration + 1), scale)
-    assert [values.get(NOISE) for _, values in heard.steps] == [None, 340.0]
-
-
-def test_efficiency_and_goodput_follow_from_the_noise_scale():
-    """With the scale 90, a sample of a batch of 10 does 0.95 of one of a batch of 5; 4.75 samples/s for 5."""
-    clock, heard = Clock(), Heard()
-    recorder = Recorder(clock=clock)
-    recorder.add_writer(heard, 1)
-    recorder.begin()
-    clock.now += 2.0
-    recorder.measure_part(assigned(0), 1.0)
-    recorder.finish_part(assigned(1), 90.0, 5)
-    ((_, values),) = heard.steps
-    assert values["evenpace/efficiency"] == pytest.approx(0.95)
-    assert values["evenpace/goodput"] == pytest.approx(4.75)
+    for iteration, noise in enumerate(((), (90.0, 5))):
+        clock.now += 2.0
+        recorder.measure_part(assigned(iteration), 1.2)
+        recorder.add_waiting(0.5)
+        recorder.finish_part(assigned(iteration + 1), *noise)
+    first = {
+        "evenpace/batch_size": 6.0,
+        "evenpace/batch_processing_time": 1.2,
+        "evenpace/iteration_time": 2.0,
+        "evenpace/waiting_share": 0.5 / 1.7,
+        "evenpace/speed": 5.0,
+        "evenpace/throughput": 5.0,
+    }
+    second = first | {NOISE: 90.0, "evenpace/efficiency": 0.95, "evenpace/goodput": 4.75}
+    assert heard.steps == [(0, pytest.approx(first)), (1, pytest.approx(second))]
 
 
 def test_parts_of_one_iteration_are_summed_up():
@@ -253,22 +225,12 @@ def test_loggers_like_weights_and_biases():
     """An object with log(values, step=) is given plain dictionaries; one without is refused."""
 
     class Run:
-        def __init__(self):
-            self.history = []
-
         def log(self, data, step=None, commit=None):
-            self.history.append((step, type(data), data))
+            self.logged = (step, type(data), data)
 
     run = Run()
-    with (
-        serving(manager_service()) as manager,
-        serving(shard_service()) as address,
-        contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session,
-    ):
-        evenpace.scalars.write(evenpace.scalars.Logger(run), session=session)
-        train(session, manager)
-    assert [step for step, _, _ in run.history] == list(range(2 * SPEC.iterations_per_epoch))
-    assert all(kind is dict and NAMES <= set(values) <= NAMES | BY_NOISE for _, kind, values in run.history)
+    evenpace.scalars.Logger(run).scalars(7, MappingProxyType({NOISE: 90.0}))
+    assert run.logged == (7, dict, {NOISE: 90.0})
     with pytest.raises(TypeError, match=r"has no method log\(values, step=\)"):
         evenpace.scalars.Logger(object())
 
@@ -282,12 +244,8 @@ def test_folders_stay_within_the_given_one(worker):
     assert "\0" not in name
 
 
-# -- trainings over real processes
-
-
 def read_events(folder):
     """Return the scalars that TensorBoard reads from a folder, by tag, then by step."""
-    exec(WITHOUT_TENSORFLOW)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
@@ -296,55 +254,29 @@ def read_events(folder):
     }
 
 
-def with_scalars(example, line, epochs, folder):
-    """Return an example's script with one more line, after its loader."""
-    text = re.sub(r"^(loader = .*)$", rf"\1\n{line}", (EXAMPLES / example).read_text(), flags=re.M)
-    assert line in text
-    script = folder / example
-    text = re.sub(r"epochs\(15\)|epochs=15", lambda m: m[0].replace("15", str(epochs)), text)
-    script.write_text(f"{WITHOUT_TENSORFLOW}\n{text}")
-    return script
-
-
-def history(cluster, job="default"):
-    """Return all iterations that the manager has."""
-    with contextlib.closing(Observer(cluster.manager, (), job)) as observer:
-        assert observer.poll()
-        return observer.iterations
-
-
 @pytest.mark.ci
-def test_tensorboard_shows_what_the_manager_recorded(tmp_path, wait_until):
-    """Two workers write event files; their values are the manager's, as TensorBoard reads them."""
-    runs = tmp_path / "runs"
-    line = f"evenpace.scalars.write(evenpace.scalars.TensorBoard({str(runs)!r}))"
-    script = with_scalars("train_digits_evenpace.py", line, 3, tmp_path)
-    with LocalCluster(tmp_path, workers=2, manager_options=("--silence", "120")) as cluster:
-        for name, limit in (("w0", "128"), ("w1", "32")):
-            cluster.start_worker(name, script, options={"--max-batch-size": limit})
-        wait_until(lambda: not cluster.check(), "the end of training", 400)
-        iterations = history(cluster)
-    assert len(iterations) == 3 * 12
-    for name in ("w0", "w1"):
-        recorded = {
-            iteration.iteration: (iteration.parts[name], iteration)
-            for iteration in iterations
-            if name in iteration.workers
-        }
-        written = read_events(runs / name)
-        assert NAMES <= set(written) <= NAMES | BY_NOISE
-        for step, (worker, iteration) in recorded.items():
-            values = {tag.removeprefix("evenpace/"): written[tag][step] for tag in NAMES}
-            assert values["batch_size"] == worker.batch_size
-            seconds = worker.batch_processing_time
-            assert values["batch_processing_time"] == pytest.approx(seconds, rel=1e-6)  # it keeps float32
-            assert values["speed"] == pytest.approx(worker.batch_size / seconds, rel=1e-6)
-            assert values["throughput"] * values["iteration_time"] == pytest.approx(iteration.total, rel=1e-5)
-            assert values["iteration_time"] >= seconds * (1 - 1e-6)
-            assert 0 <= values["waiting_share"] <= 1
-        assert set(written["evenpace/batch_size"]) == set(recorded)
-        # The manager's first iteration begins with its plan, a worker's with its first batch.
-        first, *others = (value for _, value in sorted(written["evenpace/iteration_time"].items()))
-        # An answer that is long on its way counts to this iteration here, and to the next there.
-        late = first + others[-1]
-        assert sum(others) == pytest.approx(sum(i.duration for i in iterations[1:]), rel=0.5, abs=late)
+def test_tensorboard_shows_what_the_manager_recorded(tmp_path, monkeypatch):
+    """A session writes event files; their values are the manager's, as TensorBoard reads them."""
+    # TensorBoard reads files by itself; TensorFlow, which it would rather use, takes long to import.
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("notf"))
+    with serving(manager_service()) as manager, serving(shard_service()) as address:
+        with contextlib.closing(Session(SessionConfig(manager, (address,), worker="w"))) as session:
+            evenpace.scalars.write(evenpace.scalars.TensorBoard(tmp_path, "w"), session=session)
+            train(session, manager)
+        with ManagerClient(manager) as client:
+            _, recorded = client.history(client.jobs().jobs[0].job, 0)
+    written = read_events(tmp_path / "w")
+    assert NAMES <= set(written) <= NAMES | BY_NOISE
+    assert len(recorded) == 2 * SPEC.iterations_per_epoch
+    for tag in NAMES:
+        assert list(written[tag]) == [record.iteration for record in recorded]
+    for record in recorded:
+        (part,) = record.parts.values()
+        values = {name: written[f"evenpace/{name}"][record.iteration] for name in MEASURED}
+        seconds = part.batch_processing_time
+        assert values["batch_size"] == part.batch_size
+        assert values["batch_processing_time"] == pytest.approx(seconds, rel=1e-6)  # it keeps float32
+        assert values["speed"] == pytest.approx(part.batch_size / seconds, rel=1e-6)
+        assert values["throughput"] * values["iteration_time"] == pytest.approx(record.total, rel=1e-5)
+        assert values["iteration_time"] >= seconds * (1 - 1e-6)
+        assert 0 <= values["waiting_share"] <= 1

@@ -45,18 +45,13 @@ def test_norms_of_shards_add_up_to_the_wholes(split, seed, cuts):
 
 
 def test_contributions_without_samples_do_not_count():
-    """A worker without samples changes nothing, even if what it sent is not a number."""
+    """Even if what was sent is not a number; one contribution alone estimates neither var nor sqr."""
     with_it = GradientNorms.of([(8, 2.0), (0, math.nan), (4, 5.0)], 1.5)
+    alone = GradientNorms.of([(8, 2.0), (0, 0.0)], 2.0)
 
     assert with_it == GradientNorms.of([(8, 2.0), (4, 5.0)], 1.5) == GradientNorms(2, 12, 36.0, 1.5)
-
-
-def test_one_contribution_says_nothing():
-    """With one worker without micro-batches neither var nor sqr can be estimated."""
-    norms = GradientNorms.of([(8, 2.0), (0, 0.0)], 2.0)
-
-    assert math.isnan(norms.var)
-    assert math.isnan(norms.sqr)
+    assert math.isnan(alone.var)
+    assert math.isnan(alone.sqr)
 
 
 # -- Consecutive gradients

@@ -21,15 +21,10 @@ def test_efficiency_is_polluxs(sqr, var, batch, baseline):
     assert Noise(sqr, 0.0).efficiency(batch, baseline) == baseline / batch
 
 
-def test_similarity_is_the_cosine_of_two_halves():
-    """1/(1 + 2φ/B): a third where φ is B, and 1 without noise."""
-    assert Noise(2.0, 64.0).similarity(32) == pytest.approx(1 / 3)
-    assert Noise(2.0, 0.0).similarity(32) == 1
-
-
 @pytest.mark.parametrize(
     ("sqr", "var", "scale", "efficiency", "similarity"),
     [
+        (2.0, 64.0, 32.0, 2 / 3, 1 / 3),
         (0.0, 1.0, math.inf, 1.0, 0.0),
         (-1.0, 1.0, math.inf, 1.0, 0.0),
         (1.0, 0.0, 0.0, 0.5, 1.0),
@@ -43,8 +38,11 @@ def test_similarity_is_the_cosine_of_two_halves():
         (math.inf, math.inf, math.nan, math.nan, math.nan),
     ],
 )
-def test_values_without_a_ratio(sqr, var, scale, efficiency, similarity):
-    """No positive sqr is a noise scale without end, no positive var is none, and NaN where neither is."""
+def test_values_with_and_without_a_ratio(sqr, var, scale, efficiency, similarity):
+    """No positive sqr is a noise scale without end, no positive var is none, and NaN where neither is.
+
+    Similarity, the cosine of two halves of a batch, is 1/(1 + 2φ/B).
+    """
     noise = Noise(sqr, var, 0.1, 0.1)
 
     assert (noise.scale, noise.efficiency(64, 32), noise.similarity(32)) == pytest.approx(
@@ -90,18 +88,6 @@ def test_an_intervals_ends_are_two_standard_errors_away(sqr, var, sqr_part, var_
     for end in {low, high} - {0, math.inf}:
         variance = noise.var_error**2 - 2 * end * noise.covariance + (end * noise.sqr_error) ** 2
         assert (var - end * sqr) ** 2 == pytest.approx(4 * variance, rel=1e-3)
-
-
-@given(POSITIVE, POSITIVE, st.floats(-0.9, 0.9))
-def test_small_errors_give_the_delta_methods_interval(sqr, var, correlation):
-    """With errors of a thousandth, half the interval is two of the delta method's standard errors."""
-    part = 0.001
-    noise = Noise(sqr, var, part * sqr, part * var, correlation * part * sqr * part * var)
-    low, high = noise.interval()
-
-    assert (high - low) / 2 == pytest.approx(
-        2 * noise.scale * part * math.sqrt(2 - 2 * correlation), rel=0.02
-    )
 
 
 @given(POSITIVE, POSITIVE, st.floats(0, 0.6), SIZES, SIZES)

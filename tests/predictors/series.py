@@ -1,14 +1,9 @@
 """Seeded series of speeds and usage, as workers under contention would report them, and how predictors do."""
 
-import csv
-import gzip
 from dataclasses import dataclass
 
 import numpy as np
 
-from tests import SHARED_DATA
-
-MACHINES = SHARED_DATA / "google-vm-usage" / "vm_usage.csv.gz"
 SPIKES = 0.03  # of the iterations: twice as slow, once, and nothing announces it
 
 
@@ -55,37 +50,6 @@ def noise_only(seed, iterations=1000, workers=4, spikes=SPIKES):
     wander = np.cumsum(rng.standard_normal((2, iterations, workers)), axis=1) * 0.03
     cpu, memory = 0.5 + 0.4 * np.sin(wander)
     return Series(speeds, cpu, memory, expected)
-
-
-def machine_usage(path, seed, machines, repeat=4):
-    """Machines of a usage trace, each step spread over so many iterations; the speed is what is free.
-
-    Args:
-        path: CSV, gzipped: vm, step, cpu_percent, mem_percent.
-        seed: Of the noise, the spikes and the machines' speeds when idle.
-        machines: Which.
-        repeat: Iterations for each step.
-    """
-    wanted = {str(machine): column for column, machine in enumerate(machines)}
-    usage: list[list[tuple[float, float]]] = [[] for _ in wanted]
-    with gzip.open(path, "rt") as file:
-        for row in csv.DictReader(file):
-            if row["vm"] in wanted:
-                usage[wanted[row["vm"]]].append((float(row["cpu_percent"]), float(row["mem_percent"])))
-    steps = np.clip(np.array(usage).transpose(1, 0, 2) / 100, 0, 1)  # (steps, machines, 2)
-    times = np.arange(repeat * (len(steps) - 1)) / repeat
-    fine = np.array(
-        [
-            [np.interp(times, np.arange(len(steps)), steps[:, m, c]) for m in range(steps.shape[1])]
-            for c in range(2)
-        ]
-    )
-    cpu, memory = fine[0].T, fine[1].T
-    rng = np.random.default_rng(seed)
-    base = rng.uniform(50, 200, len(wanted))
-    # Usage during an iteration is that at its beginning: the end of the one before.
-    speeds, expected = noisy(base * (1 - cpu[:-1]), rng, noise=0.05)
-    return Series(speeds, cpu[1:], memory[1:], expected)
 
 
 def replay(predictor, series, fit=lambda fit: fit.run()):

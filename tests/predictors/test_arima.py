@@ -5,19 +5,9 @@ import pytest
 
 from predictors import PredictorOptions
 from predictors.arima import Arima, ArimaFit
-from tests.predictors.series import Series, contended, replay
+from tests.predictors.series import contended, replay
 
 OPTIONS = PredictorOptions(first_fit=100, refit_every=1000, fit_window=200)
-
-
-def test_hand_worked():
-    """Parameters a = (0.5, 0.25), b = 0 continue speeds 1, 2, 4, 8 (w = 1, 2) with 12 + 1 + 0.25."""
-    models = {"arima": {"w0": {"ar": np.array([0.5, 0.25]), "ma": np.array([0.0])}}}
-    speeds = np.array([[1.0], [2.0], [4.0], [8.0]])
-    predictor = Arima(OPTIONS, models)
-    replay(predictor, Series(speeds, speeds * 0, speeds * 0, speeds))
-
-    assert predictor.predict() == pytest.approx([13.25])
 
 
 def test_the_recursion_agrees_with_statsmodels():

@@ -8,7 +8,7 @@ from predictors.blend import Blend
 from predictors.ema import ExponentialMovingAverage
 from predictors.memoryless import Memoryless
 from predictors.networks import Network
-from tests.predictors.series import MACHINES, contended, machine_usage, replay, rmse
+from tests.predictors.series import contended, replay, rmse
 
 
 def test_equal_members_are_averaged():
@@ -57,10 +57,9 @@ def test_one_members_fit_runs_at_a_time():
 
 
 @pytest.mark.ci
-@pytest.mark.skipif(not MACHINES.exists(), reason="needs ../shared/data/google-vm-usage")
-def test_auto_closes_half_the_gap_on_real_machines():
-    """The predictor auto closes half the gap from the average to the noise floor on Google's trace."""
-    series = machine_usage(MACHINES, seed=4, machines=range(0, 800, 50))
+def test_auto_closes_half_the_gap():
+    """The predictor auto closes half the gap from the average to the noise floor where others contend."""
+    series = contended(4)
     average, auto = (rmse(replay(make_predictor(name), series), series) for name in ("ema", "auto"))
     floor = rmse(series.expected, series)
 

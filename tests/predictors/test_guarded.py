@@ -47,21 +47,12 @@ STEPS = st.lists(st.tuples(st.floats(0.1, 20.0), ANYTHING), min_size=2, max_size
 
 
 @settings(deadline=None)
-@given(STEPS)
-def test_never_worse_than_the_average(steps):
-    """RMSE is within 2% of the average's after every iteration, whatever is predicted, once 20 was seen."""
-    speeds, script = [(20.0,), *((speed,) for speed, _ in steps)], [(20.0,), *((p,) for _, p in steps)]
-    series = series_of(speeds)
-    guarded = replay(Guarded(Scripted(script)), series)
-    average = replay(ExponentialMovingAverage(), series)
-
-    assert (squares(guarded, series) <= 1.02**2 * squares(average, series) + 1e-9).all()
-
-
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 1.25), ANYTHING), min_size=2, max_size=60))
-def test_never_worse_than_the_average_while_speeds_climb(steps):
-    """The bound also holds where each speed may be a quarter above the fastest before."""
+def test_never_worse_than_the_average(steps):
+    """RMSE is within 2% of the average's after every iteration, whatever is predicted.
+
+    Each speed may be a quarter above the fastest before.
+    """
     speeds = [20.0]
     for factor, _ in steps:
         speeds.append(factor * max(speeds))
@@ -70,19 +61,6 @@ def test_never_worse_than_the_average_while_speeds_climb(steps):
     average = replay(ExponentialMovingAverage(), series)
 
     assert (squares(guarded, series) <= 1.02**2 * squares(average, series) * (1 + 1e-9) + 1e-9).all()
-
-
-@pytest.mark.parametrize("good", [2, 4, 8])
-def test_a_leap_is_allowed_for(good):
-    """The cost of a low prediction allows for a speed a quarter above the fastest, which comes at last."""
-    speeds = [10.0, *[8.0, 10.0] * good, *[10.0] * 20, 12.5]
-    script = [*speeds[1:-1], 8.0, 8.0]  # right until then
-    series = series_of([(speed,) for speed in speeds])
-    guarded = replay(Guarded(Scripted([(p,) for p in script])), series)
-    average = replay(ExponentialMovingAverage(), series)
-
-    assert guarded[-1, 0] < average[-1, 0]  # it is followed as far as it can be afforded
-    assert squares(guarded, series)[-1, 0] <= 1.02**2 * squares(average, series)[-1, 0]
 
 
 def alternating(right, wrong, steady=0):

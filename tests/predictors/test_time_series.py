@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from predictors.time_series import TimeSeries, inputs, samples
+from predictors.time_series import TimeSeries, samples
 
 NAN = float("nan")
 
@@ -19,15 +19,11 @@ def kept(rows, length=10):
 ROWS = [(10.0, 0.1, 0.5), (20.0, 0.2, 0.6), (30.0, 0.3, 0.7), (40.0, 0.4, 0.8), (50.0, 0.5, 0.9)]
 
 
-def test_inputs_are_those_of_equation_4():
-    """Inputs are the last two speeds, then CPU and memory usage: current, last, and before that."""
-    block = kept(ROWS).latest(3)
-
-    assert inputs(block).tolist() == [[[50, 40, 0.5, 0.4, 0.3, 0.9, 0.8, 0.7]]]
-
-
 def test_samples_pair_inputs_with_the_speed_that_followed():
-    """Five iterations give two samples, each without anything of the iteration that it is about."""
+    """Five iterations give two samples, each without anything of the iteration that it is about.
+
+    Inputs are the last two speeds, then CPU and memory usage: current, last, and before that.
+    """
     given, followed, usable = samples(kept(ROWS).latest(5))
 
     assert followed.tolist() == [[40.0], [50.0]]

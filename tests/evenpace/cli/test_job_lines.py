@@ -37,28 +37,17 @@ def test_the_progress_of_a_job_is_one_line(one, text):
 
 
 def test_lines_of_processes_and_of_the_job_go_apart(capsys):
-    """What processes print is the output; what is about the job is not, lest a pipe mix them."""
+    """What processes print is the output, and nothing else: neither the job's lines nor Ray's prints.
+
+    The same progress is not said again at once, where the output is no terminal; the end needs none.
+    """
     with JobLines() as lines:
         lines.show(news([(0.0, "w0", "loss 0.5 [red]"), (1.0, "job", "w1 is lost")], running=1))
-        lines.note("the job goes on")
-    captured = capsys.readouterr()
-    assert captured.out == "w0 | loss 0.5 [red]\n"
-    assert captured.err.splitlines() == ["job | w1 is lost", "1 worker", "the job goes on"]
-
-
-def test_the_same_progress_is_not_said_again_at_once(capsys):
-    """Where the output is no terminal, an unchanged line would only fill it; the end needs none."""
-    with JobLines() as lines:
-        for _ in range(3):
-            lines.show(news(running=1))
-        lines.show(news(running=0, finish=Finish("done")))
-    assert capsys.readouterr().err.splitlines() == ["1 worker"]
-
-
-def test_what_ray_prints_meanwhile_is_kept_from_the_output(capsys):
-    """Other prints of this process do not come between a job's lines, and do again afterwards."""
-    with JobLines() as lines:
         print("fifty lines about a node")  # noqa: T201
-        lines.show(news([(0.0, "ps-0", "listens")]))
+        lines.show(news(running=1))
+        lines.note("the job goes on")
+        lines.show(news(running=0, finish=Finish("done")))
     print("afterwards")  # noqa: T201
-    assert capsys.readouterr().out == "ps-0 | listens\nafterwards\n"
+    captured = capsys.readouterr()
+    assert captured.out == "w0 | loss 0.5 [red]\nafterwards\n"
+    assert captured.err.splitlines() == ["job | w1 is lost", "1 worker", "the job goes on"]

@@ -19,8 +19,6 @@ ESSENTIAL = {
     "jobs": ["job", "state", "iteration", "× even"],
     "workers": ["worker", "verdict", "samples", "time ms", "× others", "waits %"],
 }
-WORDS = {"job", "worker", "state", "policy", "verdict", "bottleneck", "why"}
-NUMBER = re.compile(r"-|~?-?[\d,]+(\.\d+)?( of [\d,]+)?")
 
 
 def shown(seconds, names=None, job="digits", micro_batch=None, ranks=(), communication=None):
@@ -93,19 +91,9 @@ def test_narrow_terminals_have_the_essential_columns(
         assert is_event or "…" not in " ".join(line.split()[1:])
 
 
-@pytest.mark.parametrize("width", [80, 220])
-def test_numbers_are_right_aligned_in_the_units_of_their_titles(width):
-    """Milliseconds, per cent and factors are in the title, for workers of all speeds."""
-    job = shown([0.0004, 0.9, 61.0, 4000.0], communication=[0.0001, 0.1, 50.0, math.nan])
-    for lines in (printed(jobs_table([job], width), width), printed(workers_table(job, width), width)):
-        titles = re.split(r"  +", lines[0].strip())
-        ends = [lines[0].index(title) + len(title) for title in titles]
-        for line in lines[1:]:
-            for title, end in zip(titles, ends, strict=True):
-                if title not in WORDS:
-                    cell = re.split(r"  +", line[:end])[-1]
-                    assert NUMBER.fullmatch(cell), (title, line)
-                    assert line[end : end + 2].strip() == ""
+def test_numbers_are_in_the_units_of_their_titles():
+    """Milliseconds, for workers of all speeds, with the digits that matter."""
+    job = shown([0.0004, 0.9, 61.0, 4000.0])
     cells = [re.split(r"  +", line.strip()) for line in printed(workers_table(job, 80), 80)]
     time = cells[0].index("time ms")
     assert [row[time] for row in cells[1:]] == ["4,000,000", "61,000", "900", "0.400"]
@@ -122,15 +110,12 @@ def test_hidden_transfers_are_shown_where_anybody_has_measured_them():
     job = replace(shown([1.0]), figures=view.figures())
     drawn = printed(details(job, 220), 220)
     (titles,) = [re.split(r"  +", line.strip()) for line in drawn if line.startswith("worker ")]
-    cells = {line.split()[0]: re.split(r"  +", line.strip()) for line in drawn if line.startswith("worker-")}
+    rows = [re.split(r"  +", line.strip()) for line in drawn if line.startswith("worker-")]
     at = titles.index("hidden %")
     assert titles[at + 1] == "bottleneck"
-    for name, expected in (
-        ("worker-0", ["57", "communication"]),
-        ("worker-3", ["75", "computing"]),
-        ("worker-4", ["-", "-"]),
-    ):
-        assert cells[name][at : at + 2] == expected
+    cells = {row[0]: row[at : at + 2] for row in rows}
+    assert (cells["worker-0"], cells["worker-3"]) == (["57", "communication"], ["75", "computing"])
+    assert cells["worker-4"] == ["-", "-"]
     assert any(line.startswith("bound by communication: exposed transfers take 15%") for line in drawn)
     without = " ".join(printed(details(shown([1.0, 2.0]), 220), 220))
     assert not re.search("hidden|bottleneck|bound by", without)

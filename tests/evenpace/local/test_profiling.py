@@ -138,10 +138,8 @@ def test_profiles_belong_to_the_learned_policy(tmp_path):
     file = tmp_path / "a.json"
     files.write_json(Profile("a", "train.py", (Step(8, 1.0),)).content(), file)
     refused = run("manager", "--profiles", file, "--policy", "even")
-    assert (refused.exit_code, "policy 'even': with --profiles it must be 'learned'" in refused.output) == (
-        1,
-        True,
-    )
+    assert refused.exit_code == 1
+    assert "policy 'even': with --profiles it must be 'learned'" in refused.output
     file.write_text("{}")
     refused = run("manager", "--profiles", file, "--policy", "learned")
     assert refused.exit_code == 1

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from batchsize_manager.policies import PolicyOptions, make_policy
 from batchsize_manager.policies.curves import Curves
-from evenpace.overview import phrases
 from evenpace.overview.even_split import even_durations, with_even_shares
 from evenpace.overview.job_view import JobView
 from tests.evenpace.overview.played import iteration, play, seconds
@@ -120,32 +119,6 @@ def test_equal_workers_have_nothing_to_win():
     assert [one.headline for one in figures] == ["as fast as even", "one worker: nothing to balance"]
     assert figures[0].balanced_speedup == pytest.approx(1.0, abs=0.05)
     assert figures[1].balanced_speedup is None
-
-
-def test_a_bad_split_is_called_slower():
-    """The headline of a split that gives the slowest most says that, and the time lost."""
-    view = JobView()
-    splits = [([80, 20], [1.6, 0.2]), ([90, 10], [1.8, 0.1])]
-    view.add(iteration(k, *splits[k >= 10]) for k in range(110))
-    figures = view.figures()
-    assert figures.speedup == pytest.approx(1.004 / 1.804, rel=0.03)
-    assert re.fullmatch(r"about \d+% slower than even, at least \d+%; 1 min lost", figures.headline)
-
-
-def test_where_shares_never_vary_only_bounds_are_known():
-    """Time curves are unknown from one split alone, so the headline gives a bound beside the likely value."""
-    view = JobView()
-    view.add(iteration(k, [44, 316], [1.0, 1.0]) for k in range(50))
-    figures = view.figures()
-    assert 1 < figures.speedup_least < 1.3
-    assert 3 < figures.speedup_most < 180 / 44
-    assert figures.headline == (
-        f"about {phrases.speedup(figures.speedup)}, {figures.speedup_doubt}; "
-        f"{phrases.saved(figures.saved_seconds)}, {figures.saved_doubt}"
-    )
-    assert figures.speedup_doubt.startswith("at least ")
-    assert figures.saved_doubt.startswith("at least ")
-    assert 0 < figures.saved_least < figures.saved_seconds < figures.saved_most
 
 
 @pytest.mark.ci

@@ -1,6 +1,7 @@
 """Views of jobs: the figures of their iterations, whatever these are, and how many are kept."""
 
 import json
+import re
 from dataclasses import asdict
 
 import numpy as np
@@ -101,13 +102,6 @@ def test_a_worker_with_fewer_samples_is_not_slower_for_that():
     assert by_name(viewed(before + after).figures())["worker-0"].verdict != "passing"
 
 
-def test_the_fastest_leads():
-    """A worker clearly faster than the others is the leader, and its text says by how much."""
-    one = by_name(viewed(noisy([0.01, 0.01, 0.005, 0.01], 50, noise=0.02)).figures())["worker-2"]
-    assert one.verdict == "leader"
-    assert one.verdict_text == "the fastest: 2.0 times as fast as the others' median"
-
-
 def test_who_waits_for_others_is_no_straggler():
     """Not if it is slower than at its best, as the fastest may be; one that is waited for is."""
 
@@ -119,6 +113,7 @@ def test_who_waits_for_others_is_no_straggler():
     ]
     assert waiting.waiting_share > 0.5
     assert waiting.verdict == "leader"
+    assert re.fullmatch(r"the fastest: 5\.\d times as fast as the others' median", waiting.verdict_text)
     awaited = viewed(noisy([0.01, 0.01, 0.01], 100, noise=0.02, factor=slower)).figures()
     assert by_name(awaited)["worker-0"].verdict == "passing"
 
