@@ -15,7 +15,7 @@ from rich.table import Table
 
 from batchsize_manager.client import ManagerClient
 from evenpace.dashboard.listening import free_page_address
-from evenpace.local.terminal import make_progress, make_table
+from evenpace.local.terminal import make_progress
 from evenpace.reports import files
 from evenpace.reports.run_data import RunReport, gather
 from evenpace.reports.run_list import LiveRuns
@@ -27,9 +27,10 @@ from idl.records import IterationRecord
 from lab.demo_config import DemoConfig
 from lab.experiments import analysis
 from lab.experiments.comparison import Evaluator
-from lab.experiments.scheme_run import SchemeRun
+from lab.experiments.scheme_run import RunConfig, SchemeRun
 from lab.experiments.schemes import Scheme
-from lab.experiments.unequal import UnequalConfig, run_unequal
+from lab.experiments.unequal import run_unequal
+from lab.report import Columns, table_of
 from lab.workloads.by_name import Training
 from rpc.address import Address
 from worker.resources.cpu_limits import LimitKind, kind_here
@@ -41,18 +42,7 @@ _ITERATIONS = 84  # about so many, unless epochs are given
 
 
 def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any]:
-    """Run both trainings, show them live, and write the report.
-
-    Args:
-        config: What to train, on what.
-
-    Returns:
-        The summary.
-
-    Raises:
-        EvenpaceError: A process failed; the message has the end of its log.
-        ValueError: The data cannot be read, or do not fit the options.
-    """
+    """Run both trainings, show them live, write the report, and return the summary."""
     console = Console()
     if config.http is not None:
         # Each run has a manager, and so a page, of its own; a browser that stays open follows both.
@@ -68,20 +58,17 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
     os.nice(10)  # watching must not slow down what is watched
     per_epoch = -(-evaluator.samples // config.total_batch_size)
     epochs = config.epochs or max(1, _ITERATIONS // per_epoch)
-    kind, kind_name = _choose_limit(config.limit_kind)
+    kind_name = kind_here(config.limit_kind)  # tries out which kind works here
+    kind: LimitKind = "cgroup" if kind_name.startswith("cgroup") else "duty-cycle"
     console.print(
         f"{len(config.shares)} workers, limited to {', '.join(f'{s:g}' for s in config.shares)} of a core by "
         f"{kind_name}; {data}, batches of {config.total_batch_size}, {epochs} epochs"
     )
-    trained = UnequalConfig(
-        training=training,
-        elements=evaluator.elements,
-        shares=config.shares,
-        iterations=per_epoch * epochs,
-        total_batch_size=config.total_batch_size,
+    trained = evaluator.run_config(
+        replace(config, limit_kind=kind),
+        per_epoch * epochs,
+        config.total_batch_size,
         tolerance=config.tolerance,
-        limit_kind=kind,
-        shards=config.shards,
         snapshots=_SNAPSHOTS,
     )
     schemes = (Scheme("even", "even", config.predictor), Scheme("balanced", config.policy, config.predictor))
@@ -129,7 +116,7 @@ def _compared(full: Mapping[str, Any], reports: Mapping[str, RunReport]) -> TwoR
 
 
 def _train(
-    config: DemoConfig, trained: UnequalConfig, scheme: Scheme, console: Console
+    config: DemoConfig, trained: RunConfig, scheme: Scheme, console: Console
 ) -> tuple[SchemeRun, RunReport]:
     """Run one of the two trainings, show it until its end, and return its report from its manager."""
     reports: list[RunReport] = []
@@ -181,7 +168,7 @@ def _table(config: DemoConfig, recent: Sequence[IterationRecord]) -> Table:
     return table
 
 
-def _figures(run: SchemeRun, evaluator: Evaluator, trained: UnequalConfig) -> dict[str, Any]:
+def _figures(run: SchemeRun, evaluator: Evaluator, trained: RunConfig) -> dict[str, Any]:
     """Return the figures of one run, for the report's JSON."""
     whole = [record for record in run.records if record["total"] == trained.total_batch_size]
     workers = len(trained.shares)
@@ -208,12 +195,6 @@ def _figures(run: SchemeRun, evaluator: Evaluator, trained: UnequalConfig) -> di
     }
 
 
-def _choose_limit(wanted: LimitKind) -> tuple[LimitKind, str]:
-    """Try out which kind of CPU limit works here; return it, and its description in words."""
-    name = kind_here(wanted)
-    return ("cgroup" if name.startswith("cgroup") else "duty-cycle"), name
-
-
 def _summary(full: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("iteration_s_median", "waiting_share", "accuracy")
     even, balanced = full["runs"]["even"], full["runs"]["balanced"]
@@ -233,16 +214,13 @@ def _summary(full: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _print_summary(console: Console, full: Mapping[str, Any], out: Path) -> None:
-    table = make_table("Even against balanced", "run", "iteration ms", "waiting", "accuracy", "batch sizes")
-    for name, run in full["runs"].items():
-        table.add_row(
-            name,
-            f"{run['iteration_s_median'] * 1e3:.0f}",
-            f"{run['waiting_share']:.0%}",
-            f"{run['accuracy']:.1%}",
-            " ".join(str(size) for size in run["batch_sizes"].values()),
-        )
-    console.print(table)
+    columns: Columns = {
+        "iteration_s_median": ("iteration ms", lambda seconds: f"{1e3 * seconds:.0f}"),
+        "waiting_share": ("waiting", "{:.0%}"),
+        "accuracy": ("accuracy", "{:.1%}"),
+        "batch_sizes": ("batch sizes", lambda sizes: " ".join(map(str, sizes.values()))),
+    }
+    console.print(table_of("Even against balanced", "run", columns, full["runs"].items()))
     console.print(
         f"Balanced is {full['speedup']:.2f} times as fast as even (the shares allow "
         f"{full['ideal_speedup']:.2f}); the final parameters differ by "

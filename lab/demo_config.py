@@ -19,19 +19,13 @@ _ANY_PORT = Address("127.0.0.1", 0)
 
 @dataclass(frozen=True)
 class DemoConfig(Checked):
-    """The configuration of the demo: the training, its workers and its outputs.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """The configuration of the demo: the training, its workers and its outputs."""
 
     shares: Shares = (0.8, 0.4, 0.2, 0.1)
     data: ImageData = "digits"
     # Passes over the data; None for about 84 iterations.
     epochs: Annotated[int | None, Setting("Passes over the data.  [default: by data set]", least=1)] = None
-    # Samples of a batch, over all workers; None for what suits the data.
     batch_size: Annotated[int | None, Setting("Over all workers.  [default: by data set]", least=1)] = None
-    # The balanced run's policy; so are its predictor and tolerance.
     policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = ManagerConfig.policy
     predictor: Annotated[str, Setting("Of the policy proportional.", choices=PREDICTORS)] = (
         PolicyOptions.predictor

@@ -1,5 +1,6 @@
 """Fields that several configurations of the lab have, with their settings."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,11 @@ def whole_numbers(option: str, text: str, least: int) -> tuple[int, ...]:
     if not numbers or min(numbers) < least:
         raise ValueError(f"{option} {text!r}: give whole numbers from {least}, as in 1,2,3")
     return numbers
+
+
+def numbers(option: str, what: str, metavar: str, least: int) -> Setting:
+    """Return the setting of an option with whole numbers from `least` on."""
+    return Setting(what, metavar=metavar, read=partial(whole_numbers, option, least=least))
 
 
 def parse_names(text: str) -> tuple[str, ...]:

@@ -37,13 +37,7 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 def panels(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure of panels, and return both, the panels row by row.
-
-    Args:
-        width: Of the figure, in inches.
-        height: Likewise.
-        **options: Further arguments of `Figure.subplots`.
-    """
+    """Make a figure of panels, of a size in inches, and return both, the panels row by row."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
@@ -60,11 +54,7 @@ def colour(index: int) -> str:
 
 
 def lines(axes: Axes, series: Iterable[tuple[str | None, Sequence[float], Sequence[float]]]) -> None:
-    """Draw lines, in the colours' order, with other dashes once all colours are taken.
-
-    Args:
-        series: Label of each line, its points' x and y.
-    """
+    """Draw lines by label, x and y, in the colours' order, with other dashes once all colours are taken."""
     for index, (label, x, y) in enumerate(series):
         dashes = ("solid", "dashed", "dotted")[index // len(style.COLOURS) % 3]
         axes.plot(x, y, label=label, color=colour(index), linestyle=dashes)
@@ -80,15 +70,10 @@ def bars(
     missing: str = "-",
     **label: Any,
 ) -> None:
-    """Draw bars in groups, one of each series in each group.
+    """Draw bars in groups, one of each series, which has its heights by group, in each group.
 
-    Args:
-        groups: Names of the groups, below them.
-        series: Heights by group, None for one that is not known; by label.
-        colours: A colour for each series, or one for each of its bars; others are in the colours' order.
-        text: Format of the heights above the bars; None: there are none.
-        missing: Text in place of a height that is not known.
-        **label: Properties of these texts.
+    A series has a colour, or one for each of its bars; others are in the colours' order. Above the bars are
+    their heights, or what stands for one that is None; where the text is None, nothing.
     """
     width = _GROUP / len(series)
     for index, (name, heights) in enumerate(series.items()):

@@ -28,15 +28,7 @@ def table_of(
     missing: str = "-",
     no_wrap: bool = False,
 ) -> Table:
-    """Make a table of figures.
-
-    Args:
-        first: Heading of the column with the rows' names.
-        columns: The other columns.
-        rows: Name and figures of each row.
-        missing: Cell of a value that is None, or is not there.
-        no_wrap: Whether names stay on one line each.
-    """
+    """Make a table of figures; the first column, under its heading, has the rows' names."""
     table = make_table(title, first, *(heading for heading, _ in columns.values()), no_wrap=no_wrap)
     for name, figures in rows:
         table.add_row(name, *cells_of(columns, figures, missing))

@@ -13,28 +13,19 @@ from rich.console import Console
 
 from idl.errors import InvalidRequestError
 from idl.settings import Setting
-from lab.traces import (
-    FASTEST,
-    SLOWEST,
-    MadeTraceConfig,
-    Series,
-    Trace,
-    TraceFile,
-    write_made,
-)
+from lab.traces import FASTEST, SLOWEST, MadeTraceConfig, Series, Trace, write_made
 
 _MEMORY = 0.4  # share of the memory in use
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionTraceConfig(MadeTraceConfig):
-    """Workers and their competitors (ValueError: a number is out of its range)."""
+    """Workers and their competitors."""
 
     workers: Annotated[int, Setting("Number of workers.", least=1)] = 4
     slowdown: Annotated[float, Setting("Of its speed, left under contention.", above=0, below=1)] = 0.5
     shortest: Annotated[int, Setting("Period in iterations.", least=1)] = 20
     longest: Annotated[int, Setting("Period in iterations.", least=1)] = 60
-    # Of the measured CPU and memory usage.
     usage_noise: Annotated[float, Setting("Standard deviation of the measured usage.", least=0, most=1)] = (
         0.02
     )
@@ -47,14 +38,7 @@ class ContentionTraceConfig(MadeTraceConfig):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContentionTraceFile(ContentionTraceConfig):
-    """The same, and the file."""
-
-    out: TraceFile
-
-
-def run(config: ContentionTraceFile, console: Console) -> dict[str, int]:
+def run(config: ContentionTraceConfig, console: Console) -> dict[str, int]:
     """Make the trace, and write it (OSError: the file cannot be written)."""
     return write_made(contention_trace(config), config.out, console)
 

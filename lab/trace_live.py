@@ -50,11 +50,7 @@ def trace_live(manager: Where, job: str, out: Path, idle: float, credentials: Cr
 
 
 def _follow(observer: Observer, recorder: TraceRecorder, job: str, idle: float) -> tuple[int, str]:
-    """Record until the job ends; return the number of rows, and the reason of the end in words.
-
-    Raises:
-        EvenpaceError: The job was never seen.
-    """
+    """Record until the job ends; return the number of rows, and the reason of the end in words."""
     rows, taken = 0, 0
     latest = time.monotonic()
     with Console(stderr=True).status(f"Waiting for job {job!r}") as status:

@@ -24,7 +24,6 @@ from lab.traces import (
     MadeTraceConfig,
     Series,
     Trace,
-    TraceFile,
     Usage,
     read_usage,
     response,
@@ -35,10 +34,9 @@ from predictors import Array
 
 @dataclass(frozen=True, kw_only=True)
 class UsageTraceConfig(MadeTraceConfig):
-    """The workers of a trace from usage (ValueError: a number is out of its range)."""
+    """The workers of a trace from usage."""
 
     workers: Annotated[int | None, Setting("[default: all that --vms is enough for, or 4]", least=1)] = None
-    # Names of machines, in order; drawn where there are none.
     machines: Annotated[
         tuple[str, ...],
         Setting(
@@ -50,19 +48,13 @@ class UsageTraceConfig(MadeTraceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class UsageTraceFiles(UsageTraceConfig):
-    """The same, and the files."""
+    """The same, and the file of usage."""
 
     usage: Annotated[Path, Setting("", metavar="FILE", positional=True)]
-    out: TraceFile
 
 
 def run(config: UsageTraceFiles, console: Console) -> dict[str, int]:
-    """Make the trace, and write it.
-
-    Raises:
-        ValueError: The file is not one of usage, or the machines do not fit.
-        OSError: A file cannot be read or written.
-    """
+    """Make the trace, and write it."""
     return write_made(usage_trace(read_usage(config.usage), config), config.out, console)
 
 
@@ -72,12 +64,6 @@ def usage_trace(usage: Usage, config: UsageTraceConfig) -> Trace:
     An iteration's usage is that of its beginning, interpolated linearly between the machine's steps, and
     stays so until its end. Speeds follow from it by `response`. Machines are dealt to the workers in order,
     each worker getting as many as it takes to have steps enough, one after the other.
-
-    Args:
-        usage: Usage, as `read_usage` returns it.
-
-    Raises:
-        ValueError: There is no such machine, it is named twice, or the machines are too few or too many.
     """
     for i, machine in enumerate(config.machines):
         if machine not in usage or machine in config.machines[:i]:

@@ -14,6 +14,7 @@ knows no predictor, and nothing of how a running job is reached.
 """
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,19 +58,10 @@ Trace = Mapping[str, Series]
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace; a gzipped file is unpacked.
-
-    The rows may be in any order, and so may the columns.
-
-    Raises:
-        ValueError: The file is not a trace: a column is missing, unknown or there twice, a value is not
-            allowed, a worker has two rows for an iteration, or there are no rows.
-        OSError: The file cannot be read.
-    """
+    """Read a trace, plain or gzipped, whose rows and columns may be in any order (ValueError: it is none)."""
     rows: dict[str, dict[int, tuple[float, ...]]] = {}
     for row in read_rows(path, COLUMNS, (EXPECTED,)):
-        worker = row.text("worker")
-        iteration = row.integer("iteration")
+        worker, iteration = row.text("worker"), row.integer("iteration")
         own = rows.setdefault(worker, {})
         if iteration in own:
             raise row.error("iteration", f"{worker!r} has a row for it already")
@@ -90,11 +82,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write a trace, iteration by iteration; `read_trace` returns exactly the same numbers.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a trace, iteration by iteration; `read_trace` returns exactly the same numbers."""
     known = any(not np.isnan(series.expected).all() for series in trace.values())
     rows: list[tuple[int, list[str]]] = []
     for worker, series in trace.items():
@@ -110,11 +98,7 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def write_made(trace: Trace, path: Path, console: Console) -> dict[str, int]:
-    """Write a generated trace, and print and return its numbers of rows and workers.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a generated trace, and print and return its numbers of rows and workers."""
     write_trace(trace, path)
     rows = sum(len(series.iterations) for series in trace.values())
     console.print(f"{rows:,} rows of {len(trace)} workers in {path}", soft_wrap=True)
@@ -124,14 +108,11 @@ def write_made(trace: Trace, path: Path, console: Console) -> dict[str, int]:
 class TraceRecorder:
     """Writer that appends a job's iterations to a trace as they come, in whole lines.
 
-    The file can be read at any time. An existing file is continued, and its rows stay as they are.
+    The file can be read at any time. An existing file is continued, and its rows stay as they are
+    (ValueError: it is not a trace, or another job's).
 
     The usage that a worker reports with iteration k is the one known when k + 1 begins, so a row needs the
     report before. A worker's first iteration, and one after an iteration that it took no part in, has no row.
-
-    Raises:
-        ValueError: The file exists and is not a trace that can be continued.
-        OSError: The file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -146,15 +127,7 @@ class TraceRecorder:
             self._write([COLUMNS])
 
     def append(self, records: Iterable[IterationRecord]) -> int:
-        """Write the rows of iterations, from the job's first on.
-
-        Returns:
-            The number of rows written.
-
-        Raises:
-            ValueError: The file has rows that are not this job's.
-            OSError: The file cannot be written.
-        """
+        """Write the rows of iterations, from the job's first on, and return their number."""
         rows = [row for record in records for row in self._rows(record)]
         self._write(rows)
         return len(rows)
@@ -175,7 +148,7 @@ class TraceRecorder:
             return
         for worker, series in read_trace(self._path).items():
             last = (series.speeds[-1], series.cpu_usage[-1], series.memory_usage[-1])
-            self._last[worker] = (int(series.iterations[-1]), tuple(_text(float(value)) for value in last))
+            self._last[worker] = int(series.iterations[-1]), tuple(_text(float(value)) for value in last)
 
     def _rows(self, record: IterationRecord) -> Iterator[tuple[str, ...]]:
         for worker, part in record.parts.items():
@@ -183,8 +156,7 @@ class TraceRecorder:
             self._usage[worker] = (record.iteration, part.cpu_usage, part.memory_usage)
             if before is None or before[0] != record.iteration - 1:
                 continue
-            speed = part.speed
-            values = tuple(_text(value) for value in (speed, *before[1:]))
+            values = tuple(map(_text, (part.speed, *before[1:])))
             if worker in self._last and self._has(worker, record.iteration, values):
                 continue
             yield (worker, str(record.iteration), *values)
@@ -204,15 +176,9 @@ class TraceRecorder:
 
     def _write(self, rows: Sequence[tuple[str, ...]]) -> None:
         """Write rows in one piece, so that a kill of this process leaves whole lines."""
-        lines = _Lines()
+        lines = io.StringIO()
         csv.writer(lines, lineterminator="\n").writerows(rows)
-        self._stream.write("".join(lines).encode())
-
-
-class _Lines(list[str]):
-    """List of lines that a CSV writer can write to."""
-
-    write = list.append
+        self._stream.write(lines.getvalue().encode())
 
 
 def _text(value: float) -> str:
@@ -227,9 +193,6 @@ class Perturbation(Checked):
     """Unpredictable changes of speed: each iteration's is multiplied by noise, and at times by a spike.
 
     The noise is log-normal with a mean of 1.
-
-    Raises:
-        ValueError: A number is out of its range.
     """
 
     noise: Annotated[float, Setting("Relative standard deviation of each speed.", least=0, most=1)] = 0.05
@@ -252,15 +215,13 @@ class Perturbation(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class MadeTraceConfig(Checked):
-    """What all generated traces have in common (ValueError: a number is out of its range)."""
+    """What all generated traces have in common."""
 
     iterations: Annotated[int, Setting("Of each worker.", least=1)] = 2000
     perturbation: Perturbation = field(default_factory=Perturbation)  # does not show in the usage
     seed: Annotated[int, Setting("Of all that is drawn.", least=0)] = 0
+    out: Annotated[Path, Setting("The trace, a CSV file.", metavar="FILE")] = Path("trace.csv")
 
-
-TraceFile = Annotated[Path, Setting("The trace, a CSV file.", metavar="FILE")]
-"""Where a trace goes."""
 
 FASTEST, SLOWEST = 200.0, 50.0
 """Samples per second, between which idle workers of generated traces are."""
@@ -273,12 +234,8 @@ Usage = Mapping[str, tuple[Array, Array]]
 def read_usage(path: Path) -> Usage:
     """Read machines' usage, `vm,step,cpu_percent,mem_percent`; a gzipped file is unpacked.
 
-    Values over 100% count as 100%: in traces of clusters, memory that was swapped out counts on top.
-
-    Raises:
-        ValueError: A column is missing or unknown, a value is not allowed, a machine's steps are not 0, 1,
-            2 and so on, or there are no rows.
-        OSError: The file cannot be read.
+    Values over 100% count as 100%: in traces of clusters, memory that was swapped out counts on top. A
+    machine's steps are 0, 1, 2 and so on.
     """
     machines: dict[str, list[tuple[float, float]]] = {}
     for row in read_rows(path, _USAGE_COLUMNS):
@@ -289,11 +246,8 @@ def read_usage(path: Path) -> Usage:
         steps.append((row.number("cpu_percent"), row.number("mem_percent")))
     if not machines:
         raise ValueError(f"{path}: there are no rows")
-    usage = {}
-    for machine, steps in machines.items():
-        cpu, memory = np.minimum(np.array(steps) / 100, 1.0).T
-        usage[machine] = (cpu, memory)
-    return usage
+    shares = {machine: np.minimum(np.array(steps) / 100, 1.0) for machine, steps in machines.items()}
+    return {machine: (its[:, 0], its[:, 1]) for machine, its in shares.items()}
 
 
 def response(cpu_usage: Array, memory_usage: Array) -> Array:

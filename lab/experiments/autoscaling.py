@@ -24,8 +24,8 @@ from rich.console import Console
 
 from evenpace.reports import style
 from idl.noise import Noise
-from idl.settings import Checked, Setting
-from lab.experiments.scheduling_fields import DevicesPerNode, Nodes, RestartCost, Traces
+from idl.settings import Setting
+from lab.experiments.scheduling_fields import NodesConfig
 from lab.plots import panels, save, styled
 from lab.report import Columns, options_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
@@ -40,14 +40,10 @@ _ALL_NOISE = Noise(0.0, 1.0)  # with which every sample counts alike, so that go
 
 
 @dataclass(frozen=True)
-class AutoscalingConfig(Checked):
-    """The configuration of one job that rents nodes (ValueError: a value is not allowed)."""
+class AutoscalingConfig(NodesConfig):
+    """The configuration of one job that rents nodes."""
 
-    traces: Traces
     model: Annotated[str, Setting("Model to train, a folder of the traces.", metavar="MODEL")] = "imagenet"
-    nodes: Nodes = 16
-    devices_per_node: DevicesPerNode = 4
-    restart_cost: RestartCost = 30
     plot: Annotated[
         Path | None, Setting("Draw nodes and efficiency against the time, a PNG file.", folder=False)
     ] = None
@@ -56,22 +52,16 @@ class AutoscalingConfig(Checked):
 def run(config: AutoscalingConfig, console: Console) -> dict[str, Any]:
     """Train under both rules, and print the costs.
 
-    Returns:
-        `{"config", "goodput": result, "throughput": result}`, where a result is `{"hours", "device_hours",
-        "efficiency": mean over the time, "epochs": [{"end_h": time, "nodes", "batch": samples,
-        "efficiency"}]}`.
-
-    Raises:
-        ValueError: The model is unknown, or the measurements are too few or of another form.
-        OSError: A file cannot be read or written.
+    Returns `{"config", "goodput": result, "throughput": result}`, where a result is `{"hours",
+    "device_hours", "efficiency": mean over the time, "epochs": [{"end_h": time, "nodes", "batch": samples,
+    "efficiency"}]}`.
     """
     applications = read_applications([config.traces], [PLAIN], LIMITS["pollux"])
     if (application := applications.get(config.model)) is None:
         raise ValueError(f"model {config.model!r}: there are {', '.join(sorted(applications))}")
     figures: dict[str, Any] = {"config": options_of(config)}
     for rule in (GOODPUT, THROUGHPUT):
-        epochs = scaled(application, rule, config)
-        figures[rule] = result_of(epochs, config.devices_per_node)
+        figures[rule] = result_of(scaled(application, rule, config), config.devices_per_node)
     _print(console, figures)
     if config.plot is not None:
         save(draw(figures), config.plot)
@@ -79,16 +69,7 @@ def run(config: AutoscalingConfig, console: Console) -> dict[str, Any]:
 
 
 def scaled(application: Application, rule: str, config: AutoscalingConfig) -> list[TrainedEpoch]:
-    """Train with the nodes that a rule chooses.
-
-    Args:
-        application: The model.
-        rule: "goodput" or "throughput".
-        config: Most nodes, devices of each, cost of a change.
-
-    Raises:
-        ValueError: A step time lies outside of what was measured.
-    """
+    """Train with the nodes that a rule, goodput or throughput, chooses."""
     batches, devices = application.batches[PLAIN], config.devices_per_node
     counts = np.arange(1, most_nodes(batches, config.nodes, devices) + 1)
     throughput = profile(application, len(counts), devices)
@@ -105,11 +86,7 @@ def scaled(application: Application, rule: str, config: AutoscalingConfig) -> li
 
 
 def result_of(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, Any]:
-    """Return the figures of a training, as the module describes.
-
-    Args:
-        epochs: At least one.
-    """
+    """Return the figures of a training of at least one epoch, as the module describes."""
     seconds = math.fsum(epoch.seconds for epoch in epochs)
     ends = accumulate(epoch.seconds for epoch in epochs)
     return {
@@ -117,12 +94,7 @@ def result_of(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, Any]:
         "device_hours": math.fsum(epoch.seconds * epoch.nodes * devices for epoch in epochs) / 3600,
         "efficiency": math.fsum(epoch.efficiency * epoch.seconds for epoch in epochs) / seconds,
         "epochs": [
-            {
-                "end_h": end / 3600,
-                "nodes": epoch.nodes,
-                "batch": epoch.batch,
-                "efficiency": epoch.efficiency,
-            }
+            {"end_h": end / 3600, "nodes": epoch.nodes, "batch": epoch.batch, "efficiency": epoch.efficiency}
             for end, epoch in zip(ends, epochs, strict=True)
         ],
     }

@@ -66,14 +66,11 @@ class Law:
 
 
 def fit(points: Sequence[Point]) -> Law:
-    """Fit the law by least squares of relative errors.
+    """Fit the law by least squares of relative errors (ValueError: there are fewer than two sizes).
 
     The weight of a size is 1 / (0.05² + its squared standard error). The law is taken to be no better than
     5%: runs that are looked at once an epoch may all end at the same one, and would count as exact. The
     parameters' standard errors are those that errors of this size leave.
-
-    Raises:
-        ValueError: There are fewer than two sizes.
     """
     sizes = np.array([point.size for point in points], float)
     if len(set(sizes.tolist())) < 2:
@@ -92,11 +89,7 @@ def fit(points: Sequence[Point]) -> Law:
 
 
 def fit_without_each(points: Sequence[Point]) -> list[Law]:
-    """Fit a law to all points but the first, to all but the second, and so on.
-
-    Raises:
-        ValueError: There are too few sizes.
-    """
+    """Fit a law to all points but the first, to all but the second, and so on."""
     return [fit([*points[:place], *points[place + 1 :]]) for place in range(len(points))]
 
 
@@ -112,13 +105,10 @@ def nearest(points: Sequence[Point]) -> list[float]:
 
 
 def contradictions(points: Sequence[Point]) -> list[str]:
-    """Return what in points no such law allows, or says that they are not comparable, in words.
+    """Return what in points, by ascending size, no such law allows or makes them incomparable, in words.
 
     Work that falls as batches grow, and work that grows faster than batches, by more than three standard
     errors; and runs of a size that differ among themselves by half of their mean.
-
-    Args:
-        points: In the order of their sizes.
     """
     found = [
         f"runs with {point.size:,} differ by {point.deviation / point.work:.0%}"

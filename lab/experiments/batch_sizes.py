@@ -27,14 +27,7 @@ from evenpace.local.terminal import make_table
 from evenpace.reports import style
 from idl.settings import Setting
 from lab.csv_rows import read_rows
-from lab.experiments.batch_size_law import (
-    FEWEST,
-    Point,
-    contradictions,
-    fit,
-    fit_without_each,
-    nearest,
-)
+from lab.experiments.batch_size_law import FEWEST, Point, contradictions, fit, fit_without_each, nearest
 from lab.plots import colour, panels, save, styled
 from lab.report import Columns, cells_of
 
@@ -52,8 +45,7 @@ class BatchSizesConfig:
     """The configuration of the law's test."""
 
     data: Annotated[
-        Path,
-        Setting("Trainings: a CSV with benchmark,batch_size,runs,mean_to_target,std.", folder=False),
+        Path, Setting("Trainings: a CSV with benchmark,batch_size,runs,mean_to_target,std.", folder=False)
     ]
     plot: Annotated[Path | None, Setting("Draw points and law, a PNG file.", folder=False)] = None
 
@@ -61,17 +53,12 @@ class BatchSizesConfig:
 def run(config: BatchSizesConfig, console: Console) -> dict[str, Any]:
     """Judge the law by each benchmark, and print the table.
 
-    Returns:
-        With None for a B_c without bound, and for what takes three sizes, `{"benchmarks": [{"benchmark",
-        "round", "points": [{"batch_size", "runs", "work", "deviation", "predicted", "error"}], "work": W0,
-        "critical": B_c, "critical_least", "critical_most": bounds of B_c, of two standard errors each way,
-        "known": true where these are within a factor of 4, "error": {"median", "largest", "nearest": median
-        of taking the nearest other size's work}, "holds": true where the median error is at most 10%,
-        "same_as": the benchmark with the same points, if there is one before it, "remarks": [text]}]}`.
-
-    Raises:
-        ValueError: The data is not of this form.
-        OSError: A file cannot be read or written.
+    Returns, with None for a B_c without bound, and for what takes three sizes, `{"benchmarks": [{"benchmark",
+    "round", "points": [{"batch_size", "runs", "work", "deviation", "predicted", "error"}], "work": W0,
+    "critical": B_c, "critical_least", "critical_most": bounds of B_c, of two standard errors each way,
+    "known": true where these are within a factor of 4, "error": {"median", "largest", "nearest": median of
+    taking the nearest other size's work}, "holds": true where the median error is at most 10%, "same_as": the
+    benchmark with the same points, if there is one before it, "remarks": [text]}]}`.
     """
     benchmarks = read_points(config.data)
     rows: list[dict[str, Any]] = []
@@ -87,12 +74,7 @@ def run(config: BatchSizesConfig, console: Console) -> dict[str, Any]:
 
 
 def read_points(path: Path) -> Benchmarks:
-    """Read a file of trainings, in the form that the module describes.
-
-    Raises:
-        ValueError: It is of another form, or a benchmark has a size twice in a round.
-        OSError: It cannot be read.
-    """
+    """Read a file of trainings (ValueError: another form, or a benchmark has a size twice in a round)."""
     found: dict[tuple[str, str], dict[int, Point]] = {}
     for row in read_rows(path, _COLUMNS, _OTHERS):
         size = row.integer("batch_size", least=1)
@@ -108,11 +90,7 @@ def read_points(path: Path) -> Benchmarks:
 
 
 def judge(points: Sequence[Point]) -> dict[str, Any]:
-    """Return a benchmark's figures, of the JSON, but for its names.
-
-    Args:
-        points: In the order of their sizes.
-    """
+    """Return a benchmark's figures, of the JSON, but for its names; its points are by ascending size."""
     rows: list[dict[str, Any]] = [
         {"batch_size": one.size, "runs": one.runs, "work": one.work, "deviation": one.deviation}
         for one in points
@@ -147,10 +125,7 @@ def judge(points: Sequence[Point]) -> dict[str, Any]:
             "nearest": statistics.median(near),
         },
         "holds": median <= _GOOD,
-        "remarks": [
-            *([] if known else [f"B_c is {_between(least, most)}"]),
-            *contradictions(points),
-        ],
+        "remarks": [*([] if known else [f"B_c is {_between(least, most)}"]), *contradictions(points)],
     }
 
 

@@ -8,7 +8,7 @@ Example:
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,9 +22,9 @@ from evenpace.reports import files
 from idl.settings import Setting
 from lab.experiments import analysis, plots
 from lab.experiments.containers import require_engine
-from lab.experiments.contended import ContendedConfig, ContendedOptions, ContendedRun, run_contended
+from lab.experiments.contended import ContendedOptions, ContendedRun, run_contended
 from lab.experiments.contention_schedule import write_schedule
-from lab.experiments.scheme_run import ParameterSnapshot
+from lab.experiments.scheme_run import ParameterSnapshot, RunConfig
 from lab.experiments.schemes import Scheme, choose_schemes
 from lab.fields import Folder
 from lab.report import Columns, table_of
@@ -41,11 +41,7 @@ _STATISTICS_SAMPLES = 1024  # samples for the statistics of batch normalisation
 
 
 class Evaluator:
-    """Evaluator of snapshots of parameters: curves of loss and accuracy on the workload's test set.
-
-    Args:
-        training: The workload.
-    """
+    """Evaluator of snapshots of parameters: curves of loss and accuracy on the workload's test set."""
 
     def __init__(self, training: Training) -> None:
         torch.set_num_threads(os.cpu_count() or 1)
@@ -56,22 +52,26 @@ class Evaluator:
         self._parameters = [parameter for group in self._groups for parameter in group]
 
     @property
-    def elements(self) -> int:
-        """Return the number of the model's parameters."""
-        return sum(parameter.numel() for parameter in self._parameters)
-
-    @property
     def samples(self) -> int:
         """Return the number of training samples."""
         return len(self._workload.train_set)
 
-    def check_batch(self, samples: int) -> int:
-        """Return a batch size (ValueError: there are fewer samples to train on)."""
-        if samples > self.samples:
+    def run_config(self, options: Any, iterations: int, total_batch_size: int, **more: Any) -> RunConfig:
+        """Return the configuration of a run with the workers and shards of an experiment's options."""
+        if total_batch_size > self.samples:
             raise ValueError(
-                f"batch size {samples}: {self.training.name} has {self.samples} samples to train on"
+                f"batch size {total_batch_size}: {self.training.name} has {self.samples} samples to train on"
             )
-        return samples
+        return RunConfig(
+            training=self.training,
+            elements=sum(parameter.numel() for parameter in self._parameters),
+            shares=options.shares,
+            iterations=iterations,
+            total_batch_size=total_batch_size,
+            limit_kind=options.limit_kind,
+            shards=options.shards,
+            **more,
+        )
 
     @property
     def data(self) -> str:
@@ -109,7 +109,7 @@ def _renew_statistics(workload: Workload) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionConfig(ContendedOptions):
-    """The configuration of schemes that are compared (ValueError: a value is not allowed)."""
+    """The configuration of schemes that are compared."""
 
     out: Folder = Path("runs/contention")
     workload: WorkloadName = "cifarnet"
@@ -126,36 +126,18 @@ def run(config: ContentionConfig, console: Console) -> Figures:
 
 
 def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions, console: Console) -> Figures:
-    """Run all schemes under one schedule, and save report.json, schemes.csv, iterations.csv and plots.
+    """Run all schemes under one schedule, and save report.json, iterations.csv and plots.
 
-    Args:
-        schemes: In this order; those that are normalised by another one come after it.
-
-    Returns:
-        The content of report.json.
-
-    Raises:
-        EvenpaceError: A run failed.
-        ValueError: The schedule or the batch size does not fit.
+    They run in this order: a scheme that is normalised by another one comes after it. Returns the content of
+    report.json.
     """
     if options.containers:
         require_engine()
     workers = len(options.shares) + max(scheme.backup_workers for scheme in schemes)
     schedule = options.disturbance.schedule(workers, options.iterations, options.seed)
-    training = Training(workload, options.arguments)
-    evaluator = Evaluator(training)
-    config = ContendedConfig(
-        options=options,
-        schedule=schedule,
-        training=training,
-        elements=evaluator.elements,
-        shares=options.shares,
-        iterations=options.iterations,
-        total_batch_size=evaluator.check_batch(options.batch_size or BATCH_SIZES[workload]),
-        tolerance=options.tolerance,
-        limit_kind=options.limit_kind,
-        shards=options.shards,
-    )
+    evaluator = Evaluator(Training(workload, options.arguments))
+    batch_size = options.batch_size or BATCH_SIZES[workload]
+    config = evaluator.run_config(options, options.iterations, batch_size, tolerance=options.tolerance)
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     write_schedule(schedule, out / "schedule.csv")
@@ -172,21 +154,17 @@ def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions,
         "load_average": os.getloadavg()[1],
         "schemes": {},
     }
-    with (
-        (out / "iterations.csv").open("w", newline="") as stream,
-        make_progress(console, 20) as progress,
-    ):
+    with (out / "iterations.csv").open("w", newline="") as stream, make_progress(console, 20) as progress:
         writer = csv.writer(stream)
         writer.writerow(_ITERATION_COLUMNS)
         for scheme in schemes:
-            measured = run_contended(scheme, config, progress)
+            measured = run_contended(scheme, config, options, schedule, progress)
             writer.writerows(_iteration_rows(measured))
             stream.flush()
             figures["schemes"][scheme.name] = _figures(measured, evaluator, options.settle)
             _relate(figures["schemes"], options.target)
             # After each run, so that an experiment that is stopped keeps the runs that are done.
             files.write_json(figures, out / "report.json")
-            _write_csv(figures["schemes"], out / "schemes.csv")
     plots.write_all(figures, out)
     console.print(f"Report, tables and plots: {out}", soft_wrap=True)
     return figures
@@ -195,7 +173,11 @@ def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions,
 def _figures(run: ContendedRun, evaluator: Evaluator, settle: int) -> Figures:
     """Return the figures of one run by itself; times in seconds, shares from 0 to 1."""
     scheme, records = run.scheme, run.records[settle:]
-    iteration = run.iteration_time(settle)
+    curve = evaluator.curve(run.snapshots)
+    # Without barriers from the first snapshot on, as long as all workers are there: the last is from the end.
+    iteration = run.workers * analysis.per_update_seconds(
+        run.records, curve[:-1], run.workers, scheme.synchronous, settle if scheme.synchronous else 0
+    )
     figures: Figures = {
         "synchronous": scheme.synchronous,
         "baseline": scheme.baseline,
@@ -203,7 +185,7 @@ def _figures(run: ContendedRun, evaluator: Evaluator, settle: int) -> Figures:
         "iterations": len(run.records),
         "tasks_started": run.tasks,
         "manager_share": run.manager_cpu / run.seconds if run.seconds else None,
-        "curve": evaluator.curve(run.snapshots),
+        "curve": curve,
         "relative_rmse": analysis.relative_rmse(records),
     }
     if scheme.synchronous and not scheme.one_by_one:
@@ -212,15 +194,10 @@ def _figures(run: ContendedRun, evaluator: Evaluator, settle: int) -> Figures:
         oracle = float(np.nanmean(analysis.oracle_times(records)))
         figures["oracle_s"] = oracle
         figures["of_oracle"] = iteration / oracle
-    figures["accuracy"] = figures["curve"][-1]["accuracy"]
-    figures["workers"] = {
-        name: [_worker_row(record, name) for record in run.records] for name in _worker_names(run.records)
-    }
+    figures["accuracy"] = curve[-1]["accuracy"]
+    names = sorted({name for record in run.records for name in record["workers"]})
+    figures["workers"] = {name: [_worker_row(record, name) for record in run.records] for name in names}
     return figures
-
-
-def _worker_names(records: Sequence[analysis.Record]) -> list[str]:
-    return sorted({name for record in records for name in record["workers"]})
 
 
 def _worker_row(record: analysis.Record, name: str) -> list[float | None]:
@@ -276,15 +253,6 @@ def print_table(figures: Figures, console: Console) -> None:
     console.print(table_of(about, "scheme", _TIMES, schemes.items()))
     about = f"Prediction and learning; the target accuracy is {target:.1%}"
     console.print(table_of(about, "scheme", _LEARNING, schemes.items()))
-
-
-def _write_csv(schemes: Mapping[str, Figures], path: Path) -> None:
-    with path.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        columns = (*_TIMES, *_LEARNING)
-        writer.writerow(["scheme", *columns])
-        for name, values in schemes.items():
-            writer.writerow([name, *(values.get(key) for key in columns)])
 
 
 _ITERATION_COLUMNS = (

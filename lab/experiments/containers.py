@@ -29,11 +29,7 @@ class ContainerError(EvenpaceError):
 
 
 class ContainerCluster(LocalCluster):
-    """`LocalCluster` each of whose processes runs in a container of its own, on a private network.
-
-    Args:
-        options: Further arguments of `LocalCluster`.
-    """
+    """`LocalCluster` each of whose processes runs in a container of its own, on a private network."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, host="0.0.0.0", **options)
@@ -41,11 +37,7 @@ class ContainerCluster(LocalCluster):
         self._addresses: dict[str, Address] = {}
 
     def start(self) -> None:
-        """Make the network, start the services, and wait until they listen.
-
-        Raises:
-            ContainerError: There is no engine, or an image is missing.
-        """
+        """Make the network, start the services, and wait until they listen."""
         require_engine()
         docker("network", "create", self._network)
         super().start()

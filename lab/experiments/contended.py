@@ -19,7 +19,7 @@ from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from lab.experiments.containers import ContainerCluster
 from lab.experiments.contention import ContainerPlace, Contention, Place, ProcessPlace
-from lab.experiments.contention_schedule import Disturbance, Schedule
+from lab.experiments.contention_schedule import Disturbance, Schedule, Unit
 from lab.experiments.scheme_run import (
     RunConfig,
     RunTooShortError,
@@ -42,14 +42,12 @@ _SNAPSHOTS = 15  # snapshots of the parameters in a run, about, for the curves o
 
 @dataclass(frozen=True, kw_only=True)
 class ContendedOptions:
-    """The options of an experiment under contention (InvalidRequestError: a value is not allowed)."""
+    """The options of an experiment under contention."""
 
     out: Folder
     shares: Shares = (0.35, 0.35, 0.35, 0.35)
     iterations: Annotated[int, Setting("Of each worker.", least=20)] = 300
-    # First iterations, which are left out of means and errors.
     settle: Annotated[int, Setting("First iterations, left out of means and errors.", least=0)] = 5
-    # Samples of an iteration, over all workers; None for what suits the workload.
     batch_size: Annotated[int | None, Setting("Over all workers.  [default: by workload]", least=1)] = None
     disturbance: Disturbance = field(default_factory=Disturbance)
     seed: Seed = 1  # seed of who is disturbed
@@ -59,17 +57,13 @@ class ContendedOptions:
         Path | None, Setting("Start predictors from kept models: a file, or a folder of them.", exists=True)
     ] = None
     tolerance: Tolerance = TOLERANCE
-    # Accuracy for the time and updates to it; None for 98% of what BSP ends with.
     target: Annotated[
         float | None, Setting("Accuracy that is to be reached.  [default: 98% of BSP's]", least=0, most=1)
     ] = None
-    # What a worker's shares of memory in the schedule refer to.
     memory_bytes: Annotated[
-        int,
-        Setting("What a schedule's shares of memory refer to.", name="memory-mib", least=1, unit=2**20),
+        int, Setting("What a schedule's shares of memory refer to.", name="memory-mib", least=1, unit=2**20)
     ] = 256 * 2**20
     limit_kind: Limit = "auto"
-    # Whether each part runs in a container, instead of being a process of this machine.
     containers: Annotated[bool, Setting("Run each part in a container; see docs/containers.md.")] = False
     shards: Shards = 1
     arguments: Arguments = ()
@@ -82,14 +76,6 @@ class ContendedOptions:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContendedConfig(RunConfig):
-    """The configuration that all schemes share; each worker makes all iterations, whatever the scheme."""
-
-    options: ContendedOptions
-    schedule: Schedule  # who is disturbed when
-
-
 @dataclass(frozen=True)
 class ContendedRun(SchemeRun):
     """Measurements of a run; times in seconds, versions of the parameters as the snapshots' updates."""
@@ -99,44 +85,27 @@ class ContendedRun(SchemeRun):
     tasks: int  # number of competing tasks that were started
     workers: int  # number of workers
 
-    def iteration_time(self, skip: int = 0) -> float:
-        """Return the mean seconds in which as many gradients are applied as there are workers.
 
-        For synchronous schemes it is the mean iteration without the first `skip`. Without barriers there
-        are no iterations: then it is the workers' number times the mean time between two updates (LB-BSP,
-        section 5.1), as long as all workers are there.
-        """
-        if self.scheme.synchronous:
-            return float(np.mean([record["duration"] for record in self.records[skip:]]))
-        first, last = self.snapshots[0], self.snapshots[-2]
-        return self.workers * (last.seconds - first.seconds) / (last.updates - first.updates)
-
-
-def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -> ContendedRun:
-    """Run a scheme to its end.
-
-    Args:
-        config: Configuration of the run.
-
-    Raises:
-        EvenpaceError: A process or a competing task failed; the message says which, and why.
-    """
+def run_contended(
+    scheme: Scheme, config: RunConfig, options: ContendedOptions, schedule: Schedule, progress: Progress
+) -> ContendedRun:
+    """Run a scheme to its end."""
     extra = scheme.backup_workers
     workers = len(config.shares) + extra
     # Backup workers come on top: the batch of the workers whose gradients are waited for stays the same.
     batch_size = config.total_batch_size * workers // len(config.shares)
     shares = [*config.shares, *([float(np.median(config.shares))] * extra)]
-    folder = (config.options.out / scheme.name.replace(":", "-")).resolve()
-    cluster = (ContainerCluster if config.options.containers else LocalCluster)(
+    folder = (options.out / scheme.name.replace(":", "-")).resolve()
+    cluster = (ContainerCluster if options.containers else LocalCluster)(
         folder,
         workers=workers,
         shards=config.shards,
         **manager_options(scheme, config),
         replicas_to_aggregate=len(config.shares) if extra else None,
-        first_fit=config.options.learning.first_fit,
-        refit_every=config.options.learning.refit_every,
+        first_fit=options.learning.first_fit,
+        refit_every=options.learning.refit_every,
         models=folder / "models",
-        reuse=config.options.reuse.resolve() if config.options.reuse is not None else None,
+        reuse=options.reuse and options.reuse.resolve(),
     )
 
     def arguments(rank: int) -> list[str]:
@@ -146,42 +115,38 @@ def run_contended(scheme: Scheme, config: ContendedConfig, progress: Progress) -
         return [*words, "--batch-size", str(batch_size)]
 
     with training(cluster, config, shares, arguments) as observer:
-        places = [_place(cluster, rank, share, config) for rank, share in enumerate(shares)]
-        watch = _Watch(observer, config, cluster)
+        places = [_place(cluster, rank, share, options.memory_bytes) for rank, share in enumerate(shares)]
+        watch = _Watch(observer, config, schedule.unit, cluster)
         task = progress.add_task(scheme.name, total=config.iterations)
-        with contextlib.closing(Contention(config.schedule.of_first(workers), places)) as contention:
+        with contextlib.closing(Contention(schedule.of_first(workers), places)) as contention:
             for _ in followed(cluster, observer):
                 watch.look(time.monotonic(), contention)
                 progress.update(task, completed=len(observer.iterations))
         watch.end(time.monotonic())
-        _write_trace(observer, folder / "trace.csv")
+        trace = folder / "trace.csv"
+        trace.unlink(missing_ok=True)  # a recorder would continue it
+        with contextlib.closing(TraceRecorder(trace)) as recorder:
+            recorder.append(observer.iterations)
         records = [record.plain() for record in observer.iterations]
         measured = watch.seconds, watch.manager_cpu, contention.started, workers
         return ContendedRun(scheme, records, watch.snapshots, *measured)
 
 
-def _place(cluster: LocalCluster, rank: int, cores: float, config: ContendedConfig) -> Place:
+def _place(cluster: LocalCluster, rank: int, cores: float, memory_bytes: int) -> Place:
     """Return the place of a worker's competing tasks: beside it, or in its container."""
     name = f"worker-{rank}"
     if isinstance(cluster, ContainerCluster):
-        return ContainerPlace(cluster.container(name), cores, config.options.memory_bytes)
-    return ProcessPlace(cluster.pid(name), cores, config.options.memory_bytes, cluster.shares[name].cpu)
-
-
-def _write_trace(observer: Observer, path: Path) -> None:
-    """Write the workers' speeds and usage as a trace, for `evenpace lab bench predictors`."""
-    path.unlink(missing_ok=True)  # a recorder would continue it
-    recorder = TraceRecorder(path)
-    recorder.append(observer.iterations)
-    recorder.close()
+        return ContainerPlace(cluster.container(name), cores, memory_bytes)
+    return ProcessPlace(cluster.pid(name), cores, memory_bytes, cluster.shares[name].cpu)
 
 
 class _Watch:
     """Follower of a run, which keeps the competing tasks to their schedule, and takes snapshots."""
 
-    def __init__(self, observer: Observer, config: ContendedConfig, cluster: LocalCluster) -> None:
+    def __init__(self, observer: Observer, config: RunConfig, unit: Unit, cluster: LocalCluster) -> None:
         self._observer = observer
         self._config = config
+        self._in_iterations = unit == "iterations"
         self._workers = cluster.workers
         self._manager = psutil.Process(cluster.pid("manager"))
         self._snapshots = Snapshots(observer, config)
@@ -203,8 +168,7 @@ class _Watch:
         self._complete = self._complete and len(self._observer.members) == self._workers
         if self._complete:
             self.seconds = now - self._began
-            in_iterations = self._config.schedule.unit == "iterations"
-            contention.update(self._progress(now) if in_iterations else self.seconds)
+            contention.update(self._progress(now) if self._in_iterations else self.seconds)
             self.manager_cpu = self._cpu_seconds() - self._cpu_before
             if done >= len(self.snapshots) * self._config.iterations / _SNAPSHOTS:
                 self._snapshots.take(self.seconds)

@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from idl.errors import EvenpaceError
 from lab.experiments.contention_schedule import Schedule, Task
@@ -29,24 +28,6 @@ class ContentionError(EvenpaceError):
     """A competing task could not be run."""
 
 
-class Place(Protocol):
-    """Interface of the place in which a worker and its competing tasks run."""
-
-    @property
-    def cores(self) -> float:
-        """Return the cores that the worker may use."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the bytes to which shares of memory refer."""
-
-    def start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-        """Run a command in the place, in a process group of its own."""
-
-    def stop(self, popen: "subprocess.Popen[bytes]") -> None:
-        """End what `start` began, at once."""
-
-
 @dataclass(frozen=True)
 class ProcessPlace:
     """Place beside a worker that is a process of this machine."""
@@ -60,13 +41,7 @@ class ProcessPlace:
         """Run a command beside the worker, in its control groups and on its CPU."""
         pin = ["--taskset", str(self.cpu)] if self.cpu is not None else []
         line = ["sh", "-c", _JOIN, "join", *map(str, self._groups()), "--", *command, *pin]
-        return subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        return _in_a_session(line, stdout=subprocess.DEVNULL)
 
     def stop(self, popen: "subprocess.Popen[bytes]") -> None:
         """End what `start` began by SIGKILL, since SIGTERM takes long within a small CPU quota."""
@@ -94,13 +69,7 @@ class ContainerPlace:
         """Run a command in the worker's container."""
         # The engine's client does not pass signals on: the command itself says what to stop.
         line = ["docker", "exec", self.container, "sh", "-c", 'echo "$$"; exec "$@"', "join", *command]
-        return subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        return _in_a_session(line, stdout=subprocess.PIPE)
 
     def stop(self, popen: "subprocess.Popen[bytes]") -> None:
         """End what `start` began, by its process group in the container."""
@@ -113,13 +82,18 @@ class ContainerPlace:
         popen.kill()
 
 
-def stress_command(task: Task, cores: float, memory_bytes: int) -> list[str]:
-    """Return the command that runs one task.
+Place = ProcessPlace | ContainerPlace
+"""The place in which a worker and its competing tasks run."""
 
-    Args:
-        cores: Cores that its worker may use.
-        memory_bytes: Bytes of memory that its worker may use.
-    """
+
+def _in_a_session(line: Sequence[str], stdout: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        line, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def stress_command(task: Task, cores: float, memory_bytes: int) -> list[str]:
+    """Return the command that runs one task beside a worker with these cores and bytes of memory."""
     command = ["stress-ng", "--quiet", "--timeout", f"{_LONGEST}s"]
     if task.cpu:
         stressors = max(1, round(cores))
@@ -134,31 +108,19 @@ def stress_command(task: Task, cores: float, memory_bytes: int) -> list[str]:
 
 
 class Contention:
-    """Runner of the tasks that the schedule has at the present time.
-
-    Args:
-        schedule: The schedule, in any unit of time.
-        places: Places by the workers' ranks.
-
-    Raises:
-        ContentionError: stress-ng is not installed.
-        ValueError: The schedule names more workers than there are.
-    """
+    """Runner of the tasks that the schedule has at the present time, at the places of the workers by rank."""
 
     def __init__(self, schedule: Schedule, places: Sequence[Place]) -> None:
         schedule.check_workers(len(places))
-        require_stress_ng(places)
+        if any(isinstance(place, ProcessPlace) for place in places) and shutil.which("stress-ng") is None:
+            raise ContentionError("stress-ng is not installed; on Debian: apt-get install stress-ng")
         self._schedule = schedule
         self._places = places
         self._running: dict[Task, subprocess.Popen[bytes]] = {}
         self.started = 0  # number of tasks started so far
 
     def update(self, now: float) -> None:
-        """Start and stop tasks for the time `now`, in the schedule's unit.
-
-        Raises:
-            ContentionError: A task has ended by itself; the message says why.
-        """
+        """Start and stop tasks for a time in the schedule's unit (ContentionError: one ended by itself)."""
         active = self._schedule.active(now)
         for task in self._running.keys() - active:
             self._stop(task)
@@ -184,13 +146,3 @@ class Contention:
         for stream in (popen.stdout, popen.stderr):
             if stream is not None:
                 stream.close()
-
-
-def require_stress_ng(places: Sequence[Place]) -> None:
-    """Check that tasks can be run.
-
-    Raises:
-        ContentionError: stress-ng is needed on this machine, and is not installed.
-    """
-    if any(isinstance(place, ProcessPlace) for place in places) and shutil.which("stress-ng") is None:
-        raise ContentionError("stress-ng is not installed; on Debian: apt-get install stress-ng")

@@ -8,7 +8,6 @@ import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +15,8 @@ import numpy as np
 
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
-from lab.fields import parse_names, whole_numbers
+from lab.csv_rows import read_rows
+from lab.fields import numbers, parse_names
 from lab.traces import read_usage
 from predictors import Array
 
@@ -24,9 +24,7 @@ Unit = Literal["iterations", "seconds"]
 
 COLUMNS = ("worker", "start", "end", "cpu", "memory")
 _LEVELS = 10  # levels to which a trace's CPU demand is rounded, so that tasks last longer than a step
-_MOST_MEMORY = (
-    0.5  # share of a worker's memory that a trace's task holds at most: the worker needs some itself
-)
+_MOST_MEMORY = 0.5  # of a worker's memory that a trace's task holds at most: the worker needs some itself
 
 
 @dataclass(frozen=True, order=True)
@@ -73,11 +71,7 @@ class Schedule:
         return replace(self, tasks=tuple(task for task in self.tasks if task.worker < workers))
 
     def check_workers(self, workers: int) -> None:
-        """Check that there are as many workers as the schedule names.
-
-        Raises:
-            ValueError: There are fewer workers.
-        """
+        """Check that there are as many workers as the schedule names (ValueError: there are fewer)."""
         highest = max((task.worker for task in self.tasks), default=-1)
         if highest >= workers:
             raise ValueError(f"{self.source}: a task for worker {highest}, but there are {workers} workers")
@@ -85,11 +79,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """The choice of a schedule of disturbances: from a file, from recorded usage, or at random.
-
-    Raises:
-        InvalidRequestError: A value is not allowed, or there are two schedules.
-    """
+    """The choice of a schedule of disturbances: from a file, from recorded usage, or at random."""
 
     file: Annotated[
         Path | None,
@@ -105,17 +95,15 @@ class Disturbance:
         Path | None,
         Setting("Disturb as machines were used: vm,step,cpu_percent,mem_percent.", folder=False, exists=True),
     ] = None
-    step_seconds: Annotated[float, Setting("How long a step of --usage lasts here.", above=0)] = 5.0
+    step_seconds: Annotated[
+        float, Setting("How long a step of --usage lasts here.", above=0, below=math.inf)
+    ] = 5.0
     machines: Annotated[
         tuple[str, ...], Setting("Of --usage.  [default: at random]", metavar="NAME,...", read=parse_names)
     ] = ()
     contended: Annotated[
         tuple[int, ...],
-        Setting(
-            "Workers that are disturbed at random.  [default: all]",
-            metavar="RANK,...",
-            read=partial(whole_numbers, "contended", least=0),
-        ),
+        numbers("contended", "Workers that are disturbed at random.  [default: all]", "RANK,...", 0),
     ] = ()
     phases: Annotated[
         tuple[int, int],
@@ -128,16 +116,7 @@ class Disturbance:
             raise InvalidRequestError("--schedule and --usage: give one of them")
 
     def schedule(self, workers: int, iterations: int, seed: int) -> Schedule:
-        """Return the tasks beside so many workers.
-
-        Args:
-            iterations: Length of a random schedule.
-            seed: Draws a random schedule, or the machines of a trace.
-
-        Raises:
-            ValueError: A file or a value does not fit.
-            OSError: A file cannot be read.
-        """
+        """Return the tasks beside workers; the seed draws a random schedule, or a trace's machines."""
         if self.file is not None:
             schedule = read_schedule(self.file, self.unit)
         elif self.usage is not None:
@@ -150,24 +129,15 @@ class Disturbance:
 
 
 def random_schedule(
-    workers: Sequence[int], iterations: int, seed: int, shortest: int = 20, longest: int = 60
+    workers: Sequence[int], iterations: int, seed: int, shortest: int, longest: int
 ) -> Schedule:
     """Draw on/off contention by an equal competitor, which halves a worker's speed while it lasts.
 
-    Args:
-        workers: Ranks of the workers that are disturbed, each independently of the others.
-        iterations: Length of the schedule.
-        seed: The same seed gives the same schedule.
-        shortest: Iterations that each phase, on or off, lasts at least.
-        longest: Iterations that it lasts at most.
-
-    Raises:
-        ValueError: A number is out of its range.
+    Each of the workers, named by rank, is disturbed independently of the others. Each phase, on or off, lasts
+    from the shortest to the longest number of iterations.
     """
     if not 1 <= shortest <= longest:
         raise ValueError(f"phases of {shortest} to {longest} iterations: must be at least 1, in this order")
-    if seed < 0:
-        raise ValueError(f"seed {seed}: must be at least 0")
     tasks = []
     for worker in workers:
         random = np.random.default_rng([seed, worker])
@@ -183,22 +153,13 @@ def random_schedule(
 
 
 def read_schedule(path: Path, unit: Unit) -> Schedule:
-    """Read a CSV file with the columns worker, start, end, cpu and memory, as `Task` has them.
-
-    Raises:
-        ValueError: The file is not in this format; the message names the file and the line.
-        OSError: The file cannot be read.
-    """
-    with path.open(newline="") as stream:
-        reader = csv.DictReader(stream)
-        if reader.fieldnames is None or not set(COLUMNS) <= set(reader.fieldnames):
-            raise ValueError(f"{path}: columns {reader.fieldnames}; needed are {', '.join(COLUMNS)}")
-        tasks = []
-        for row in reader:
-            try:
-                tasks.append(Task(int(row["worker"]), *(float(row[column]) for column in COLUMNS[1:])))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+    """Read a CSV file with the columns worker, start, end, cpu and memory, as `Task` has them."""
+    tasks = []
+    for row in read_rows(path, COLUMNS):
+        try:
+            tasks.append(Task(int(row.values["worker"]), *(float(row.values[name]) for name in COLUMNS[1:])))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {row.line}: {error}") from error
     return Schedule(tuple(tasks), unit, str(path))
 
 
@@ -216,27 +177,15 @@ def trace_schedule(
     """Make tasks with the CPU and memory demand of a trace's machines, one machine for each worker.
 
     As in LB-BSP (section 5.3), the usage of a machine's tasks is the demand that competes with the worker.
-    Usage that stays the same, to a tenth of the CPU, is one task.
-
-    Args:
-        path: File of machines' usage for `lab.traces.read_usage`, such as the Google cluster trace.
-        workers: Ranks from 0 on.
-        step_seconds: Seconds that a step of the trace lasts in the experiment.
-        machines: Names of the machines, one for each worker, instead of chosen ones.
-
-    Raises:
-        ValueError: The file is not in this format, or has too few machines.
-        OSError: The file cannot be read.
+    Usage that stays the same, to a tenth of the CPU, is one task. The file is one for
+    `lab.traces.read_usage`, such as the Google cluster trace; without names of machines, the seed chooses
+    them.
     """
-    if not 0 < step_seconds < math.inf:
-        raise ValueError(f"step_seconds {step_seconds}: must be above 0")
     usage = read_usage(path)
     if machines is None:
         if len(usage) < workers:
             raise ValueError(f"{path}: {len(usage)} machines, but {workers} workers")
-        names = sorted(usage)
-        chosen = np.random.default_rng(seed).choice(len(names), workers, replace=False)
-        machines = [names[i] for i in chosen]
+        machines = np.random.default_rng(seed).choice(sorted(usage), workers, replace=False).tolist()
     unknown = [machine for machine in machines if machine not in usage]
     if unknown:
         raise ValueError(f"{path}: there is no machine {unknown[0]!r}")

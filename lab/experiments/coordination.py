@@ -13,12 +13,12 @@ Example:
   evenpace lab experiment fig6 --report runs/fig6/fig6.json
 """
 
+import contextlib
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,12 +31,12 @@ from evenpace.local.terminal import make_progress
 from evenpace.reports import files
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
-from lab.experiments import efficiency, plots
+from lab.experiments import analysis, plots
 from lab.experiments.comparison import Evaluator
-from lab.experiments.scheme_run import SchemeRun
+from lab.experiments.scheme_run import RunConfig, SchemeRun
 from lab.experiments.schemes import SCHEMES, Scheme
-from lab.experiments.unequal import UnequalConfig, UnequalShares, run_unequal
-from lab.fields import Folder, Shards, parse_names, whole_numbers
+from lab.experiments.unequal import UnequalShares, run_unequal
+from lab.fields import Folder, Shards, numbers, parse_names
 from lab.plots import save
 from lab.report import Columns, table_of
 from lab.workloads.by_name import BATCH_SIZES, WORKLOADS, Arguments, Training, by_workload
@@ -55,17 +55,14 @@ _OTHER_ITERATIONS = 150
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinationConfig:
-    """The configuration of Figures 6 and 7.
-
-    Raises:
-        InvalidRequestError: A value is not allowed, there is no seed, or one twice.
-    """
+    """The configuration of Figures 6 and 7."""
 
     workloads: Annotated[
         tuple[str, ...], Setting(f"Of {', '.join(WORKLOADS)}.", metavar="NAME,...", read=parse_names)
     ] = ("digits", "cifarnet", "resnet32")
     schemes: Annotated[
-        tuple[str, ...], Setting("Ways to coordinate workers.", metavar="NAME,...", read=parse_names)
+        tuple[str, ...],
+        Setting("Ways to coordinate workers.", metavar="NAME,...", read=parse_names, choices=COORDINATION),
     ] = COORDINATION
     policies: Annotated[
         tuple[str, ...],
@@ -73,7 +70,6 @@ class CoordinationConfig:
     ] = ("leader_straggler",)
     out: Folder = Path("runs/fig6")
     shares: UnequalShares = (0.6, 0.4, 0.25, 0.15)
-    # The part of a run, from 0 to below 1, that the hardware efficiency leaves out.
     settle: Annotated[
         float,
         Setting(
@@ -82,11 +78,7 @@ class CoordinationConfig:
             below=1,
         ),
     ] = 0.5
-    # Seeds of first parameters and of the samples' order, each in a run of its own.
-    seeds: Annotated[
-        tuple[int, ...],
-        Setting("A run with each; means.", metavar="SEED,...", read=partial(whole_numbers, "seeds", least=0)),
-    ] = (1,)
+    seeds: Annotated[tuple[int, ...], numbers("seeds", "A run with each; means.", "SEED,...", 0)] = (1,)
     limit_kind: Limit = "auto"
     shards: Shards = 1
     data: Annotated[
@@ -122,26 +114,10 @@ class CoordinationConfig:
             )
 
 
-@dataclass(frozen=True)
-class TrainedWorkload:
-    """Workload that is trained with every scheme."""
-
-    training: Training  # the workload and its options
-    iterations: int  # of a synchronous scheme; the others make as many updates
-    total_batch_size: int  # over all workers
-    target: float | None = None  # accuracy to be reached, from 0 to 1; None for 98% of what BSP ends with
-
-
 def run(config: CoordinationConfig, console: Console, json_path: Path | None = None) -> Figures:
     """Train, or read the figures of an earlier run; draw fig6.png and fig7.png, and print both figures.
 
-    Args:
-        json_path: File of the figures, which are saved after each run; None for fig6.json in the folder.
-
-    Raises:
-        EvenpaceError: A run failed.
-        ValueError: A value does not fit, or the report is of another form.
-        OSError: A file cannot be read or written.
+    The figures are saved after each run, in fig6.json in the folder where there is no other path.
     """
     json_path = json_path or config.out / "fig6.json"
     config.out.mkdir(parents=True, exist_ok=True)
@@ -149,9 +125,7 @@ def run(config: CoordinationConfig, console: Console, json_path: Path | None = N
         figures = _read(config.report)
         files.write_json(figures, json_path)
     else:
-        figures = compare(
-            _workloads(config), choose(config.schemes, config.policies), config, json_path, console
-        )
+        figures = compare(config, json_path, console)
     save(plots.efficiency(figures), config.out / "fig6.png")
     save(plots.accuracy(figures), config.out / "fig7.png")
     print_efficiency(figures, console)
@@ -160,33 +134,27 @@ def run(config: CoordinationConfig, console: Console, json_path: Path | None = N
     return figures
 
 
-def _workloads(config: CoordinationConfig) -> list[TrainedWorkload]:
-    """Return the workloads that are trained, each with its options (ValueError: one does not fit)."""
+def _workloads(config: CoordinationConfig) -> Iterator[tuple[Evaluator, RunConfig, float | None]]:
+    """Yield the workloads that are trained, each with its target accuracy, if one was given."""
     names = list(dict.fromkeys(config.workloads))
     specs = by_workload("data", config.data, names, str)
     counts = by_workload("iterations", config.iterations, names, positive_number)
     sizes = by_workload("batch-size", config.batch_size, names, positive_number)
     targets = by_workload("target", config.target, names, _share)
-    return [
-        TrainedWorkload(
-            Training(name, (*config.arguments, *(("--data", specs[name]) if name in specs else ()))),
-            counts.get(name, _ITERATIONS.get(name, _OTHER_ITERATIONS)),
-            sizes.get(name) or BATCH_SIZES[name],
-            targets.get(name),
-        )
-        for name in names
-    ]
+    for name in names:
+        data = ("--data", specs[name]) if name in specs else ()
+        evaluator = Evaluator(Training(name, (*config.arguments, *data)))
+        iterations = counts.get(name, _ITERATIONS.get(name, _OTHER_ITERATIONS))
+        run_config = evaluator.run_config(config, iterations, sizes.get(name, BATCH_SIZES[name]))
+        yield evaluator, run_config, targets.get(name)
 
 
 def _share(text: str) -> float:
     """Read a number above 0 and up to 1 (ValueError: the text is no such number)."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number <= 1:
-        raise ValueError(f"{text!r}: must be above 0 and at most 1")
-    return number
+    with contextlib.suppress(ValueError):
+        if 0 < (number := float(text)) <= 1:
+            return number
+    raise ValueError(f"{text!r}: must be above 0 and at most 1")
 
 
 def _read(path: Path) -> Figures:
@@ -201,17 +169,7 @@ def _read(path: Path) -> Figures:
 
 
 def choose(names: Sequence[str], policies: Sequence[str]) -> list[Scheme]:
-    """Return the schemes of these names, BSP first; `lb-bsp` stands for one scheme with each policy.
-
-    Raises:
-        ValueError: There is no such scheme or policy.
-    """
-    for name in names:
-        if name not in COORDINATION:
-            raise ValueError(f"no scheme {name!r}; there are {', '.join(COORDINATION)}")
-    for policy in policies:
-        if policy not in POLICIES:
-            raise ValueError(f"no policy {policy!r}; there are {', '.join(POLICIES)}")
+    """Return the schemes of these names, BSP first; `lb-bsp` stands for one scheme with each policy."""
     chosen: list[Scheme] = []
     for name in dict.fromkeys((BASELINE, *names)):
         if name == "lb-bsp":
@@ -221,58 +179,40 @@ def choose(names: Sequence[str], policies: Sequence[str]) -> list[Scheme]:
     return chosen
 
 
-def compare(
-    jobs: Sequence[TrainedWorkload],
-    schemes: Sequence[Scheme],
-    shared: CoordinationConfig,
-    json_path: Path,
-    console: Console,
-) -> Figures:
-    """Run every scheme with every job and seed; the figures are saved after each run.
-
-    Args:
-        schemes: Schemes, as `choose` returns them.
-
-    Returns:
-        The content of the file.
-
-    Raises:
-        EvenpaceError: A run failed.
-        ValueError: A batch size or a target does not fit.
-    """
-    evaluators = [Evaluator(job.training) for job in jobs]
-    configs = [_config(*pair, shared) for pair in zip(jobs, evaluators, strict=True)]
+def compare(config: CoordinationConfig, json_path: Path, console: Console) -> Figures:
+    """Run every scheme with every workload and seed; return the figures, saved after each run."""
+    trained = list(_workloads(config))  # all, so that one that does not fit is known before anything starts
     figures: Figures = {
-        "shares": list(shared.shares),
-        "seeds": list(shared.seeds),
-        "settle": shared.settle,
+        "shares": list(config.shares),
+        "seeds": list(config.seeds),
+        "settle": config.settle,
         "load_average": os.getloadavg()[1],
         "workloads": {},
     }
     with make_progress(console, 44) as progress:
-        for job, evaluator, config in zip(jobs, evaluators, configs, strict=True):
-            name = job.training.name
+        for evaluator, run_config, target in trained:
+            training = run_config.training
             entry: Figures = {
                 "data": evaluator.data,
-                "iterations": job.iterations,
-                "total_batch_size": job.total_batch_size,
+                "iterations": run_config.iterations,
+                "total_batch_size": run_config.total_batch_size,
                 "schemes": {},
             }
-            figures["workloads"][name] = entry
-            for scheme in schemes:
+            figures["workloads"][training.name] = entry
+            for scheme in choose(config.schemes, config.policies):
                 entry["schemes"][scheme.name] = {"synchronous": scheme.synchronous, "runs": []}
-                for seed in shared.seeds:
-                    what = f"{name}, {scheme.name}, seed {seed}"
-                    task = progress.add_task(what, total=job.iterations)
+                for seed in config.seeds:
+                    what = f"{training.name}, {scheme.name}, seed {seed}"
+                    task = progress.add_task(what, total=run_config.iterations)
                     measured = run_unequal(
                         scheme,
-                        _with_seed(config, seed),
-                        shared.out / name / f"{scheme.name.replace(':', '-')}-{seed}",
+                        replace(run_config, training=training.with_options("--seed", str(seed))),
+                        config.out / training.name / f"{scheme.name.replace(':', '-')}-{seed}",
                         lambda done, _, task=task: progress.update(task, completed=done),  # type: ignore[misc]
                     )
-                    shown = _run_figures(measured, evaluator, config, round(shared.settle * job.iterations))
+                    shown = _run_figures(measured, evaluator, run_config, config.settle)
                     entry["schemes"][scheme.name]["runs"].append({"seed": seed, **shown})
-                    relate(entry, job.target)
+                    relate(entry, target)
                     files.write_json(figures, json_path)
     return figures
 
@@ -280,10 +220,8 @@ def compare(
 def relate(entry: Figures, target: float | None) -> None:
     """Add a workload's figures relative to BSP and to the target accuracy.
 
-    Args:
-        entry: Figures of one workload, with `runs` for each scheme; gets `target`, and each scheme its means
-            over the seeds and `of_bsp`.
-        target: None for 98% of the accuracy that BSP ends with, in the mean over its runs.
+    The entry gets `target`, None for 98% of the accuracy that BSP ends with, in the mean over its runs; each
+    scheme gets its means over the seeds, and `of_bsp`.
     """
     schemes = entry["schemes"]
     reference = statistics.fmean(run["accuracy"] for run in schemes[BASELINE]["runs"])
@@ -291,13 +229,12 @@ def relate(entry: Figures, target: float | None) -> None:
     entry["target"] = goal
     for figures in schemes.values():
         for run in figures["runs"]:
-            point = efficiency.crossing(run["curve"], goal)
+            point = analysis.crossing(run["curve"], goal)
             run["updates_to_target"], run["seconds_to_target"] = point or (None, None)
-        figures.update(efficiency.summarise(figures["runs"]))
+        figures.update(analysis.summarise(figures["runs"]))
         figures["accuracy"] = statistics.fmean(run["accuracy"] for run in figures["runs"])
         figures["reached"] = sum(run["updates_to_target"] is not None for run in figures["runs"])
-    means = {name: {m: figures[m] for m in efficiency.MEASURES} for name, figures in schemes.items()}
-    for name, shares in efficiency.relative(means, BASELINE).items():
+    for name, shares in analysis.relative(schemes, BASELINE).items():
         schemes[name]["of_bsp"] = shares
 
 
@@ -305,24 +242,17 @@ def print_efficiency(figures: Figures, console: Console) -> None:
     """Print Figure 6 as tables, one for each workload."""
     for name, entry in figures["workloads"].items():
         columns: Columns = {
-            "per_update_ms": ("ms/update", "{:.1f}"),
+            "per_update_s": ("ms/update", lambda seconds: f"{1e3 * seconds:.1f}"),
             "of_bsp.per_update_s": ("of BSP", "{:.2f}"),
             "shown_updates": (f"updates to {entry['target']:.1%}", "{}"),
             "of_bsp.updates_to_target": ("of BSP", "{:.2f}"),
             "seconds_to_target": ("s to it", "{:.1f}"),
             "of_bsp.seconds_to_target": ("of BSP", "{:.2f}"),
         }
-        rows = [
-            (
-                scheme,
-                {
-                    **values,
-                    "per_update_ms": values["per_update_s"] * 1e3,
-                    "shown_updates": _updates(values),
-                },
-            )
+        rows = (
+            (scheme, {**values, "shown_updates": _updates(values)})
             for scheme, values in entry["schemes"].items()
-        ]
+        )
         console.print(table_of(f"Figure 6: {name} on {entry['data']}", "scheme", columns, rows, no_wrap=True))
 
 
@@ -351,39 +281,20 @@ def _updates(values: Mapping[str, Any]) -> str:
     return "not reached" if runs == 1 else f"not reached ({values['reached']} of {runs})"
 
 
-def _config(job: TrainedWorkload, evaluator: Evaluator, shared: CoordinationConfig) -> UnequalConfig:
-    return UnequalConfig(
-        training=job.training,
-        elements=evaluator.elements,
-        shares=shared.shares,
-        iterations=job.iterations,
-        total_batch_size=evaluator.check_batch(job.total_batch_size),
-        limit_kind=shared.limit_kind,
-        shards=shared.shards,
-    )
-
-
-def _with_seed(config: UnequalConfig, seed: int) -> UnequalConfig:
-    training = config.training
-    arguments = (*training.arguments, "--seed", str(seed))
-    return replace(config, training=Training(training.name, arguments))
-
-
-def _run_figures(run: SchemeRun, evaluator: Evaluator, config: UnequalConfig, settle: int) -> Figures:
+def _run_figures(run: SchemeRun, evaluator: Evaluator, config: RunConfig, settle: float) -> Figures:
     """Return the figures of one run by itself."""
     workers = len(config.shares)
     per_epoch = -(-evaluator.samples // config.total_batch_size) * workers  # updates
     curve = [{**point, "epochs": point["updates"] / per_epoch} for point in evaluator.curve(run.snapshots)]
-    synchronous = run.scheme.synchronous
+    skipped = round(settle * config.iterations)
     return {
-        "per_update_s": efficiency.per_update_seconds(run.records, curve, workers, synchronous, settle),
+        "per_update_s": analysis.per_update_seconds(
+            run.records, curve, workers, run.scheme.synchronous, skipped
+        ),
         "accuracy": curve[-1]["accuracy"],
-        "batch_sizes": _last_batch_sizes(run),
+        # Without barriers the slowest worker may not have finished an iteration.
+        "batch_sizes": {
+            name: part["batch_size"] for last in run.records[-1:] for name, part in last["workers"].items()
+        },
         "curve": curve,
     }
-
-
-def _last_batch_sizes(run: SchemeRun) -> dict[str, int]:
-    if not run.records:  # without barriers the slowest worker may not have finished one
-        return {}
-    return {name: part["batch_size"] for name, part in run.records[-1]["workers"].items()}

@@ -28,7 +28,7 @@ from rich.console import Console
 from evenpace.local.terminal import make_table
 from idl.settings import Checked, Setting
 from lab.experiments.scheduling_fields import Traces
-from lab.fields import whole_numbers
+from lab.fields import numbers
 from lab.report import options_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
@@ -66,17 +66,11 @@ _MIX = (
 
 @dataclass(frozen=True)
 class ElasticityConfig(Checked):
-    """The configuration of jobs with priorities on one cluster (ValueError: a value is not allowed)."""
+    """The configuration of jobs with priorities on one cluster."""
 
     traces: Traces  # folder with cifar10, imagenet and bert
-    # Seeds of the jobs of a trace, a trace each.
     seeds: Annotated[
-        tuple[int, ...],
-        Setting(
-            "A trace of 20 jobs with each; medians.",
-            metavar="SEED,...",
-            read=partial(whole_numbers, "seeds", least=0),
-        ),
+        tuple[int, ...], numbers("seeds", "A trace of 20 jobs with each; medians.", "SEED,...", 0)
     ] = (1, 2, 3)
     # Seconds from one round of the policy to the next; the paper's acts at once.
     interval: Annotated[int, Setting("Seconds from round to round.", least=1)] = 5
@@ -87,16 +81,11 @@ class ElasticityConfig(Checked):
 def run(config: ElasticityConfig, console: Console) -> dict[str, Any]:
     """Simulate both traces under all policies, and print the figures beside the paper's.
 
-    Returns:
-        With times in seconds, `{"config", "three": result, "twenty": [{"seed", **result}],
-        "utilisation": {policy: median in percent}, "reductions": {policy without resizing: {figure: median
-        by which resizing lessens it, in percent}}}`, where a result is `{policy: {"makespan_s",
-        "utilisation", "device_hours", "median_completion_s", "median_queueing_s",
-        "first_priority_completion_s": of the jobs of the highest priority, the longest}}`.
-
-    Raises:
-        ValueError: The measurements lack a model or are of another form.
-        OSError: A file cannot be read.
+    Returns, with times in seconds, `{"config", "three": result, "twenty": [{"seed", **result}],
+    "utilisation": {policy: median in percent}, "reductions": {policy without resizing: {figure: median by
+    which resizing lessens it, in percent}}}`, where a result is `{policy: {"makespan_s", "utilisation",
+    "device_hours", "median_completion_s", "median_queueing_s", "first_priority_completion_s": of the jobs of
+    the highest priority, the longest}}`.
     """
     applications = read_applications([config.traces], [PLAIN], _LIMITS)
     if lacking := _LIMITS.keys() - applications.keys():
@@ -135,11 +124,7 @@ def three_jobs() -> list[Arrival]:
 
 
 def twenty_jobs(seed: int) -> list[Arrival]:
-    """Return the jobs of a trace as in section 6.4.2.
-
-    Args:
-        seed: Of times, models, batches and priorities.
-    """
+    """Return the jobs of a trace as in section 6.4.2: times, models, batches and priorities are drawn."""
     random = np.random.default_rng(seed)
     arrivals, now = [], 0.0
     for number in range(_JOBS):
@@ -152,13 +137,7 @@ def twenty_jobs(seed: int) -> list[Arrival]:
 
 
 def figures_of(lives: Sequence[Life], arrivals: Sequence[Arrival], cluster: Cluster) -> dict[str, float]:
-    """Return the figures of a simulation, as the module describes.
-
-    Args:
-        lives: Of all jobs, which have ended.
-        arrivals: The same jobs, with their priorities.
-        cluster: The devices that they shared.
-    """
+    """Return the figures of a simulation whose jobs have all ended, as the module describes."""
     priorities = {arrival.name: arrival.priority for arrival in arrivals}
     highest = max(priorities.values())
     ends = [life.submitted + life.completion for life in lives]

@@ -21,20 +21,13 @@ import numpy as np
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from idl.settings import Checked, Setting
-from lab.experiments.scheduling_fields import DevicesPerNode, Nodes, RestartCost, Traces
+from idl.settings import Setting
+from lab.experiments.scheduling_fields import NodesConfig
 from lab.report import Columns, cells_of, options_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
 from lab.simulator.rules import LIMITS
-from lab.simulator.single_job import (
-    Configuration,
-    TrainedEpoch,
-    configure,
-    most_nodes,
-    step_seconds,
-    train,
-)
+from lab.simulator.single_job import Configuration, TrainedEpoch, configure, most_nodes, step_seconds, train
 from predictors.batch_sizes import FEWEST, forecast
 from scheduler.autoscaling import Array, cheapest, quickest
 
@@ -43,29 +36,19 @@ RULES: dict[str, Callable[[Array], int]] = {"time": quickest, "cost": cheapest}
 
 
 @dataclass(frozen=True)
-class EpochScalingConfig(Checked):
-    """The configuration of jobs that choose their nodes by epoch (ValueError: a value is not allowed)."""
+class EpochScalingConfig(NodesConfig):
+    """The configuration of jobs that choose their nodes by epoch."""
 
-    traces: Traces
-    nodes: Nodes = 16
-    devices_per_node: DevicesPerNode = 4
-    restart_cost: RestartCost = 30
-    # Threshold that batch sizes follow: a higher one asks for larger batches.
+    # A higher one asks for larger batches.
     similarity: Annotated[float, Setting("Threshold that batch sizes follow.", above=0, below=1)] = 0.1
 
 
 def run(config: EpochScalingConfig, console: Console) -> dict[str, Any]:
     """Train every model by each forecast and rule, and print times and costs.
 
-    Returns:
-        `{"config", "models": [{"model", "rule": "time" or "cost", "results": {forecast: {"hours",
-        "device_hours", "changes": of the number of nodes}}}], "over_oracle": {rule: {forecast: {"hours",
-        "device_hours": geometric mean over models}}}}`, where a forecast is "mean" (JABAS's), "last" or
-        "oracle".
-
-    Raises:
-        ValueError: No model has enough epochs, or the measurements are too few or of another form.
-        OSError: A file cannot be read.
+    Returns `{"config", "models": [{"model", "rule": "time" or "cost", "results": {forecast: {"hours",
+    "device_hours", "changes": of the number of nodes}}}], "over_oracle": {rule: {forecast: {"hours",
+    "device_hours": geometric mean over models}}}}`, where a forecast is "mean" (JABAS's), "last" or "oracle".
     """
     chosen = [
         application
@@ -110,13 +93,9 @@ def batch_sizes(application: Application, similarity: float) -> Array:
 
 
 def expected(sizes: Array, epoch: int, name: str, first: int) -> float:
-    """Return the batch size that is expected of an epoch.
+    """Return the batch size that is expected of an epoch by a forecaster, or by "oracle", which looks ahead.
 
-    Args:
-        sizes: Batch size of each epoch, (epochs,), of which only "oracle" looks beyond the last one.
-        epoch: Number of the epoch, from 0.
-        name: "oracle", or a forecaster's.
-        first: What is expected of the first epoch without an oracle.
+    Without an oracle, `first` is expected of the first epoch.
     """
     if name == "oracle":
         return float(sizes[epoch])
@@ -126,17 +105,9 @@ def expected(sizes: Array, epoch: int, name: str, first: int) -> float:
 def scaled(
     application: Application, sizes: Array, name: str, rule: str, config: EpochScalingConfig
 ) -> list[TrainedEpoch]:
-    """Train with the nodes that suit the batch sizes expected.
+    """Train with the nodes that suit the batch sizes expected by a forecast, for the least time or cost.
 
-    Args:
-        application: The model.
-        sizes: Batch size of each epoch, (epochs,).
-        name: Forecast of the batch size.
-        rule: "time" or "cost".
-        config: Most nodes, devices of each, cost of a change.
-
-    Raises:
-        ValueError: A step time lies outside of what was measured.
+    The batch sizes that occur are (epochs,).
     """
     batches, devices = application.batches[PLAIN], config.devices_per_node
     counts = range(1, most_nodes(batches, config.nodes, devices) + 1)

@@ -44,12 +44,9 @@ class Phase:
 
 
 def trajectory(records: Sequence[Record], total: int) -> Trajectory:
-    """Return the trajectory of the iterations with whole batches of `total` samples.
+    """Return the trajectory of iterations with whole batches of `total` samples (ValueError: none).
 
     An epoch's last, smaller batch is left out: its times are of another size.
-
-    Raises:
-        ValueError: There is no such iteration.
     """
     whole = [record for record in records if record["total"] == total]
     if not whole:
@@ -65,25 +62,15 @@ def trajectory(records: Sequence[Record], total: int) -> Trajectory:
 
 
 def imbalance(times: Array) -> float:
-    """Return the longest of the workers' median times, as a multiple of their mean.
-
-    Args:
-        times: Batch processing times in seconds, (iterations, workers).
-    """
+    """Return the longest of the workers' median times, (iterations, workers), as a multiple of their mean."""
     medians = np.median(times, axis=0)
     return float(medians.max() / medians.mean())
 
 
 def phase(part: Trajectory, window: int, tolerance: float) -> Phase:
-    """Describe a part of a run in which nothing else changed.
+    """Describe a part of a run in which nothing else changed, by medians over a window of iterations.
 
-    Args:
-        part: Trajectory of at least one iteration.
-        window: Number of iterations that medians are over.
-        tolerance: The imbalance beyond 1 that counts as "about the same time".
-
-    Raises:
-        ValueError: The part is empty, or a number is out of its range.
+    The tolerance is the imbalance beyond 1 that counts as "about the same time".
     """
     if window < 1 or tolerance < 0:
         raise ValueError(f"window {window}, tolerance {tolerance}: must be at least 1 and 0")
@@ -107,11 +94,7 @@ def phase(part: Trajectory, window: int, tolerance: float) -> Phase:
 def slowdown(before: Trajectory, after: Trajectory, worker: str, window: int) -> float:
     """Return the ratio of a worker's median time right after a change to that right before it.
 
-    Args:
-        window: Number of iterations on each side that medians are over.
-
-    Raises:
-        ValueError: There is no such worker, or no iteration on a side.
+    The window is the number of iterations on each side that medians are over.
     """
     if worker not in before.workers:
         raise ValueError(f"no worker {worker!r}; there are {', '.join(before.workers)}")

@@ -19,7 +19,7 @@ from lab.workloads.by_name import WorkloadName
 
 @dataclass(frozen=True, kw_only=True)
 class Figure10Config(ContendedOptions):
-    """The configuration of Figure 10 (ValueError: a value is not allowed)."""
+    """The configuration of Figure 10."""
 
     out: Folder = Path("runs/fig10")
     workload: WorkloadName = "resnet32"

@@ -25,7 +25,7 @@ _SCHEMES = ("bsp", "redundant", "ssp", "lb-bsp:narx", "bsp-one-by-one", "flexrr"
 
 @dataclass(frozen=True, kw_only=True)
 class Figure9Config(ContendedOptions):
-    """The configuration of Figure 9 (ValueError: a value is not allowed)."""
+    """The configuration of Figure 9."""
 
     out: Folder = Path("runs/fig9")
     workloads: Annotated[

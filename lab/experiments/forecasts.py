@@ -12,13 +12,11 @@ Example:
   evenpace lab experiment forecast --data traces --horizons 1,5,10
 """
 
-import re
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,9 +28,10 @@ from threadpoolctl import threadpool_limits
 from evenpace.reports import style
 from idl.settings import Checked, Setting
 from lab.csv_rows import read_rows
-from lab.fields import whole_numbers
+from lab.fields import numbers
 from lab.plots import bars, panels, save, styled
 from lab.report import Columns, options_of, table_of
+from lab.simulations.trace_files import validated
 from predictors import Array
 from predictors.batch_sizes import FEWEST, FORECASTERS, forecast
 
@@ -45,18 +44,10 @@ Curves = Mapping[str, Sequence[Array]]
 
 @dataclass(frozen=True)
 class ForecastConfig(Checked):
-    """The configuration of forecasts of measured noise scales (ValueError: a value is not allowed)."""
+    """The configuration of forecasts of measured noise scales."""
 
-    # Folder with a folder for each model, of files `validation-M.csv`.
-    data: Annotated[
-        Path,
-        Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True),
-    ]
-    # Epochs from the last one known to the one that is forecast.
-    horizons: Annotated[
-        tuple[int, ...],
-        Setting("Epochs ahead.", metavar="EPOCHS,...", read=partial(whole_numbers, "horizons", least=1)),
-    ] = (1, 5)
+    data: Annotated[Path, Setting("Folder of MODEL/validation-M.csv: a row an epoch.", folder=True)]
+    horizons: Annotated[tuple[int, ...], numbers("horizons", "Epochs ahead.", "EPOCHS,...", 1)] = (1, 5)
     every: Annotated[int, Setting("Epochs from one forecast to the next.", least=1)] = 5
     plot: Annotated[Path | None, Setting("Draw the errors, a PNG file.", folder=False)] = None
 
@@ -64,15 +55,10 @@ class ForecastConfig(Checked):
 def run(config: ForecastConfig, console: Console) -> dict[str, Any]:
     """Forecast every training's noise scales, and print the errors.
 
-    Returns:
-        With relative errors, which are those of a batch size in proportion to the scale as well,
-        `{"config", "seconds": {forecaster: mean time of a forecast}, "models": [{"model", "trainings",
-        "horizons": [{"epochs", "forecasts", "errors": {forecaster: {"mean", "median"}}}]}],
-        "all": [{"epochs", "errors": likewise, the means over models}]}`.
-
-    Raises:
-        ValueError: The data is not of this form, or too short for any forecast.
-        OSError: A file cannot be read or written.
+    Returns, with relative errors, which are those of a batch size in proportion to the scale as well,
+    `{"config", "seconds": {forecaster: mean time of a forecast}, "models": [{"model", "trainings",
+    "horizons": [{"epochs", "forecasts", "errors": {forecaster: {"mean", "median"}}}]}], "all": [{"epochs",
+    "errors": likewise, the means over models}]}`.
     """
     curves = read_noise(config.data)
     seconds: dict[str, list[float]] = {name: [] for name in FORECASTERS}
@@ -100,15 +86,10 @@ def run(config: ForecastConfig, console: Console) -> dict[str, Any]:
 
 
 def read_noise(folder: Path) -> Curves:
-    """Read the noise scales of a folder of trainings, in the form that the module describes.
-
-    Raises:
-        ValueError: There are no trainings, or a file is of another form.
-        OSError: A file cannot be read.
-    """
+    """Read the noise scales of a folder of trainings, in the form that the module describes."""
     curves: dict[str, list[Array]] = {}
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
-        found = [(int(name[1]), path) for path in model.iterdir() if (name := _name(path))]
+        found = [(size, path) for path in model.iterdir() if (size := validated(path.name))]
         smallest = min((size for size, _ in found), default=0)
         if found:
             curves[model.name] = [_scales(path, smallest) for _, path in sorted(found)]
@@ -120,12 +101,9 @@ def read_noise(folder: Path) -> Curves:
 def errors(
     trainings: Sequence[Array], config: ForecastConfig, seconds: dict[str, list[float]]
 ) -> list[dict[str, Any]]:
-    """Return the figures "horizons" of a model; a horizon beyond all trainings is left out.
+    """Return the figures "horizons" of a model; a horizon beyond all trainings, (epochs,) each, is left out.
 
-    Args:
-        trainings: Noise scales, (epochs,) each.
-        config: Horizons, and how often to forecast.
-        seconds: Takes how long each forecast took, by forecaster.
+    `seconds` takes how long each forecast took, by forecaster.
     """
     found: dict[int, dict[str, list[float]]] = {
         epochs: defaultdict(list) for epochs in sorted(config.horizons)
@@ -185,10 +163,6 @@ def draw(figures: Mapping[str, Any]) -> Figure:
 def _of_horizon(models: Sequence[Mapping[str, Any]], epochs: int) -> dict[str, Mapping[str, Any]]:
     """Return the figures of a horizon by model, of those that have it."""
     return {model["model"]: one for model in models for one in model["horizons"] if one["epochs"] == epochs}
-
-
-def _name(path: Path) -> re.Match[str] | None:
-    return re.fullmatch(r"validation-([1-9][0-9]{0,17})\.csv", path.name)
 
 
 def _scales(path: Path, smallest: int) -> Array:

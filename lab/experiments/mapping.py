@@ -13,10 +13,11 @@ Example:
 """
 
 import contextlib
+import io
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -36,12 +37,11 @@ from idl.settings import Setting, check_settings
 from lab.experiments import plots
 from lab.experiments.mapping_reference import state_vector, train_alone
 from lab.experiments.mappings import MAPPINGS, VIRTUALFLOW, Event, Mapping
-from lab.experiments.outcomes import Outcome, Outcomes
 from lab.experiments.scheme_run import RunTooShortError, followed
 from lab.fields import Folder, Seed, Shards, parse_names
 from lab.observer import Observer
 from lab.plots import save
-from lab.report import options_of
+from lab.report import Columns, options_of, table_of
 from lab.workloads.by_name import Training, by_workload
 from lab.workloads.common import Workload, evaluate
 from rpc.processes import Process
@@ -59,18 +59,12 @@ _WORKLOADS = ("resnet32", "transformer", "digits")
 
 @dataclass(frozen=True, kw_only=True)
 class MappingConfig:
-    """The configuration of trainings on many mappings of micro-batches onto workers.
-
-    Raises:
-        InvalidRequestError: A value is not allowed.
-    """
+    """The configuration of trainings on many mappings of micro-batches onto workers."""
 
     workloads: Annotated[
-        tuple[str, ...],
-        Setting("What is trained.", metavar="NAME,...", read=parse_names, choices=_WORKLOADS),
+        tuple[str, ...], Setting("What is trained.", metavar="NAME,...", read=parse_names, choices=_WORKLOADS)
     ] = ("resnet32", "transformer")
     out: Folder = Path("runs/mapping")
-    # Names of mappings, in this order.
     mappings: Annotated[
         tuple[str, ...],
         Setting("Mappings to train under.", metavar="NAME,...", choices=MAPPINGS, read=parse_names),
@@ -108,6 +102,14 @@ class MappingConfig:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What a training has ended with."""
+
+    state: torch.Tensor  # parameters and running statistics, (elements,)
+    figures: dict[str, Any]  # other figures: numbers, texts, and lists of them
+
+
+@dataclass(frozen=True)
 class MappedRun:
     """Outcome of a training on one mapping."""
 
@@ -118,31 +120,13 @@ class MappedRun:
 
 
 class MappedTraining:
-    """Training of a workload on one mapping after the other.
-
-    Args:
-        config: The configuration.
-        data: What it trains on, as its script's `--data` has it; None for the default.
-
-    Raises:
-        ValueError: The data cannot be read, or has fewer samples than a batch.
-    """
+    """Training of a workload on one mapping after the other, on data as its script's `--data` has it."""
 
     def __init__(self, name: str, config: MappingConfig, data: str | None = None) -> None:
         if config.batch_size > config.samples:
             raise ValueError(f"batch size {config.batch_size}: must be at most the {config.samples} samples")
-        values = {
-            "iterations": config.iterations,
-            "batch-size": config.batch_size,
-            "micro-batch": config.micro_batch,
-            "dtype": config.dtype,
-            "dropout": config.dropout,
-            "lr": config.lr,
-            "seed": config.seed,
-            "test-samples": config.test_samples,
-            "samples": config.samples,
-        }
-        words = [word for option, value in values.items() for word in (f"--{option}", str(value))]
+        values = ((f"--{name.replace('_', '-')}", str(getattr(config, name))) for name in _PASSED)
+        words = [word for pair in values for word in pair]
         words += ["--data", data] if data is not None else []
         self.training = Training(name, (*words, *_RANDOM.get(name, ())))
         self.options = self.training.options()
@@ -178,14 +162,7 @@ class MappedTraining:
     def run(
         self, mapping: Mapping, folder: Path, watch: Callable[[int], object] = lambda done: None
     ) -> MappedRun:
-        """Train on a mapping, by real processes.
-
-        Args:
-            watch: Called with the number of finished iterations.
-
-        Raises:
-            EvenpaceError: A process failed, or the training ended before all events.
-        """
+        """Train on a mapping, by real processes; `watch` is called with the number of finished iterations."""
         began = time.monotonic()
         cluster = _cluster(mapping, folder, self._config)
         with cluster:
@@ -205,6 +182,19 @@ class MappedTraining:
             del words[where : where + 2]
         return [*words, "--test-samples", "0"]
 
+
+_PASSED = (
+    "iterations",
+    "batch_size",
+    "micro_batch",
+    "dtype",
+    "dropout",
+    "lr",
+    "seed",
+    "test_samples",
+    "samples",
+)
+"""Options of the workloads' script that are this experiment's."""
 
 _RANDOM = {"resnet32": ("--augment",), "digits": ("--batch-norm",)}
 """Further options of workloads, by which what they do depends on random numbers and batches."""
@@ -299,15 +289,7 @@ class _Play:
 
 
 def run(config: MappingConfig, console: Console) -> dict[str, Any]:
-    """Train each workload on each mapping; figures are saved after each, as report.json and report.png.
-
-    Returns:
-        The content of report.json.
-
-    Raises:
-        EvenpaceError: A run failed.
-        ValueError: The data cannot be read.
-    """
+    """Train each workload on each mapping; figures are saved after each, as report.json and report.png."""
     names = list(dict.fromkeys(config.workloads))
     data = by_workload("data", config.data, names, str)
     figures: dict[str, Any] = {"config": options_of(config), "workloads": {}}
@@ -315,15 +297,14 @@ def run(config: MappingConfig, console: Console) -> dict[str, Any]:
     with make_progress(console, 36) as progress:
         for name in names:
             trained = MappedTraining(name, config, data.get(name))
-            outcomes = Outcomes(config.out / name, config.again, partial(_tell, console, name))
-            alone = outcomes.of("plain", trained.configuration(), partial(_alone, trained))
+            alone = _kept(trained, "plain", None, config, partial(_alone, trained), console)
             rows: dict[str, Any] = {}
             figures["workloads"][name] = {"data": trained.workload.data, **alone.figures, "mappings": rows}
             first: torch.Tensor | None = None
             for title in dict.fromkeys(config.mappings):
                 mapping = MAPPINGS[title]
                 train = partial(_mapped, trained, title, config, progress)
-                one = outcomes.of(title, trained.configuration(mapping), train)
+                one = _kept(trained, title, mapping, config, train, console)
                 if first is None and mapping.micro_batches:
                     first = one.state
                 rows[title] = one.figures | {
@@ -338,8 +319,28 @@ def run(config: MappingConfig, console: Console) -> dict[str, Any]:
     return figures
 
 
-def _tell(console: Console, name: str, title: str) -> None:
-    console.print(f"{name} on {title}: has been run")
+def _kept(
+    trained: MappedTraining,
+    title: str,
+    mapping: Mapping | None,
+    config: MappingConfig,
+    train: Callable[[], Outcome],
+    console: Console,
+) -> Outcome:
+    """Return a training's outcome: from its file, if that is of the same configuration, or by `train`."""
+    name, configuration = trained.training.name, trained.configuration(mapping)
+    path = config.out / name / f"{title}.pt"
+    if not config.again and path.exists():
+        kept = torch.load(path)
+        if kept.pop("configuration") == configuration:
+            console.print(f"{name} on {title}: has been run")
+            return Outcome(**kept)
+    outcome = train()
+    content = io.BytesIO()
+    torch.save({"configuration": configuration, **asdict(outcome)}, content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, content.getvalue())
+    return outcome
 
 
 def _alone(trained: MappedTraining) -> Outcome:
@@ -370,27 +371,22 @@ def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).abs().max())
 
 
+_COLUMNS: Columns = {
+    "members": ("workers", lambda its: " to ".join(map(str, dict.fromkeys((its[0], its[-1]))))),
+    "splits": ("splits", "{}"),
+    "difference": ("difference", "{:.1e}"),
+    "loss": ("loss", "{:.6f}"),
+    "accuracy": ("accuracy", "{:.2%}"),
+}
+
+
 def _show(name: str, entry: dict[str, Any], console: Console) -> None:
     """Print a workload's table, and VirtualFlow's beside it."""
-    alone = entry["alone"]
-    table = make_table(
-        f"{name} on {entry['data']}",
-        *("mapping", "workers", "splits", "difference", "loss", "accuracy"),
-        no_wrap=True,
-    )
-    table.add_row("plain PyTorch", "1", "", "0", f"{alone['loss']:.6f}", f"{alone['accuracy']:.2%}")
-    table.add_row("plain, backwards", "1", "", f"{entry['rounding']:.1e}", "", "")
-    for title, row in entry["mappings"].items():
-        members = row["members"]
-        table.add_row(
-            title,
-            f"{members[0]}" if len(members) == 1 else f"{members[0]} to {members[-1]}",
-            str(row["splits"]),
-            f"{row['difference']:.1e}",
-            f"{row['loss']:.6f}",
-            f"{row['accuracy']:.2%}",
-        )
-    console.print(table)
+    plain = {"members": [1], "splits": "", "difference": 0.0, **entry["alone"]}
+    backwards = {"members": [1], "splits": "", "difference": entry["rounding"]}
+    rows = {"plain PyTorch": plain, "plain, backwards": backwards, **entry["mappings"]}
+    title = f"{name} on {entry['data']}"
+    console.print(table_of(title, "mapping", _COLUMNS, rows.items(), missing="", no_wrap=True))
     compared = [title for title, row in entry["mappings"].items() if row["micro_batches"]]
     if compared:
         apart = max(entry["mappings"][title]["difference_from_first"] for title in compared)

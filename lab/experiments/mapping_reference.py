@@ -19,12 +19,9 @@ def train_alone(workload: Workload, options: argparse.Namespace, *, backwards: b
     """Train a workload for `options.iterations` iterations with `options.micro_batch`.
 
     Each micro-batch finds the running statistics of batch normalisation as they were before the iteration,
-    which ends with the mean of what the micro-batches have made of them, weighted by samples.
-
-    Args:
-        workload: The workload; its model is trained.
-        backwards: Whether an iteration's micro-batches are taken from the last to the first, whose sums are
-            rounded otherwise: what the results differ by, the training has made of rounding errors alone.
+    which ends with the mean of what the micro-batches have made of them, weighted by samples. Backwards, an
+    iteration's micro-batches are taken from the last to the first, and their sums are rounded otherwise: what
+    the results differ by, the training has made of rounding errors alone.
     """
     samples = len(workload.train_set)
     spec = JobSpec(samples, options.batch_size, options.seed, micro_batch=options.micro_batch)

@@ -21,17 +21,19 @@ from rich.console import Console
 
 from batchsize_manager.policies import POLICIES
 from evenpace.local.fields import Limit
-from evenpace.local.terminal import make_progress, make_table
+from evenpace.local.terminal import make_progress
 from evenpace.reports import files
 from idl.settings import Checked, Setting
 from lab.experiments import equilibrium, plots
 from lab.experiments.comparison import Evaluator
 from lab.experiments.equilibrium import Trajectory
+from lab.experiments.scheme_run import RunConfig
 from lab.experiments.schemes import Scheme
-from lab.experiments.unequal import UnequalConfig, UnequalShares, run_unequal
+from lab.experiments.unequal import UnequalShares, run_unequal
 from lab.fields import Folder, Shards
 from lab.network import WorkerNetwork
 from lab.plots import save
+from lab.report import Columns, table_of
 from lab.workloads.by_name import Arguments, Training, WorkloadName
 
 Figures = dict[str, Any]
@@ -42,24 +44,20 @@ _TOLERANCE = 0.15  # tolerated imbalance: single iterations of a limited process
 
 @dataclass(frozen=True)
 class BandwidthCut(Checked):
-    """A bandwidth that is cut (InvalidRequestError: a value is out of its range)."""
+    """A bandwidth that is cut."""
 
-    # The worker's rank.
     worker: Annotated[int, Setting("From 0.", name="cut-worker", metavar="RANK", least=0)] = 1
-    # Finished iterations after which it is cut; None for half of them.
     iteration: Annotated[
         int | None, Setting("Iteration.  [default: the middle of the run]", name="cut-at", least=1)
     ] = None
-    # What is left, in megabits per second, each way.
     mbit: Annotated[
-        float,
-        Setting("What is left of the bandwidth, each way.", name="cut-to", metavar="MBIT/S", above=0),
+        float, Setting("What is left of the bandwidth, each way.", name="cut-to", metavar="MBIT/S", above=0)
     ] = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationConfig(Checked):
-    """The configuration of Figure 8 (InvalidRequestError: a value is not allowed)."""
+    """The configuration of Figure 8."""
 
     workload: WorkloadName = "digits"
     policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = "leader_straggler"
@@ -83,30 +81,11 @@ class MigrationConfig(Checked):
 def run(config: MigrationConfig, console: Console, json_path: Path | None = None) -> Figures:
     """Train under LB-BSP, cut the bandwidth on the way, draw fig8.png, and print the equilibria.
 
-    Args:
-        json_path: File of the figures; None for fig8.json in the folder.
-
-    Returns:
-        The figure's values; times in seconds, batch sizes in samples.
-
-    Raises:
-        NetworkError: Namespaces cannot be made here.
-        EvenpaceError: The run failed.
-        ValueError: The cut or the batch size does not fit.
-        OSError: A file cannot be written.
+    Returns the figure's values, times in seconds and batch sizes in samples, which go to fig8.json in the
+    folder where there is no other path.
     """
-    training = Training(config.workload, config.arguments)
-    evaluator = Evaluator(training)
-    trained = UnequalConfig(
-        training=training,
-        elements=evaluator.elements,
-        shares=config.shares,
-        iterations=config.iterations,
-        total_batch_size=evaluator.check_batch(config.batch_size),
-        snapshots=0,
-        limit_kind=config.limit_kind,
-        shards=config.shards,
-    )
+    evaluator = Evaluator(Training(config.workload, config.arguments))
+    trained = evaluator.run_config(config, config.iterations, config.batch_size, snapshots=0)
     _check(config)
     config.out.mkdir(parents=True, exist_ok=True)
     figures = run_migration(config, trained, console)
@@ -131,7 +110,7 @@ def _check(config: MigrationConfig) -> None:
         )
 
 
-def run_migration(config: MigrationConfig, trained: UnequalConfig, console: Console) -> Figures:
+def run_migration(config: MigrationConfig, trained: RunConfig, console: Console) -> Figures:
     """Train, without a cut on this machine's loopback, which needs no root; return the figure's values."""
     name, at = f"lb-bsp:{config.policy}", config.cut_at
     with contextlib.ExitStack() as stack:
@@ -166,27 +145,15 @@ def run_migration(config: MigrationConfig, trained: UnequalConfig, console: Cons
 
 def print_phases(figures: Figures, console: Console) -> None:
     """Print the equilibrium before and after the cut."""
-    table = make_table(
-        f"Figure 8: {figures['workload']}, lb-bsp:{figures['policy']}",
-        "phase",
-        "batch sizes",
-        "times ms",
-        "longest of mean",
-        "equal after",
-    )
-    for name in ("before", "after"):
-        part = figures[name]
-        if part is None:
-            continue
-        reached = "not reached" if part["reached"] is None else f"{part['reached']} iterations"
-        table.add_row(
-            name,
-            " ".join(f"{size:.0f}" for size in part["batch_sizes"].values()),
-            " ".join(f"{seconds * 1e3:.0f}" for seconds in part["times"].values()),
-            f"{part['imbalance']:.2f}",
-            reached,
-        )
-    console.print(table)
+    columns: Columns = {
+        "batch_sizes": ("batch sizes", lambda sizes: " ".join(f"{size:.0f}" for size in sizes.values())),
+        "times": ("times ms", lambda times: " ".join(f"{1e3 * seconds:.0f}" for seconds in times.values())),
+        "imbalance": ("longest of mean", "{:.2f}"),
+        "reached": ("equal after", "{} iterations"),
+    }
+    title = f"Figure 8: {figures['workload']}, lb-bsp:{figures['policy']}"
+    rows = ((name, figures[name]) for name in ("before", "after") if figures[name] is not None)
+    console.print(table_of(title, "phase", columns, rows, missing="not reached"))
     cut = figures["cut"]
     if cut is not None:
         console.print(
@@ -200,8 +167,11 @@ def print_phases(figures: Figures, console: Console) -> None:
 
 
 def _phases(whole: Trajectory, cut: BandwidthCut, fired: list[int]) -> Figures:
+    def phase(part: Trajectory) -> Figures:
+        return asdict(equilibrium.phase(part, _WINDOW, _TOLERANCE))
+
     if not fired:
-        return {"cut": None, "before": asdict(equilibrium.phase(whole, _WINDOW, _TOLERANCE)), "after": None}
+        return {"cut": None, "before": phase(whole), "after": None}
     # The iteration in which it came is of neither kind: a part of it was before.
     before, after = whole.part(0, fired[0]), whole.part(fired[0] + 1)
     worker = whole.workers[cut.worker]
@@ -212,6 +182,6 @@ def _phases(whole: Trajectory, cut: BandwidthCut, fired: list[int]) -> Figures:
             "mbit": cut.mbit,
             "slowdown": equilibrium.slowdown(before, after, worker, _WINDOW),
         },
-        "before": asdict(equilibrium.phase(before, _WINDOW, _TOLERANCE)),
-        "after": asdict(equilibrium.phase(after, _WINDOW, _TOLERANCE)),
+        "before": phase(before),
+        "after": phase(after),
     }

@@ -41,11 +41,7 @@ _HIDDEN = 64  # units
 
 @dataclass(frozen=True)
 class NoiseTrainingConfig:
-    """The configuration of a training whose gradient noise is estimated, beside drawn gradients.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
+    """The configuration of a training whose gradient noise is estimated, beside drawn gradients."""
 
     # The data set, as `lab.data.load` names it; None: nothing is trained.
     train: Annotated[
@@ -70,15 +66,7 @@ class NoiseTrainingConfig:
 
 
 class Trained:
-    """A network, its data, and their gradients.
-
-    Args:
-        config: What is trained.
-        seed: Seed of the network's first parameters, and of all draws.
-
-    Raises:
-        DataError: The data cannot be had.
-    """
+    """A network, its data, and their gradients; the seed is of first parameters and of all draws."""
 
     def __init__(self, config: NoiseTrainingConfig, seed: int) -> None:
         assert config.train is not None
@@ -102,15 +90,15 @@ class Trained:
         loss = nn.functional.cross_entropy(self._model(self._images[chosen]), self._labels[chosen])
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self._parameters)])
 
-    def contributions(self, counts: Sequence[int]) -> tuple[GradientNorms, torch.Tensor]:
-        """Draw a batch of several contributions; return their norms, and their weighted mean, (elements,)."""
+    def contributions(self, counts: Sequence[int]) -> tuple[list[float], torch.Tensor]:
+        """Draw a batch of contributions; return each one's |g_i|², and the weighted mean, (elements,)."""
         drawn = np.split(self.draw(sum(counts)), np.cumsum(counts)[:-1])
-        total, mean, each = sum(counts), torch.zeros(()), []
+        mean, norms = torch.zeros(()), []
         for count, samples in zip(counts, drawn, strict=True):
             gradient = self.gradient(samples)
-            each.append((count, _squares(gradient)))
-            mean = mean + gradient * (count / total)
-        return GradientNorms.of(each, _squares(mean)), mean
+            norms.append(_squares(gradient))
+            mean = mean + gradient * (count / sum(counts))
+        return norms, mean
 
     def step(self, gradient: torch.Tensor) -> None:
         """Take a step of SGD."""
@@ -149,7 +137,8 @@ def follow(trained: Trained, config: NoiseTrainingConfig, counts: Sequence[int])
     estimate = NoiseEstimate()
     for iteration in range(1, config.iterations + 1):
         norms, mean = trained.contributions(counts)
-        estimate = estimate.observe(norms)
+        whole = zip(counts, norms, strict=True)
+        estimate = estimate.observe(GradientNorms.of(whole, _squares(mean)))
         trained.step(mean)
         if iteration % config.every == 0:
             yield iteration, trained.truth(config.samples), estimate.noise
@@ -159,11 +148,9 @@ def draw_norms(trained: Trained, counts: Sequence[int], draws: int) -> tuple[Arr
     """Return |g_i|², (draws, n), and |g|², (draws,), of batches drawn at the present parameters."""
     norms, squared = [], []
     for _ in range(draws):
-        drawn = np.split(trained.draw(sum(counts)), np.cumsum(counts)[:-1])
-        gradients = [trained.gradient(samples) for samples in drawn]
-        mean = sum(g * (count / sum(counts)) for count, g in zip(counts, gradients, strict=True))
-        norms.append([_squares(gradient) for gradient in gradients])
-        squared.append(_squares(mean))  # type: ignore[arg-type]
+        each, mean = trained.contributions(counts)
+        norms.append(each)
+        squared.append(_squares(mean))
     return np.array(norms), np.array(squared)
 
 
@@ -180,13 +167,8 @@ def draw(looks: Sequence[dict[str, Any]]) -> Figure:
     low = [max(look["followed"]["least"], bottom) for look in looks]
     high = [min(look["followed"]["most"], top) for look in looks]
     figure, (axes,) = panels(7.5, 3.4)
-    interval: dict[str, Any] = {
-        "color": colour(0),
-        "alpha": 0.2,
-        "linewidth": 0,
-        "label": "two standard errors each way",
-    }
-    axes.fill_between(iterations, low, high, **interval)
+    label = "two standard errors each way"
+    axes.fill_between(iterations, low, high, color=colour(0), alpha=0.2, linewidth=0, label=label)
     axes.plot(iterations, followed, color=colour(0), label="followed")
     axes.plot(iterations, truth, "o", color=style.INK, markersize=4.5, label="truth")
     log_scale(axes)

@@ -12,7 +12,6 @@ Example:
 import statistics
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from rich.progress import track
 from evenpace.local.cluster import service
 from idl.settings import Checked, Setting
 from lab.bench.connected_workers import Load
-from lab.fields import whole_numbers
+from lab.fields import numbers
 from lab.report import Columns, table_of
 from predictors import PREDICTORS, PredictorOptions
 from worker.resources.monitors import ResourceMonitor
@@ -48,10 +47,11 @@ _MONITOR_SAMPLES = 50  # measurements of a worker's own part
 class OverheadConfig(Checked):
     """The configuration of the measurements, one for each number of workers."""
 
-    workers: Annotated[
-        tuple[int, ...],
-        Setting("Numbers of workers.", metavar="COUNT,...", read=partial(whole_numbers, "workers", least=1)),
-    ] = (32, 64, 96)
+    workers: Annotated[tuple[int, ...], numbers("workers", "Numbers of workers.", "COUNT,...", 1)] = (
+        32,
+        64,
+        96,
+    )
     iterations: Annotated[int, Setting("Of each measurement.", least=20)] = 600
     predictor: Annotated[
         str, Setting("Predicts the speeds; auto: the best of all for each worker.", choices=PREDICTORS)
@@ -71,18 +71,11 @@ def run(config: OverheadConfig, console: Console) -> dict[str, Any]:
         "sizes": rows,
     }
     title = f"The manager's part of an iteration of {ITERATION_SECONDS:g} s, predicting with {predictor}"
-    shown = [
-        (
-            str(row["workers"]),
-            {
-                **row,
-                "paper": _PAPER.get(row["workers"]),
-                "during": None if row["during_fits_ms"] is None else row,
-            },
-        )
+    shown = (
+        {**row, "paper": _PAPER.get(row["workers"]), "during": row if row["rounds_during_fits"] else None}
         for row in rows
-    ]
-    console.print(table_of(title, "workers", _COLUMNS, shown))
+    )
+    console.print(table_of(title, "workers", _COLUMNS, ((str(row["workers"]), row) for row in shown)))
     console.print(
         f"The worker's own part (usage, stopwatch) takes {figures['worker_ms']:.2f} ms. "
         "Medians during and between fits; the paper's share includes the workers' part."
@@ -112,12 +105,13 @@ def _measure(workers: int, config: OverheadConfig) -> dict[str, Any]:
             fitting.append(trainer.is_busy())
     seconds = np.array(rounds[_WARM_UP:])
     busy = np.array(fitting[_WARM_UP:])
+    least, median, most = (1e3 * np.percentile(seconds, (5, 50, 95))).tolist()
     return {
         "workers": workers,
         "mean_ms": seconds.mean() * 1e3,
-        "p5_ms": float(np.percentile(seconds, 5)) * 1e3,
-        "p50_ms": float(np.median(seconds)) * 1e3,
-        "p95_ms": float(np.percentile(seconds, 95)) * 1e3,
+        "p5_ms": least,
+        "p50_ms": median,
+        "p95_ms": most,
         "during_fits_ms": float(np.median(seconds[busy])) * 1e3 if busy.any() else None,
         "between_fits_ms": float(np.median(seconds[~busy])) * 1e3 if not busy.all() else None,
         "rounds_during_fits": int(busy.sum()),
@@ -126,11 +120,7 @@ def _measure(workers: int, config: OverheadConfig) -> dict[str, Any]:
 
 
 class _Trainer:
-    """A manager's training process, with its use of the CPU since the last look.
-
-    Args:
-        manager: The manager's process id.
-    """
+    """A manager's training process, with its use of the CPU since the last look."""
 
     def __init__(self, manager: int) -> None:
         self._manager = psutil.Process(manager)

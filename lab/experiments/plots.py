@@ -65,11 +65,7 @@ def convergence(figures: Figures) -> Figure:
 
 @styled
 def prediction(figures: Figures, schemes: Sequence[str] | None = None) -> Figure | None:
-    """Draw Figure 10: the first worker's speed and its predictions, for each scheme that predicts.
-
-    Args:
-        schemes: Names of the schemes; None for all.
-    """
+    """Draw Figure 10: the first worker's speed and its predictions, for each scheme that predicts."""
     predicting = {
         name: figures["schemes"][name]
         for name in (figures["schemes"] if schemes is None else schemes)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsize_manager.config import TOLERANCE
 from evenpace.local.cluster import LocalCluster, share_cpus
 from idl.errors import EvenpaceError
 from lab.experiments.schemes import Scheme
@@ -27,31 +28,39 @@ class RunTooShortError(EvenpaceError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The configuration that all schemes share."""
+    """The configuration that all schemes share (ValueError: there are fewer samples than workers)."""
 
     training: Training  # what is trained
     elements: int  # parameters of its model
     shares: tuple[float, ...]  # cores that each worker may use
     iterations: int  # of a synchronous scheme
     total_batch_size: int  # samples of an iteration, over all workers
-    tolerance: float = 0.02  # the manager's
+    tolerance: float = TOLERANCE  # the manager's
     limit_kind: LimitKind = "auto"  # see `worker.resources.cpu_limits.limit_cpu`
     shards: int = 1  # processes of the parameter server
+    snapshots: int = 30  # of the parameters in a run on unequal workers, about; 0 for none
+
+    def __post_init__(self) -> None:
+        if self.total_batch_size < len(self.shares):
+            raise ValueError(
+                f"batch size {self.total_batch_size}: must be at least one for each of "
+                f"{len(self.shares)} workers"
+            )
+
+    @property
+    def updates(self) -> int:
+        """Gradients that a run takes: one from each worker in each iteration."""
+        return self.iterations * len(self.shares)
 
 
 @dataclass(frozen=True)
 class ParameterSnapshot:
-    """Parameters at one moment of a run.
-
-    Attributes:
-        shards: Number of the shards that they were pulled from, in whose order they are; 0 where the tensors
-            follow each other.
-    """
+    """Parameters at one moment of a run."""
 
     seconds: float  # time since training began
     updates: int  # gradients that went into them, in the synchronous schemes one for each worker and step
     parameters: NDArray[np.float32]  # the parameters, (elements,)
-    shards: int = 0
+    shards: int = 0  # from which they were pulled, in whose order they are; 0: the tensors follow each other
 
 
 @dataclass(frozen=True)
@@ -65,13 +74,7 @@ class SchemeRun:
 
 
 class Snapshots:
-    """Snapshots of a job's parameters, taken on demand.
-
-    Args:
-        observer: Observer of the job.
-        config: Configuration of its run.
-        gradients: Gradients that a version of the parameters is counted as.
-    """
+    """Snapshots of a job's parameters, taken on demand; a version of these counts as so many gradients."""
 
     def __init__(self, observer: Observer, config: RunConfig, gradients: int = 1) -> None:
         self._observer = observer
@@ -104,27 +107,15 @@ def training(
     shares: Sequence[float],
     arguments: Callable[[int], Sequence[str]],
 ) -> Iterator[Observer]:
-    """Start a cluster with workers that train the workload, and stop all at the end of `with`.
+    """Start a cluster with workers that train the workload, yield an observer of it, and stop all.
 
-    Args:
-        cluster: Cluster that is not started yet.
-        config: Configuration of the run.
-        shares: Cores of each worker.
-        arguments: Returns a worker's further arguments, by its rank.
-
-    Yields:
-        An observer of the job.
+    `arguments` returns a worker's further arguments, by its rank.
     """
     with cluster:
         for rank, share in enumerate(share_cpus(shares, config.limit_kind)):
-            words = [
-                config.training.name,
-                *config.training.arguments,
-                *arguments(rank),
-                "--test-samples",
-                "0",
-            ]
-            cluster.start_worker(f"worker-{rank}", _SCRIPT, words, share=share)
+            trained = config.training.with_options(*arguments(rank), "--test-samples", "0")
+            line = [trained.name, *trained.arguments]
+            cluster.start_worker(f"worker-{rank}", _SCRIPT, line, share=share)
         with contextlib.closing(Observer(cluster.manager, cluster.shard_addresses)) as observer:
             yield observer
 
@@ -132,12 +123,7 @@ def training(
 def followed(cluster: LocalCluster, observer: Observer, gone: Collection[str] = ()) -> Iterator[None]:
     """Yield after each look of the observer at the job, once there is one; last after its workers' end.
 
-    Args:
-        gone: Names of workers that may have ended in any way; it may change meanwhile.
-
-    Raises:
-        ProcessFailedError: Another process failed.
-        EvenpaceError: The manager does not answer.
+    Workers that are `gone` may have ended in any way; these may change meanwhile.
     """
     running = True
     while running:

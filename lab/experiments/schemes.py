@@ -40,19 +40,12 @@ _BASELINES = (
 
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
-    for scheme in (
-        *_BASELINES,
-        *(Scheme(f"lb-bsp:{name}", "proportional", name) for name in PREDICTORS),
-    )
+    for scheme in (*_BASELINES, *(Scheme(f"lb-bsp:{name}", "proportional", name) for name in PREDICTORS))
 }
 
 
 def choose_schemes(names: str) -> list[Scheme]:
-    """Return the schemes of a list of names, separated by commas; each one's baseline comes before it.
-
-    Raises:
-        ValueError: There is no such scheme.
-    """
+    """Return the schemes of a list of names, separated by commas; each one's baseline comes before it."""
     chosen: dict[str, Scheme] = {}
     for name in (part.strip() for part in names.split(",")):
         if name not in SCHEMES:

@@ -12,7 +12,6 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +26,7 @@ from evenpace.local.cluster import LocalCluster
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.settings import Setting, check_settings
 from lab.data import load
-from lab.fields import parse_names, whole_numbers
+from lab.fields import numbers, parse_names
 from lab.plots import lines, log_scale, panels, save, styled
 from lab.report import Columns, options_of, table_of
 from worker.learning_rates import factor_by
@@ -45,13 +44,8 @@ _COLUMNS: Columns = {
 
 @dataclass(frozen=True)
 class SizersConfig:
-    """The configuration of trainings with batches of each sizer's size.
+    """The configuration of trainings with batches of each sizer's size."""
 
-    Raises:
-        ValueError: A value is not allowed.
-    """
-
-    # The data set, as `lab.data.load` names it.
     data: Annotated[str, Setting("digits, mnist:DIR or cifar10:DIR.", metavar="DATA")] = "digits"
     # A sizer and a rule of learning rates each, as SIZER:RULE; all are compared with the first.
     runs: Annotated[
@@ -64,14 +58,8 @@ class SizersConfig:
     most: Annotated[int, Setting("Samples of a batch at most.", least=1)] = 512
     loss: Annotated[float, Setting("Loss over all samples that ends a training.", above=0, below=inf)] = 0.05
     epochs: Annotated[int, Setting("Epochs at most.", least=1)] = 3000
-    # Learning rate for batches of `batch_size`.
     rate: Annotated[float, Setting("Learning rate of the first batch.", above=0, below=inf)] = 0.05
-    seeds: Annotated[
-        tuple[int, ...],
-        Setting(
-            "A run with each; medians.", metavar="SEED,...", read=partial(whole_numbers, "seeds", least=0)
-        ),
-    ] = (1,)
+    seeds: Annotated[tuple[int, ...], numbers("seeds", "A run with each; medians.", "SEED,...", 0)] = (1,)
     plot: Annotated[Path | None, Setting("Draw losses and sizes by the time, a PNG file.", folder=False)] = (
         None
     )
@@ -96,16 +84,10 @@ class SizersConfig:
 def run(config: SizersConfig, console: Console) -> dict[str, Any]:
     """Train with each sizer and seed, and print what each took.
 
-    Returns:
-        `{..., "runs": [{"sizer", "rule", "seed", "epochs": [{"epoch", "seconds", "iterations", "size",
-        "loss", "accuracy"}]}], "sizers": [{"sizer", "rule", "seconds", "times_as_fast", "epochs",
-        "iterations", "size", "accuracy"}]}`. `sizers` has medians over the seeds; `times_as_fast` is the
-        first one's seconds over those.
-
-    Raises:
-        ProcessFailedError: A process failed.
-        UnavailableError: A training did not come to the loss.
-        DataError: The data cannot be had.
+    Returns `{..., "runs": [{"sizer", "rule", "seed", "epochs": [{"epoch", "seconds", "iterations", "size",
+    "loss", "accuracy"}]}], "sizers": [{"sizer", "rule", "seconds", "times_as_fast", "epochs", "iterations",
+    "size", "accuracy"}]}`. `sizers` has medians over the seeds; `times_as_fast` is the first one's seconds
+    over those.
     """
     samples = len(load(config.data).train_labels)
     if config.batch_size > samples:
@@ -123,9 +105,8 @@ def run(config: SizersConfig, console: Console) -> dict[str, Any]:
 
 def _train(config: SizersConfig, sizer: str, rule: str, seed: int) -> dict[str, Any]:
     """Return one training, by epoch."""
-    arguments = ["--data", config.data, "--batch-size", str(config.batch_size), "--rule", rule]
-    arguments += ["--rate", str(config.rate), "--loss", str(config.loss), "--epochs", str(config.epochs)]
-    arguments += ["--seed", str(seed)]
+    options = {name: getattr(config, name) for name in ("data", "batch_size", "rate", "loss", "epochs")}
+    argument = json.dumps({**options, "rule": rule, "seed": seed})
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalCluster(
@@ -137,7 +118,7 @@ def _train(config: SizersConfig, sizer: str, rule: str, seed: int) -> dict[str, 
         ) as cluster,
     ):
         for number in range(config.workers):
-            cluster.start_worker(f"w{number}", _SCRIPT, arguments)
+            cluster.start_worker(f"w{number}", _SCRIPT, [argument])
         cluster.wait()
         said = (cluster.folder / "w0.log").read_text().splitlines()
     epochs = [json.loads(line) for line in said if line.startswith('{"epoch"')]
@@ -157,18 +138,9 @@ def _summary(runs: Sequence[dict[str, Any]], pairs: Sequence[tuple[str, str]]) -
         ends = [one["epochs"][-1] for one in runs if (one["sizer"], one["rule"]) == (sizer, rule)]
         medians = {name: statistics.median(end[name] for end in ends) for name in ends[0]}
         first = summaries[0]["seconds"] if summaries else medians["seconds"]
-        summaries.append(
-            {
-                "sizer": sizer,
-                "rule": rule,
-                "seconds": medians["seconds"],
-                "times_as_fast": first / medians["seconds"],
-                "epochs": medians["epoch"],
-                "iterations": medians["iterations"],
-                "size": medians["size"],
-                "accuracy": medians["accuracy"],
-            }
-        )
+        found = {key: medians[key] for key in ("seconds", "iterations", "size", "accuracy")}
+        found |= {"times_as_fast": first / medians["seconds"], "epochs": medians["epoch"]}
+        summaries.append({"sizer": sizer, "rule": rule, **found})
     return summaries
 
 

@@ -1,12 +1,13 @@
 """One worker of `evenpace lab experiment sizers`: trains until the loss over all samples is small enough.
 
-It writes a line of JSON for each epoch: the seconds of its loop so far, without the looks at the loss.
+Its argument is JSON. It writes a line of JSON for each epoch: the seconds of its loop so far, without the
+looks at the loss.
 """
 
-import argparse
 import json
 import sys
 import time
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -20,16 +21,7 @@ _HIDDEN = 128  # units
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser()
-    add = parser.add_argument
-    add("--data", required=True)
-    add("--batch-size", type=int, required=True)
-    add("--rate", type=float, required=True)
-    add("--rule", required=True)
-    add("--loss", type=float, required=True)
-    add("--epochs", type=int, required=True)
-    add("--seed", type=int, required=True)
-    options = parser.parse_args()
+    options = SimpleNamespace(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     data = load(options.data)

@@ -22,7 +22,7 @@ from lab.workloads.by_name import WorkloadName
 
 @dataclass(frozen=True, kw_only=True)
 class Table3Config(ContendedOptions):
-    """The configuration of Table 3 (ValueError: a value is not allowed)."""
+    """The configuration of Table 3."""
 
     out: Folder = Path("runs/table3")
     workload: WorkloadName = "resnet32"

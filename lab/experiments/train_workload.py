@@ -41,9 +41,9 @@ def main() -> None:
         parser.error(str(error))
     log.info("%s on %s", workload.name, workload.data)
     if not own.one_by_one:
-        snapshots = common.train(workload, options)
-        if options.test_samples != 0:
-            common.report(workload, snapshots, options.metrics)
+        trained = common.train(workload, options)
+        if trained is not None and options.test_samples != 0:
+            common.report(workload, trained, options.metrics)
         return
     board = Board(own.board, own.workers) if own.board is not None else None
     _train_one_by_one(workload, options, own.rank, board)

@@ -7,7 +7,6 @@ between the schemes is how workers of different speed wait for each other, not w
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -44,58 +43,25 @@ UnequalShares = Annotated[
 """Cores that each worker may use."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnequalConfig(RunConfig):
-    """The configuration that all schemes share; asynchronous ones make as many updates as synchronous ones.
-
-    Raises:
-        ValueError: There are fewer samples than workers.
-    """
-
-    snapshots: int = 30  # of the parameters in a run, about; 0 for none
-
-    def __post_init__(self) -> None:
-        if self.total_batch_size < len(self.shares):
-            raise ValueError(
-                f"batch size {self.total_batch_size}: must be at least one for each of {len(self.shares)} "
-                f"workers"
-            )
-
-    @property
-    def updates(self) -> int:
-        """Gradients that a run takes: one from each worker in each iteration."""
-        return self.iterations * len(self.shares)
-
-
 def run_unequal(
     scheme: Scheme,
-    config: UnequalConfig,
+    config: RunConfig,
     folder: Path,
     watch: Callable[[int, Sequence[IterationRecord]], None],
     network: WorkerNetwork | None = None,
     more: Sequence[str] = (),
     end: Callable[[Address], None] = lambda manager: None,
 ) -> SchemeRun:
-    """Run a scheme to its end.
+    """Run a scheme, one without backup workers or stealing, to its end.
 
     A run without barriers ends when it has made its updates, while all workers are still there: had each a
-    number of iterations of its own, the last ones would be the slowest worker's alone.
+    number of iterations of its own, the last ones would be the slowest worker's alone. The snapshots'
+    `updates` are gradients, in the synchronous schemes one for each worker and step, from the start of
+    training to its last update.
 
-    Args:
-        scheme: The scheme; not one with backup workers or stealing.
-        config: Configuration of the run.
-        watch: Called soon after each iteration, with the number of iterations done, or as many as the updates
-            make up, and with the records of the finished iterations.
-        network: Network with a place for each worker; None for this machine's own loopback.
-        more: Further options of `evenpace manager`.
-        end: Called with the manager's address when the workers have ended.
-
-    Raises:
-        EvenpaceError: A process failed; the message says which, and why.
-
-    Returns:
-        The run; the snapshots' `updates` are gradients, in the synchronous schemes one for each worker and
-        step, from the start of training to its last update.
+    `watch` is called soon after each iteration, with the number of iterations done, or as many as the updates
+    make up, and with the records of the finished iterations; `end` with the manager's address when the
+    workers have ended. Without a network with a place for each worker they are on this machine's loopback.
     """
     names = [f"worker-{rank}" for rank in range(len(config.shares))]
     places = {} if network is None else {name: network.prefix(i) for i, name in enumerate(names)}
@@ -138,7 +104,7 @@ class _Follower:
     pace between the last two.
     """
 
-    def __init__(self, observer: Observer, scheme: Scheme, config: UnequalConfig) -> None:
+    def __init__(self, observer: Observer, scheme: Scheme, config: RunConfig) -> None:
         self._observer = observer
         self._synchronous = scheme.synchronous
         self._config = config

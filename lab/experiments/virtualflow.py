@@ -24,10 +24,9 @@ from batchsize_manager.learning.profiles import Profile, Step
 from batchsize_manager.planning import Forecast, Recommendation, recommend
 from batchsize_manager.planning_config import Task
 from batchsize_manager.policies.step_times import StepTimes
-from evenpace.local.terminal import make_table
 from idl.settings import Setting
 from lab.bench.step_times import GpuCurves, read_step_times
-from lab.report import Columns, cells_of, table_of
+from lab.report import Columns, table_of
 
 _TOTAL = 8192  # samples, as in Table 4
 _FACTOR = 4.0  # speed of a V100 over that of a P100, as section 6.5.1 says of ResNet-50
@@ -64,14 +63,9 @@ class VirtualFlowConfig:
 def run(config: VirtualFlowConfig, console: Console) -> dict[str, Any]:
     """Solve Table 4's sets of GPUs, and print ours beside the paper's.
 
-    Returns:
-        `{"splits": [{"set", "split", "paper": text, "over_v100", "over_p100", "over_even": ratio}],
-        "models": [the same, with "model"], "errors": {model: relative error}}`. Ratios are throughputs over
-        those of the GPUs of one kind alone, and of an even split; None where a batch does not fit.
-
-    Raises:
-        ValueError: The file is not one of profiles.
-        OSError: It cannot be read.
+    Returns `{"splits": [{"set", "split", "paper": text, "over_v100", "over_p100", "over_even": ratio}],
+    "models": [the same, with "model"], "errors": {model: relative error}}`. Ratios are throughputs over those
+    of the GPUs of one kind alone, and of an even split; None where a batch does not fit.
     """
     units = _TOTAL // _UNIT
     ratio = {
@@ -148,22 +142,18 @@ def _over(found: Recommendation, other: Forecast | None) -> float | None:
 
 def _print(console: Console, figures: Mapping[str, Any]) -> None:
     title = f"ResNet-50, {_TOTAL} samples, a V100 as fast as {_FACTOR:g} P100"
-    table = make_table(title, "GPUs", *(heading for heading, _ in _COLUMNS.values()))
-    table.add_column("VirtualFlow")
-    for row in figures["splits"]:
-        table.add_row(row["set"], *_cells(row), row["paper"])
-    console.print(table)
+    columns: Columns = {**_COLUMNS, "paper": ("VirtualFlow", "{}")}
+    rows = ((row["set"], _fitting(row)) for row in figures["splits"])
+    console.print(table_of(title, "GPUs", columns, rows, missing=""))
     if figures["models"]:
-        columns: Columns = {"set": ("GPUs", "{}"), **_COLUMNS}
-        table = table_of(f"Published profiles, {_TOTAL} samples", "model", columns, ())
-        for row in figures["models"]:
-            table.add_row(row["model"], row["set"], *_cells(row))
-        console.print(table)
+        columns = {"set": ("GPUs", "{}"), **_COLUMNS}
+        rows = ((row["model"], _fitting(row)) for row in figures["models"])
+        console.print(table_of(f"Published profiles, {_TOTAL} samples", "model", columns, rows, missing=""))
         errors = {**figures["errors"], "VirtualFlow, predicted and measured throughputs": _PAPER_ERROR}
         rows = ((name, {"error": error}) for name, error in errors.items())
         columns = {"error": ("mean error", "{:.1%}")}
         console.print(table_of("Times between powers of two, interpolated", "model", columns, rows))
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    return cells_of(_COLUMNS, {**row, "split": row["split"] or "does not fit"}, missing="")
+def _fitting(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**row, "split": row["split"] or "does not fit"}

@@ -10,12 +10,7 @@ _EVENTS = {"join": True, "loss": False}
 
 
 def read_events(path: Path) -> list[tuple[float, str, bool]]:
-    """Read the events of a file, in its order: times in seconds, each with a node and whether it joins.
-
-    Raises:
-        ValueError: The file is of another form.
-        OSError: The file cannot be read.
-    """
+    """Read the events of a file, in its order: times in seconds, each with a node and whether it joins."""
     events = []
     for row in read_rows(path, ("time_s", "event", "node")):
         event = row.text("event")
@@ -28,13 +23,8 @@ def read_events(path: Path) -> list[tuple[float, str, bool]]:
 def read_capacity(path: Path, nodes: Sequence[str]) -> Capacity:
     """Read the nodes that are there, over time; they repeat after the file's last time.
 
-    Args:
-        path: The file. Where it names nodes, the first that it names is the cluster's first, and so on; of
-            more than the cluster has, the others are not used.
-
-    Raises:
-        ValueError: The file is of another form, or no node is ever there.
-        OSError: The file cannot be read.
+    Where the file names nodes, the first that it names is the cluster's first, and so on; of more than the
+    cluster has, the others are not used.
     """
     with path.open(encoding="utf-8") as stream:
         by_number = "nodes" in stream.readline().strip().split(",")

@@ -30,11 +30,7 @@ class NodeGroup(NamedTuple):
 
 
 def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
-    """Read groups of nodes such as `aws=6x4,rtx=3x8`, six nodes of four devices and three of eight.
-
-    Raises:
-        ValueError: It is of another form, a number is 0, or a kind comes twice.
-    """
+    """Read groups of nodes such as `aws=6x4,rtx=3x8`, six nodes of four devices and three of eight."""
     groups = []
     for part in text.split(","):
         found = re.fullmatch(r"([A-Za-z0-9_.-]+)=([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", part)
@@ -52,20 +48,16 @@ def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
 _PUBLISHED = ("cluster", "rules", "interval", "restart_cost")
 """Settings on which results depend, and which published simulations have, too."""
 
-_INPUTS = ("workload", "policy", "traces")
-"""What results are of, beside the settings on which they depend."""
-
-_WITHOUT_EFFECT = ("jobs",)
-"""Settings on which results do not depend."""
+_APART = ("workload", "policy", "traces", "jobs")
+"""What results are of, beside the settings on which they depend, and how many are made at once."""
 
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """Workloads to simulate under policies, on one cluster (ValueError: a value is not allowed)."""
+    """Workloads to simulate under policies, on one cluster."""
 
     workload: Annotated[
-        tuple[Path, ...],
-        Setting("CSV file of arrivals, or a folder of such files; may be repeated."),
+        tuple[Path, ...], Setting("CSV file of arrivals, or a folder of such files; may be repeated.")
     ]
     policy: Annotated[tuple[str, ...], Setting("Policy; may be repeated.", choices=POLICIES)]
     traces: Annotated[
@@ -78,11 +70,7 @@ class SimulationConfig:
     ]
     cluster: Annotated[
         tuple[NodeGroup, ...],
-        Setting(
-            "Nodes, and devices of each, by kind.",
-            metavar="KIND=NODESxDEVICES,...",
-            read=parse_cluster,
-        ),
+        Setting("Nodes, and devices of each, by kind.", metavar="KIND=NODESxDEVICES,...", read=parse_cluster),
     ] = (NodeGroup("gpu", 16, 4),)
     rules: Annotated[
         str, Setting("Published rules: models' limits, and what counts as a change.", choices=RULES)
@@ -169,12 +157,7 @@ class SimulationConfig:
         return POLICIES[name]()
 
     def read_capacity(self) -> Capacity | None:
-        """Return the nodes that are there, over time; None for all, always.
-
-        Raises:
-            ValueError: The file is of another form, or no node is ever there.
-            OSError: The file cannot be read.
-        """
+        """Return the nodes that are there, over time; None for all, always."""
         names = [node.name for node in self.nodes.nodes]
         if self.failures is not None:
             return Capacity.of_failures(names, self.failures * 3600, self.repair, self.seed)
@@ -200,15 +183,11 @@ class SimulationConfig:
 
     @property
     def others(self) -> dict[str, int | float | str]:
-        """The settings that are not by default, and that published simulations do not have.
-
-        Raises:
-            OSError: A file among them cannot be read.
-        """
+        """The settings that are not by default, and that published simulations do not have."""
         return {
             setting.name: _digest(value) if isinstance(value, Path) else value
             for setting in fields(self)
-            if setting.name not in (*_PUBLISHED, *_INPUTS, *_WITHOUT_EFFECT)
+            if setting.name not in (*_PUBLISHED, *_APART)
             and (value := getattr(self, setting.name)) != setting.default
         }
 

@@ -78,14 +78,10 @@ def bars(lives: Sequence[Life], cluster: Cluster) -> list[Bar]:
 def gantt(
     lives: Sequence[Life], cluster: Cluster, styles: Mapping[str, WorkerStyle], end: float, alt: str
 ) -> str:
-    """Return the chart as an SVG element for a page, in the page's colours.
+    """Return the chart as an SVG element for a page, in the page's colours, with a style for each model.
 
-    Args:
-        lives: Of all jobs.
-        cluster: The nodes; from top to bottom are their devices, in this order.
-        styles: The colour of each model.
-        end: The time at which the axis ends, in seconds, above 0.
-        alt: The content in words, for readers who cannot see the chart.
+    From top to bottom are the devices of the nodes, in this order. The axis ends after `end` seconds, above
+    0; `alt` has the content in words, for readers who cannot see the chart.
     """
     scale = _Scale(end, min(max(_HEIGHT / cluster.devices, _LEAST), _MOST))
     height = scale.lane * cluster.devices

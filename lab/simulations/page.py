@@ -42,18 +42,10 @@ def write_simulations_page(
     path: Path,
     conditions: Mapping[str, float | str] | None = None,
 ) -> None:
-    """Write the page.
+    """Write the page of simulations, all workloads under the same policies.
 
-    Args:
-        outcomes: By the workload's path, then by policy, all with the same policies.
-        figures: Of the same simulations, with the published means, by policy, then by the workload's path.
-        cluster: The nodes that the jobs shared.
-        rules: Interval and cost of a change, by policy.
-        path: The page's file; its folder is made if need be.
-        conditions: Other settings that are not by default, by name.
-
-    Raises:
-        OSError: The file cannot be written.
+    Outcomes are by the workload's path, then by policy; figures, with the published means, by policy, then by
+    the workload's path; rules by policy. `conditions` are other settings that are not by default, by name.
     """
     policies = worker_styles(figures)
     lives = [life for its in outcomes.values() for outcome in its.values() for life in outcome.lives]

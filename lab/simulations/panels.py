@@ -1,6 +1,7 @@
 """The plots of simulations of one workload: devices in use, waiting jobs, distributions over the jobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,26 +11,24 @@ from numpy.typing import NDArray
 from evenpace.reports import numbers
 from evenpace.reports.drawing import Panel
 from evenpace.reports.style import GREY, WorkerStyle
-from lab.simulations import usage
 from lab.simulations.results import Outcome
+from lab.simulator.record import Life
+from scheduler.allocation import devices
 
 _BINS = 240  # of the time axis
 _POINTS = 400  # of a distribution, at most
 _WIDE = (10.6, 2.6)  # inches
 _TIMES = (1, 10, 60, 600, 3600, 36_000, 360_000, 3_600_000)  # seconds; ticks of a logarithmic axis
 
+Amount: TypeAlias = tuple[int, int, int]
+"""Start and end of a time, in seconds, and what is added during it."""
+
 
 def in_use(name: str, outcome: Outcome, styles: Mapping[str, WorkerStyle], devices: int, end: float) -> Panel:
-    """Return the plot of the devices in use over time, stacked by model.
-
-    Args:
-        outcome: One simulation.
-        styles: The colour of each model.
-        end: The time at which the axis ends, in seconds.
-    """
+    """Return the plot of the devices in use up to `end`, in seconds, stacked by model."""
     edges = np.linspace(0, end, _BINS + 1)
     lives = {model: [life for life in outcome.lives if life.application == model] for model in styles}
-    heights = [usage.averages(usage.in_use(its), edges) for its in lives.values()]
+    heights = [averages(devices_in_use(its), edges) for its in lives.values()]
 
     def draw(axes: Axes) -> None:
         colours = [style.colour for style in styles.values()]
@@ -51,9 +50,7 @@ def queues(
 ) -> Panel:
     """Return the plot of the number of jobs without devices over time, a line for each policy."""
     edges = np.linspace(0, end, _BINS + 1)
-    lines = {
-        policy: usage.averages(usage.queue(outcome.lives), edges) for policy, outcome in outcomes.items()
-    }
+    lines = {policy: averages(queue(outcome.lives), edges) for policy, outcome in outcomes.items()}
 
     def draw(axes: Axes) -> None:
         for policy, line in lines.items():
@@ -128,3 +125,30 @@ def _draw_distributions(
 def _label_hours(axes: Axes, end: float) -> None:
     axes.set_xlim(0, end / 3600)
     axes.set_xlabel("hours")
+
+
+def devices_in_use(lives: Iterable[Life]) -> list[Amount]:
+    """Return the devices that jobs have, by times."""
+    return [(span.start, span.end, devices(span.placement)) for life in lives for span in life.spans]
+
+
+def queue(lives: Iterable[Life]) -> list[Amount]:
+    """Return the jobs without devices, by times: 1 during a job's life, less 1 while it has devices."""
+    present = [(life.submitted, life.submitted + life.completion, 1) for life in lives]
+    return present + [(span.start, span.end, -1) for life in lives for span in life.spans]
+
+
+def averages(amounts: Sequence[Amount], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the averages, (n,), of a sum over the times between ascending edges, in seconds, (n + 1,).
+
+    Amounts are added up where their times overlap; nothing is there at other times.
+    """
+    steps = np.array([(t, a) for start, end, amount in amounts for t, a in ((start, amount), (end, -amount))])
+    steps = steps.reshape(-1, 2)[np.argsort(steps.reshape(-1, 2)[:, 0], kind="stable")]
+    times, level = steps[:, 0], np.cumsum(steps[:, 1])
+    if not len(times):
+        return np.zeros(len(edges) - 1)
+    # The sum is constant between steps, so that its integral is linear there, and 0 before the first.
+    integral = np.concatenate([[0.0], np.cumsum(level[:-1] * np.diff(times))])
+    totals: NDArray[np.float64] = np.diff(np.interp(edges, times, integral)) / np.diff(edges)
+    return totals

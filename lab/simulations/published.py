@@ -22,43 +22,27 @@ _MIXED_CONDITIONS = {"cluster": "aws=6x4,dgx-ext=2x8,rtx=3x8", "rules": "mixed"}
 def published_mean(workload: Path, policy: str, conditions: Mapping[str, Any]) -> float | None:
     """Return the published mean completion time of a workload under a policy, in seconds, if there is one.
 
-    Args:
-        conditions: The settings of the simulation; there is a figure only for those that were published.
-
-    Raises:
-        ValueError: The file of published figures is of another form.
-        OSError: It cannot be read.
+    There is one only for the settings, `conditions`, that were published.
     """
-    clock = {"interval": POLICIES[policy].interval, "restart_cost": None}
-    if conditions == _CONDITIONS | clock:
-        return _of_like_devices(workload.resolve(), policy)
-    if conditions == _MIXED_CONDITIONS | clock:
-        return _of_mixed_devices(workload.resolve(), policy)
-    return None
-
-
-def _of_like_devices(workload: Path, policy: str) -> float | None:
-    load = re.fullmatch(r"pollux-workloads(?:-([0-9.]+))?", workload.parent.name)
-    number = re.fullmatch(r"workload-([1-9])\.csv", workload.name)
-    path = workload.parent.parent / "pollux-published.csv"
-    if not load or not number or not path.exists():
-        return None
-    columns = [f"workload_{i}" for i in range(1, 10)]
-    for row in read_rows(path, ("load", "policy"), columns):
-        if (row.text("load"), row.text("policy")) == (load[1] or "1.0", policy):
-            column = f"workload_{number[1]}"
-            return row.positive(column) if row.values.get(column) else None
-    return None
-
-
-def _of_mixed_devices(workload: Path, policy: str) -> float | None:
-    arrivals = re.fullmatch(r"heterogeneous-workloads-(\w+)", workload.parent.name)
     number = re.fullmatch(r"workload-([1-9][0-9]*)\.csv", workload.name)
-    path = workload.parent.parent / "heterogeneous-published.csv"
-    if not arrivals or not number or not path.exists():
+    if number is None:
         return None
-    others = ("p99_s", "makespan_s", "restarts", "gpu_hours")
-    for row in read_rows(path, ("policy", "workload", "mean_completion_s"), others):
-        if (row.text("policy"), row.text("workload")) == (policy, f"{arrivals[1]}-{number[1]}"):
-            return row.positive("mean_completion_s")
+    clock = {"interval": POLICIES[policy].interval, "restart_cost": None}
+    folder = workload.resolve().parent
+    load = re.fullmatch(r"pollux-workloads(?:-([0-9.]+))?", folder.name)
+    arrivals = re.fullmatch(r"heterogeneous-workloads-(\w+)", folder.name)
+    if load and conditions == _CONDITIONS | clock:
+        path, keys, key = "pollux-published.csv", ("load", "policy"), (load[1] or "1.0", policy)
+        column, others = f"workload_{number[1]}", tuple(f"workload_{i}" for i in range(1, 10))
+    elif arrivals and conditions == _MIXED_CONDITIONS | clock:
+        path, keys = "heterogeneous-published.csv", ("policy", "workload")
+        key, column = (policy, f"{arrivals[1]}-{number[1]}"), "mean_completion_s"
+        others = (column, "p99_s", "makespan_s", "restarts", "gpu_hours")
+    else:
+        return None
+    if not (folder.parent / path).exists():
+        return None
+    for row in read_rows(folder.parent / path, keys, others):
+        if tuple(map(row.text, keys)) == key:
+            return row.positive(column) if row.values.get(column) else None
     return None

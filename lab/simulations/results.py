@@ -19,7 +19,7 @@ before some figures were there stay in the file until their simulation is run ag
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,35 +47,23 @@ class Outcome:
 
     @classmethod
     def of(cls, lives: Sequence[Life], shares: Sequence[FairShare], devices: int) -> "Outcome":
-        """Return the outcome with the figures of these lives on a cluster's number of devices.
-
-        Raises:
-            ValueError: A job has not ended, or there is none.
-        """
-        return cls(lives, shares, summary(lives, _rhos(lives, shares), devices))
+        """Return the outcome with the figures of these lives on a cluster's number of devices."""
+        outcome = cls(lives, shares, {})
+        return replace(outcome, figures=summary(lives, outcome.rhos, devices))
 
     @property
     def rhos(self) -> list[float]:
         """The finish-time fairness of each job, in the order of the lives."""
-        return _rhos(self.lives, self.shares)
+        return [share.rho(life) for life, share in zip(self.lives, self.shares, strict=True)]
 
 
 class Results:
-    """The results so far, kept in a file if there is one."""
+    """The results so far, in a file that need not exist yet, or, without a path, in memory only."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the results that a file has.
-
-        Args:
-            path: The file, which need not exist; None to keep results in memory only.
-
-        Raises:
-            ValueError: The file has something else.
-            OSError: It cannot be read.
-        """
         self._path = path
         self._lines: dict[Simulation, str] = {}
-        self._outcomes: dict[Simulation, Outcome] = {}
+        self.outcomes: dict[Simulation, Outcome] = {}  # of simulations that have been run
         if path is None or not path.exists():
             return
         try:
@@ -84,31 +72,15 @@ class Results:
                 simulation = Simulation(result["policy"], result["inputs"], conditions)
                 self._lines[simulation] = json.dumps(result)
                 if result["figures"].keys() >= FIGURES:
-                    self._outcomes[simulation] = _outcome(result)
+                    self.outcomes[simulation] = _outcome(result)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path}: not the results of simulations; name another file, or remove this one"
             ) from error
 
-    def __contains__(self, simulation: Simulation) -> bool:
-        """Return whether a simulation has been run."""
-        return simulation in self._outcomes
-
-    def __getitem__(self, simulation: Simulation) -> Outcome:
-        """Return the outcome of a simulation (KeyError: it has not been run)."""
-        return self._outcomes[simulation]
-
     def add(self, simulation: Simulation, workload: Path, outcome: Outcome) -> None:
-        """Add the result of a simulation, to the file, too.
-
-        Args:
-            simulation: What it was made of.
-            outcome: Its result.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
-        self._outcomes[simulation] = outcome
+        """Add the result of a simulation, to the file, too."""
+        self.outcomes[simulation] = outcome
         if self._path is None:
             return
         told = zip(outcome.lives, outcome.shares, outcome.rhos, strict=True)
@@ -129,18 +101,8 @@ class Results:
         files.replace(self._path, ('{"simulations": [\n' + ",\n".join(lines) + "\n]}\n").encode())
 
 
-def _rhos(lives: Sequence[Life], shares: Sequence[FairShare]) -> list[float]:
-    return [share.rho(life) for life, share in zip(lives, shares, strict=True)]
-
-
 def _outcome(result: Mapping[str, Any]) -> Outcome:
-    """Return the outcome that a file has.
-
-    Raises:
-        KeyError: Something is not there.
-        TypeError: Something is of another type.
-        ValueError: Something is of another form.
-    """
+    """Return the outcome that a file has (KeyError, TypeError, ValueError: something is of another form)."""
     lives, shares = [], []
     for told in result["lives"]:
         share = told["fair_share"]

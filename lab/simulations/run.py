@@ -32,19 +32,9 @@ _Key: TypeAlias = tuple[str, Path]
 def run(
     config: SimulationConfig, console: Console, json_path: Path | None = None, page_path: Path | None = None
 ) -> dict[str, Any]:
-    """Simulate each workload under each policy, and print the figures.
+    """Simulate each workload under each policy; print and return figures by policy, then by workload.
 
-    Args:
-        config: Workloads, policies and cluster.
-        console: Takes the progress and the table.
-        json_path: File for the results; simulations whose results it has are not run again.
-
-    Returns:
-        The figures of each simulation by policy, then by the path of the workload.
-
-    Raises:
-        ValueError: A file is of another form, or a workload cannot be simulated.
-        OSError: A file cannot be read or written.
+    Simulations whose results the file `json_path` has are not run again.
     """
     workloads = {path: read_workload(path) for path in find_workloads(config.workload)}
     cluster, capacity = config.nodes, config.read_capacity()
@@ -68,7 +58,7 @@ def run(
     tasks = {
         (policy, path): (policy, workloads[path], applications, config, capacity)
         for (policy, path), one in simulations.items()
-        if one not in results
+        if one not in results.outcomes
     }
     if tasks:
         with make_progress(console) as bar:
@@ -80,7 +70,7 @@ def run(
     figures: dict[str, dict[str, Any]] = {}
     for (policy, path), one in simulations.items():
         figures.setdefault(policy, {})[str(path)] = {
-            **results[one].figures,
+            **results.outcomes[one].figures,
             "published_mean_completion_s": published_mean(path, policy, config.conditions(policy)),
         }
     print_figures(console, figures)
@@ -89,7 +79,7 @@ def run(
 
         outcomes: dict[Path, dict[str, Outcome]] = {}
         for (policy, path), one in simulations.items():
-            outcomes.setdefault(path, {})[policy] = results[one]
+            outcomes.setdefault(path, {})[policy] = results.outcomes[one]
         rules = {policy: config.rules_for(policy) for policy in config.policy}
         write_simulations_page(outcomes, figures, cluster, rules, page_path, config.others)
     return figures

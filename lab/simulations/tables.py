@@ -6,48 +6,34 @@ This module must not know how the figures came about.
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lab.report import Columns, cells_of
 
-class Column(NamedTuple):
-    """One figure of a simulation: its name in the results, its heading, and its format."""
-
-    name: str
-    heading: str
-    form: str
-
-
-COLUMNS = (
-    Column("mean_completion_s", "mean, s", ".1f"),
-    Column("published_mean_completion_s", "publ.", ".1f"),
-    Column("p99_completion_s", "p99, s", ".0f"),
-    Column("makespan_s", "makespan", ".0f"),
-    Column("restarts", "restarts", ".0f"),
-    Column("device_hours", "dev. h", ".1f"),
-    Column("utilisation", "used", ".0%"),
-    Column("mean_queue", "queue", ".1f"),
-    Column("rho_below_2", "ρ < 2", ".0%"),
-)
+COLUMNS: Columns = {
+    "mean_completion_s": ("mean, s", "{:.1f}"),
+    "published_mean_completion_s": ("publ.", "{:.1f}"),
+    "p99_completion_s": ("p99, s", "{:.0f}"),
+    "makespan_s": ("makespan", "{:.0f}"),
+    "restarts": ("restarts", "{:.0f}"),
+    "device_hours": ("dev. h", "{:.1f}"),
+    "utilisation": ("used", "{:.0%}"),
+    "mean_queue": ("queue", "{:.1f}"),
+    "rho_below_2": ("ρ < 2", "{:.0%}"),
+}
 
 
 def print_figures(console: Console, figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    """Print a table for each workload, and one of the means over them where there are several.
-
-    Args:
-        figures: By policy, then by the path of the workload.
-    """
+    """Print a table for each workload, and one of their means; the figures are by policy, then by path."""
     paths = list(next(iter(figures.values())))
     for path in paths:
         _print(console, title(Path(path)), {policy: its[path] for policy, its in figures.items()})
     if len(paths) > 1:
-        means = {
-            policy: mean(list(its.values()), [column.name for column in COLUMNS])
-            for policy, its in figures.items()
-        }
+        means = {policy: mean(list(its.values()), list(COLUMNS)) for policy, its in figures.items()}
         _print(console, f"mean of {len(paths)} workloads", means)
 
 
@@ -69,9 +55,8 @@ def _print(console: Console, heading: str, by_policy: Mapping[str, Mapping[str, 
     # Without lines between columns, so that 80 characters are enough.
     table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("policy", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column.heading, justify="right", no_wrap=True)
+    for heading, _ in COLUMNS.values():
+        table.add_column(heading, justify="right", no_wrap=True)
     for policy, its in by_policy.items():
-        values = ((its[column.name], column.form) for column in COLUMNS)
-        table.add_row(policy, *("" if value is None else format(value, form) for value, form in values))
+        table.add_row(policy, *cells_of(COLUMNS, its, missing=""))
     console.print(table)

@@ -30,16 +30,9 @@ def read_applications(
     limits: Mapping[str, JobLimits],
     needed: Collection[str] = (),
 ) -> dict[str, Application]:
-    """Read all models that were measured on all kinds of devices, by name.
+    """Read all models measured on all kinds of devices, by name; a model may lie in several folders.
 
-    Args:
-        folders: Each has folders of models; a model's files may lie in several of these.
-        limits: Of models that have any, by name.
-        needed: Models that must not be left out for want of a measurement, as far as they are there at all.
-
-    Raises:
-        ValueError: No model was measured on all kinds, a needed one was not, or a file is of another form.
-        OSError: A file cannot be read.
+    A model that is needed must not be left out for want of a measurement, if it is there at all (ValueError).
     """
     models: dict[str, dict[str, Path]] = {}
     for folder in folders:
@@ -73,12 +66,12 @@ def _wanted(kinds: Sequence[str]) -> list[str]:
 def _missing(files: Mapping[str, Path], kinds: Sequence[str]) -> str | None:
     """Return the name of a file that a model lacks, if there is one."""
     for name in _wanted(kinds):
-        if name not in files and not (name == "validation-M.csv" and any(map(_validated, files))):
+        if name not in files and not (name == "validation-M.csv" and any(map(validated, files))):
             return name
     return None
 
 
-def _validated(name: str) -> int | None:
+def validated(name: str) -> int | None:
     """Return the samples of a batch by the name of the file of its training, None for another file's name."""
     found = re.fullmatch(r"validation-([1-9][0-9]{0,17})\.csv", name)
     return int(found[1]) if found else None
@@ -87,7 +80,7 @@ def _validated(name: str) -> int | None:
 def _read_application(
     name: str, files: Mapping[str, Path], kinds: Sequence[str], limits: JobLimits | None
 ) -> Application:
-    trainings = {size: _read_epochs(path) for file, path in files.items() if (size := _validated(file))}
+    trainings = {size: _read_epochs(path) for file, path in files.items() if (size := validated(file))}
     step_times = {
         kind: StepTimes(
             _read_placements(files[f"placements{_suffix(kind)}.csv"]),

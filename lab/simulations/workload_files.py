@@ -13,11 +13,7 @@ _COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 
 
 def find_workloads(paths: Sequence[Path]) -> list[Path]:
-    """Return the files among paths, and in place of a folder its CSV files by name.
-
-    Raises:
-        ValueError: A path is neither, a folder has none, or a file comes twice.
-    """
+    """Return the files among paths, and in place of a folder its CSV files by name."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -33,12 +29,7 @@ def find_workloads(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_workload(path: Path) -> list[Arrival]:
-    """Read the arrivals of a file, in its order.
-
-    Raises:
-        ValueError: The file has no row, or is of another form.
-        OSError: The file cannot be read.
-    """
+    """Read the arrivals of a file, in its order."""
     arrivals = [
         Arrival(
             name=row.text("name"),

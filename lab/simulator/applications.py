@@ -36,16 +36,12 @@ class StepTime(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Step times measured on like devices.
+    """Step times measured on like devices."""
 
-    Attributes:
-        placements: For each shape of a placement, its lexicographically smallest rotation, the local batches,
-            ascending, (n,), and the seconds of step and synchronisation, (n, 2).
-        scalability: Rows of nodes, replicas and local batch, (m, 3), with step and synchronisation, (m, 2),
-            in wider placements.
-    """
-
+    # For each shape of a placement, its smallest rotation: the local batches, ascending, (n,),
+    # and the seconds of step and synchronisation, (n, 2).
     placements: Mapping[Shape, tuple[Array, Array]]
+    # In wider placements: nodes, replicas and local batch, (m, 3), with step and synchronisation, (m, 2).
     scalability: tuple[Array, Array]
 
     @cached_property
@@ -104,11 +100,7 @@ class StepTimes:
 
     @cached_property
     def _between(self) -> LinearNDInterpolator:
-        """Linear interpolation over (nodes, replicas, local batch), over the means of like placements.
-
-        Raises:
-            ValueError: The points do not span a volume.
-        """
+        """Linear interpolation over (nodes, replicas, local batch), over the means of like placements."""
         # In this order of the points: they lie on a grid, so that other orders give other simplices.
         points = np.array(list(self._means), dtype=float)
         means = np.array(list(self._means.values()))
@@ -124,11 +116,7 @@ class StepTimes:
             ) from error
 
     def at(self, shape: Shape, local: int) -> StepTime:
-        """Return the step time of a placement, interpolated between what was measured.
-
-        Raises:
-            ValueError: It lies outside of what was measured.
-        """
+        """Return the step time of a placement, interpolated (ValueError: outside of what was measured)."""
         shape = _normal(shape)
         if shape in self.placements:
             locals_, seconds = self.placements[shape]
@@ -159,13 +147,10 @@ class Epochs:
 
 
 class Application:
-    """A model to train, with its measurements and limits.
+    """A model to train, with its measurements and limits; without limits, those of the measurements alone.
 
-    Attributes:
-        initial: Samples of the smallest whole batch that was trained with; progress is counted in these.
-        largest: Samples of the largest whole batch that was trained with.
-        batches: For each kind of devices, whole batches from the initial to the largest, and local ones of
-            which step times were measured.
+    Step times are by kind of devices, trainings by samples of the whole batch. A batch, a placement or a
+    local batch outside of what was measured is a ValueError.
     """
 
     def __init__(
@@ -175,22 +160,14 @@ class Application:
         trainings: Mapping[int, Epochs],
         limits: JobLimits | None = None,
     ) -> None:
-        """Make a model of its measurements.
-
-        Args:
-            step_times: Of its iterations, by kind of devices.
-            trainings: By samples of the whole batch.
-            limits: None for those of the measurements alone.
-
-        Raises:
-            ValueError: A training has fewer epochs than a job, or an epoch without gradient and noise.
-        """
         self.name = name  # the model's
         self.limits = JobLimits() if limits is None else limits  # what is fixed beside the measurements
         self._step_times = step_times
         self._sizes: Sequence[int] = sorted(trainings)
         self._trainings = trainings
+        # Samples of the smallest whole batch trained with, in which progress is counted, and of the largest.
         self.initial, self.largest = self._sizes[0], self._sizes[-1]
+        # By kind of devices: whole batches from initial to largest, local ones of which steps were measured.
         self.batches: dict[str, Limits] = {}
         for kind, times in step_times.items():
             least_local, most_local = times.local_batches
@@ -210,11 +187,7 @@ class Application:
         self._known: dict[Any, Any] = {}
 
     def step_time(self, kind: str, shape: Shape, local: int) -> StepTime:
-        """Return the step time on the nodes of a placement of devices of one kind.
-
-        Raises:
-            ValueError: It lies outside of what was measured.
-        """
+        """Return the step time on the nodes of a placement of devices of one kind."""
         if (found := self._known.get((kind, shape, local))) is None:
             try:
                 found = self._known[kind, shape, local] = self._step_times[kind].at(shape, local)
@@ -262,22 +235,14 @@ class Application:
         return self.noise(self.initial, 0)
 
     def noise(self, batch: int, epoch: int) -> Noise:
-        """Return the gradient noise in an epoch, interpolated between the sizes that were trained with.
-
-        Raises:
-            ValueError: The batch is smaller or larger than those.
-        """
+        """Return the gradient noise in an epoch, interpolated between the sizes that were trained with."""
         if (found := self._known.get(("noise", batch, epoch))) is None:
             sqr, var = (self._between(batch, epoch, name) for name in ("sqr", "var"))
             found = self._known["noise", batch, epoch] = Noise(sqr, var * self.initial)
         return found
 
     def gain(self, batch: int, epoch: int) -> float:
-        """Return the progress of one iteration in an epoch, in initial batches (Pollux, 3.1).
-
-        Raises:
-            ValueError: The batch is smaller or larger than those that were trained with.
-        """
+        """Return the progress of one iteration in an epoch, in initial batches (Pollux, 3.1)."""
         if (found := self._known.get(("gain", batch, epoch))) is None:
             initial = self.initial
             found = batch / initial * self.noise(batch, epoch).efficiency(batch, initial)
@@ -285,11 +250,7 @@ class Application:
         return found
 
     def iterations_left(self, batch: int, epoch: int) -> float:
-        """Return the iterations from the end of an epoch to the end of a job; 1 in the last epoch.
-
-        Raises:
-            ValueError: The batch is smaller or larger than those that were trained with.
-        """
+        """Return the iterations from the end of an epoch to the end of a job; 1 in the last epoch."""
         if epoch >= self.epochs - 1:
             return 1.0
         if (found := self._known.get(("left", batch, epoch))) is None:
@@ -298,14 +259,7 @@ class Application:
         return found
 
     def packed_iteration(self, kind: str, batch: int, devices: int, node: int) -> float:
-        """Return the seconds of an iteration, accumulation and all, on full nodes and one with the rest.
-
-        Args:
-            batch: Samples of the whole batch.
-
-        Raises:
-            ValueError: It lies outside of what was measured.
-        """
+        """Return the seconds of an iteration, accumulation and all, on full nodes and one with the rest."""
         if (found := self._known.get(("packed", kind, batch, devices, node))) is None:
             full, rest = divmod(devices, node)
             shape = (node,) * full + ((rest,) if rest else ())

@@ -13,18 +13,13 @@ _YEAR = 365.0 * 86_400  # seconds, after which drawn failures repeat
 
 @dataclass(frozen=True)
 class Capacity:
-    """The nodes that are there, over time.
-
-    Raises:
-        ValueError: There is no change at 0, times do not ascend up to the period, or no node is ever there.
-    """
+    """The nodes that are there, over time (ValueError: times do not ascend from 0, or no node is there)."""
 
     # Times in seconds, ascending from 0, each with the nodes that are there from then on.
     changes: tuple[tuple[float, frozenset[str]], ...]
     period: float = math.inf  # seconds after which the changes repeat; inf for never
 
     def __post_init__(self) -> None:
-        """Check the times."""
         times = [*self._times, self.period]
         if not times[0] == 0 < self.period:
             raise ValueError(f"the first change is at {times[0]:g} s: it must be at 0 s")
@@ -38,11 +33,8 @@ class Capacity:
     def of_events(cls, events: Iterable[tuple[float, str, bool]]) -> "Capacity":
         """Return the capacity that events make, which repeat after the last one.
 
-        Args:
-            events: Times in seconds, in any order, each with a node's name and whether it joins.
-
-        Raises:
-            ValueError: A node joins that is there, is lost that is not, or none is ever there.
+        An event has its time in seconds, in any order, a node's name, and whether it joins (ValueError: one
+        joins that is there, or is lost that is not).
         """
         present: set[str] = set()
         changes: dict[float, frozenset[str]] = {0.0: frozenset()}
@@ -60,12 +52,7 @@ class Capacity:
     def of_counts(cls, counts: Iterable[tuple[float, int]], nodes: Sequence[str]) -> "Capacity":
         """Return the capacity by numbers of nodes, of which the first are there; it repeats at the end.
 
-        Args:
-            counts: Times in seconds, each with the number of nodes from then on; more than there are count
-                as all.
-
-        Raises:
-            ValueError: A time comes twice, or no node is ever there.
+        Each number holds from its time, in seconds; more than there are count as all.
         """
         changes: dict[float, frozenset[str]] = {}
         for time, count in sorted(counts):
@@ -78,13 +65,8 @@ class Capacity:
     def of_failures(cls, nodes: Sequence[str], between: float, repair: float, seed: int) -> "Capacity":
         """Return nodes that fail at random and come back; the draws of a year repeat.
 
-        Args:
-            between: Mean seconds that a node runs until it fails, exponentially distributed.
-            repair: Seconds until it is back.
-            seed: Of the draws.
-
-        Raises:
-            ValueError: A time is not above 0.
+        A node runs until it fails for exponentially distributed seconds with the mean `between`, and is back
+        after `repair` seconds.
         """
         for name, seconds in (("mean time between failures", between), ("time to repair", repair)):
             if not 0 < seconds < math.inf:

@@ -29,11 +29,7 @@ class FairShare:
     completion: int  # seconds from its submission to its end there
 
     def rho(self, life: Life) -> float:
-        """Return the finish-time fairness; completion times below the clock's second count as one.
-
-        Raises:
-            ValueError: The job has not ended.
-        """
+        """Return the finish-time fairness; completion times below the clock's second count as one."""
         return max(life.completion, 1) / max(self.completion, 1)
 
 
@@ -45,21 +41,11 @@ def fair_shares(
     cluster: Cluster,
     rules: Rules,
 ) -> list[FairShare]:
-    """Return each job's training on its fair share, in the order of the lives.
+    """Return each job's training on its fair share, in the order of the lives; arrivals may be in any order.
 
     Where there are several kinds of devices, the share has a part of each, and the job trains on the kind on
-    which it ends first.
-
-    Args:
-        lives: Of all jobs that shared the cluster.
-        arrivals: Their submissions, in any order.
-        applications: The models, by name.
-        policy: The policy that shared the cluster: it says which of devices and batch are the users' choice.
-        cluster: What they shared.
-        rules: Interval and cost of a change.
-
-    Raises:
-        ValueError: A job has not ended, or its step time on the share was not measured.
+    which it ends first. The policy that shared the cluster says which of devices and batch are the users'
+    choice.
     """
     by_name = {arrival.name: arrival for arrival in arrivals}
     shares = []
@@ -70,9 +56,7 @@ def fair_shares(
         application = applications[arrival.application]
         ends = []
         for part in kinds:
-            devices = -(
-                -part.devices * age // present
-            )  # without floats, of which the ceiling may be one more
+            devices = -(-part.devices * age // present)  # in floats the ceiling may be one more
             ends.append((isolated_completion(arrival, application, devices, policy, part, rules), devices))
         completion, devices = min(ends)
         shares.append(FairShare(present / age, devices, completion))
@@ -83,9 +67,6 @@ def presence(lives: Sequence[Life]) -> list[int]:
     """Return the sum of the seconds that each job is present during each one's life, at least 1.
 
     Divided by a job's completion time it is the average number of jobs that contend during its life.
-
-    Raises:
-        ValueError: A job has not ended.
     """
     begins = np.array([life.submitted for life in lives], dtype=np.int64)
     ends = begins + np.array([life.completion for life in lives], dtype=np.int64)
@@ -101,27 +82,10 @@ def isolated_completion(
     """Return the seconds from a job's submission to its end with no other job, on as few nodes as possible.
 
     It starts in the first round after its submission, after a pause like that of every start, on all of the
-    devices that it can use, and keeps them. No node is lost there, and no other job interferes.
-
-    Args:
-        arrival: The job's submission.
-        application: The model that it trains.
-        devices: The most devices that it has; a job whose user asks for more trains on these.
-        policy: It says which of devices and batch are the users' choice.
-        cluster: The nodes on which the devices are, all of one kind.
-        rules: Interval and cost of a change.
-
-    Raises:
-        ValueError: The step time was not measured.
+    devices that it can use, and keeps them. No node is lost there, and no other job interferes. Devices are
+    the most that it has, on nodes of one kind; a job whose user asks for more trains on these.
     """
-    job = SimulatedJob(
-        arrival,
-        application,
-        rules,
-        asks_devices=policy.users_choose_devices,
-        asks_batch=policy.users_choose_batch,
-        limits_batch=policy.users_limit_batch,
-    )
+    job = SimulatedJob(arrival, application, rules, policy)
     (kind,) = cluster.kinds
     now = max(-(-arrival.submitted // rules.interval), 1) * rules.interval
     job.place(take(min(devices, job.most_devices_of(kind)), free_devices(cluster, {})), now, kind)

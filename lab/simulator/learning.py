@@ -11,7 +11,9 @@ from scheduler.throughput import Throughput, fit
 class Learner:
     """What a job learns while it trains, as Pollux's agent does (Pollux, 4.1).
 
-    Step times are learned by kind of devices, the gradient noise is the same on all of them.
+    Step times are learned by kind of devices, the gradient noise is the same on all of them. The total is the
+    samples of the whole batch where it is fixed; models of step times that need not be learned are known by
+    kind; the noise before any training is None where nothing is known of it.
     """
 
     def __init__(
@@ -21,13 +23,6 @@ class Learner:
         known: Mapping[str, Throughput] | None = None,
         noise: Noise | None = None,
     ) -> None:
-        """Make a learner.
-
-        Args:
-            total: Samples of the whole batch where it is fixed.
-            known: Models of step times that need not be learned, by kind; None for none.
-            noise: The gradient's before any training; None where nothing is known of it.
-        """
         self._batches = batches
         self._total = total
         self._known = known or {}
@@ -66,12 +61,9 @@ class Learner:
     def observe(
         self, kind: str, nodes: int, replicas: int, local: int, step_time: StepTime, noise: Noise
     ) -> None:
-        """Learn from some time of training; of a configuration the first step time counts.
+        """Learn from training with `local` samples at once on each replica, and the noise as it is now.
 
-        Args:
-            local: Samples at once on each of them.
-            step_time: Of this configuration.
-            noise: The gradient's, as it is now.
+        Of a configuration the first step time counts.
         """
         steps = self._steps.setdefault(kind, {})
         if (nodes, replicas, local) not in steps and kind not in self._known:

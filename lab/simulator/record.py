@@ -74,18 +74,11 @@ class Life:
 
 
 def summary(lives: Sequence[Life], rhos: Sequence[float], devices: int) -> dict[str, Any]:
-    """Return the figures of a simulation, those of `FIGURES`.
+    """Return the figures of a simulation, those of `FIGURES` (ValueError: a job has not ended).
 
     Completion times and makespan are in seconds; the makespan begins at time 0. Utilisation is the share of
     the devices' time until its end that jobs have them; the queue is the mean number of jobs without devices.
     Devices of nodes that were not there count as unused.
-
-    Args:
-        lives: Of all jobs.
-        rhos: The finish-time fairness of each.
-
-    Raises:
-        ValueError: A job has not ended, or there is none.
     """
     if not lives:
         raise ValueError("there are no jobs to take the mean of")

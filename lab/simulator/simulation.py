@@ -47,32 +47,13 @@ def simulate(
 ) -> list[Life]:
     """Simulate all jobs to their end, and return their lives in the order of submission.
 
-    Args:
-        arrivals: The jobs; of those that come at one time the earlier in this order is the first.
-        applications: The models, by name.
-        policy: A new one, for this simulation alone.
-        cluster: Nodes of devices of the kinds that were measured.
-        rules: Interval and cost of a change.
-        capacity: The nodes of the cluster that are there, over time; None for all, always.
-
-    Raises:
-        ValueError: Two jobs have one name, a model is unknown, a job asks for more devices than there are or
-            for a batch that was not measured, or the policy gives away what the cluster does not have, or
-            devices of two kinds to one job.
+    Of jobs that come at one time the earlier among the arrivals is the first. The policy is a new one, for
+    this simulation alone; without a capacity all nodes are there, always (ValueError: the policy gives away
+    what the cluster does not have, or devices of two kinds to one job).
     """
     arrivals = sorted(arrivals, key=lambda arrival: arrival.submitted)
     check_arrivals(arrivals, applications, policy, cluster)
-    jobs = [
-        SimulatedJob(
-            arrival,
-            applications[arrival.application],
-            rules,
-            asks_devices=policy.users_choose_devices,
-            asks_batch=policy.users_choose_batch,
-            limits_batch=policy.users_limit_batch,
-        )
-        for arrival in arrivals
-    ]
+    jobs = [SimulatedJob(arrival, applications[arrival.application], rules, policy) for arrival in arrivals]
     waiting = jobs[::-1]  # the next to arrive is the last
     present: list[SimulatedJob] = []
     held: dict[str, Placement] = {}  # by the names of the jobs that are present
@@ -115,13 +96,10 @@ class _LiveCluster:
     def play_round(
         self, now: int, jobs: Mapping[str, Job], there: Cluster, lost: Iterable[str]
     ) -> Allocation:
-        """Have the policy decide, and return what jobs have then.
+        """Have the policy decide, and return what jobs, those that have not ended, have then.
 
-        Args:
-            now: Seconds on the cluster's clock.
-            jobs: Those that have not ended, by name, in the order of submission.
-            there: The nodes that can be given out.
-            lost: Names of nodes that were lost since the last round, even if they are there again.
+        The nodes that are there can be given out; those that were lost since the last round may be there
+        again.
         """
         known = self._machine.jobs
         for name, job in known.items():
@@ -179,11 +157,7 @@ def _sharing(held: Mapping[str, Placement]) -> set[str]:
 
 
 def _kind(name: str, placement: Placement, cluster: Cluster) -> str:
-    """Return the kind of a placement's devices, of the cluster's first node's if there are none.
-
-    Raises:
-        ValueError: They are of several kinds.
-    """
+    """Return the kind of a placement's devices, of the cluster's first node's if there are none."""
     kinds = {cluster.by_name[node].kind for node, _ in placement} or {cluster.kinds[0]}
     if len(kinds) > 1:
         raise ValueError(f"job {name!r} was given devices of several kinds: {', '.join(sorted(kinds))}")
@@ -193,12 +167,7 @@ def _kind(name: str, placement: Placement, cluster: Cluster) -> str:
 def check_arrivals(
     arrivals: Sequence[Arrival], applications: Mapping[str, Application], policy: Policy, cluster: Cluster
 ) -> None:
-    """Check that jobs can be simulated.
-
-    Raises:
-        ValueError: Two have one name, a model is unknown, or a job asks for more devices than there are or
-            for a batch that was not measured.
-    """
+    """Check that jobs can be simulated: unlike names, known models, devices and batches that exist."""
     names = [arrival.name for arrival in arrivals]
     if len(set(names)) < len(names):
         raise ValueError(f"two jobs are called {next(name for name in names if names.count(name) > 1)!r}")

@@ -40,15 +40,9 @@ Choose: TypeAlias = Callable[[int, TrainedEpoch | None], Configuration]
 
 
 def train(application: Application, choose: Choose, devices: int, restart_cost: float) -> list[TrainedEpoch]:
-    """Train to the end, and return the epochs.
+    """Train with the configuration that `choose` returns before each epoch, and return the epochs.
 
-    Args:
-        application: The model, measured on one kind of devices.
-        choose: Chooses nodes and batch before each epoch.
-        restart_cost: Seconds without progress when the number of nodes changes.
-
-    Raises:
-        ValueError: A choice lies outside of what was measured.
+    The restart cost is seconds without progress when the number of nodes changes.
     """
     trained: list[TrainedEpoch] = []
     done = 0.0
@@ -68,11 +62,7 @@ def train(application: Application, choose: Choose, devices: int, restart_cost: 
 
 
 def step_seconds(application: Application, configuration: Configuration, devices: int) -> float:
-    """Return the seconds of an iteration with all its accumulations.
-
-    Raises:
-        ValueError: It lies outside of what was measured.
-    """
+    """Return the seconds of an iteration with all its accumulations."""
     nodes, local, accumulations = configuration
     (kind,) = application.batches
     step, sync = application.step_time(kind, (devices,) * nodes, local)
@@ -80,23 +70,14 @@ def step_seconds(application: Application, configuration: Configuration, devices
 
 
 def configure(batches: Limits, batch: float, nodes: int, devices: int) -> Configuration:
-    """Return the configuration with a whole batch, or with the least that fills the devices of some nodes.
-
-    Args:
-        batch: Samples of the whole batch, at most the largest.
-        devices: Devices of each.
-    """
+    """Return the configuration with a whole batch, or with the least that fills the devices of some nodes."""
     replicas = nodes * devices
     local, accumulations = batches.share(max(batch, batches.least_local * replicas), replicas)
     return Configuration(nodes, int(local), int(accumulations))
 
 
 def most_nodes(batches: Limits, nodes: int, devices: int) -> int:
-    """Return how many of some nodes have at least the least local batch on each device.
-
-    Raises:
-        ValueError: Not even one has.
-    """
+    """Return how many of some nodes have at least the least local batch on each device."""
     most = min(nodes, batches.largest // (batches.least_local * devices))
     if most < 1:
         raise ValueError(
@@ -107,11 +88,7 @@ def most_nodes(batches: Limits, nodes: int, devices: int) -> int:
 
 
 def profile(application: Application, nodes: int, devices: int) -> Throughput:
-    """Fit step times to those measured on 1, 2, ... nodes, over all sizes of local batches that may occur.
-
-    Raises:
-        ValueError: One lies outside of what was measured.
-    """
+    """Fit step times to those measured on 1, 2, ... nodes, over all sizes of local batches that may occur."""
     ((kind, batches),) = application.batches.items()
     timed = {}
     for count in range(1, nodes + 1):

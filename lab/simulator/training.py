@@ -15,31 +15,15 @@ from lab.simulator.workloads import Arrival
 from scheduler.allocation import Placement, devices, shape
 from scheduler.goodput import Goodput
 from scheduler.job import Job
+from scheduler.policies.base import Policy
 
 
 class SimulatedJob:
-    """A job that has arrived."""
+    """A job that has arrived, and waits; the policy says which of devices and batch are the user's choice."""
 
     def __init__(
-        self,
-        arrival: Arrival,
-        application: Application,
-        rules: Rules,
-        *,
-        asks_devices: bool = False,
-        asks_batch: bool = False,
-        limits_batch: bool = False,
+        self, arrival: Arrival, application: Application, rules: Rules, policy: Policy | type[Policy] = Policy
     ) -> None:
-        """Make a job that waits.
-
-        Args:
-            arrival: Its submission.
-            application: The model that it trains.
-            rules: The cost of a change.
-            asks_devices: Let it have at most the number of devices of its submission.
-            asks_batch: Let it train with the batch of its submission.
-            limits_batch: Let the policy plan for whole batches up to that of its submission.
-        """
         self.life = Life(arrival.name, application.name, arrival.submitted)  # what has happened to it
         self._application = application
         self._rules = rules
@@ -47,23 +31,26 @@ class SimulatedJob:
         limits = application.limits
         self._restart_cost = limits.restart_cost if rules.restart_cost is None else rules.restart_cost
         self._expected_cost = limits.expected_cost if rules.restart_cost is None else rules.restart_cost
-        self._devices = arrival.devices if asks_devices else None
+        self._devices = arrival.devices if policy.users_choose_devices else None
         self._asked = arrival.devices, arrival.batch
-        self._batch = arrival.batch if asks_batch else limits.batch
+        self._batch = arrival.batch if policy.users_choose_batch else limits.batch
         self._placement: Placement = ()
         self._kind: str | None = None
         self._shape: tuple[int, ...] = ()
         self._local = self._accumulations = 0
         # With a batch of the user's nobody asks for a goodput.
         self._learner: Learner | None = None
-        if not asks_batch and rules.profiled:
-            known = {kind: application.throughput(kind) for kind in application.batches}
-            self._learner = Learner(application.batches, self._batch, known, application.first_noise)
-        elif not asks_batch:
-            self._learner = Learner(application.batches, self._batch)
+        if not policy.users_choose_batch:
+            known, noise = {}, None
+            if rules.profiled:
+                known = {kind: application.throughput(kind) for kind in application.batches}
+                noise = application.first_noise
+            self._learner = Learner(application.batches, self._batch, known, noise)
         self._configured: tuple[Goodput | None, str, tuple[int, ...]] | None = None
         self._planned: dict[str, tuple[Goodput, Goodput]] = {}
-        self._largest = max(limits.largest or arrival.batch, application.initial) if limits_batch else None
+        self._largest: int | None = None
+        if policy.users_limit_batch:
+            self._largest = max(limits.largest or arrival.batch, application.initial)
         self._pause = 0
         self._trained = 0  # seconds
         self._lost = 0  # seconds of training that are to be done again
@@ -82,12 +69,7 @@ class SimulatedJob:
         return min(most)
 
     def seen(self, now: int, nodes: Mapping[str, int]) -> Job:
-        """Return the job as a policy sees it.
-
-        Args:
-            now: Seconds on the cluster's clock.
-            nodes: Devices of a node, for step times on packed nodes, by kind.
-        """
+        """Return the job as a policy sees it; a node has devices, for step times on packed nodes, by kind."""
         seconds_left = None
         if self._batch is not None and len(nodes) == 1:
             ((kind, node),) = nodes.items()
@@ -96,7 +78,7 @@ class SimulatedJob:
             name=self.life.name,
             submitted=self.life.submitted,
             age=now - self.life.submitted,
-            most_devices=self._most_devices(),
+            most_devices=max(map(self._most_devices_of, self._application.batches)),
             weight=self._weight,
             attained=self.life.device_seconds,
             restarts=self.life.restarts,
@@ -113,10 +95,7 @@ class SimulatedJob:
     def place(self, placement: Placement, now: int, kind: str) -> None:
         """Change the placement; training goes on after a pause, if there are devices.
 
-        Args:
-            placement: The devices from now on; none to wait, with what is left of a pause.
-            now: Seconds on the cluster's clock.
-            kind: The kind of the devices; nothing where there are none.
+        Without any the job waits, with what is left of a pause.
         """
         before = self._kind, self._shape
         self._placement, self._shape = placement, shape(placement)
@@ -140,16 +119,7 @@ class SimulatedJob:
         self.place((), now, "")
 
     def advance(self, now: int, seconds: int, slowdown: float = 0.0) -> None:
-        """Train for some time.
-
-        Args:
-            now: Seconds on the cluster's clock when the time begins.
-            seconds: Length of the time.
-            slowdown: Share of the progress that is lost.
-
-        Raises:
-            ValueError: Nothing was measured that tells the step time.
-        """
+        """Train for some seconds from `now` on, with a share of the progress lost."""
         if not self._placement:
             return
         replicas = devices(self._placement)
@@ -208,10 +178,6 @@ class SimulatedJob:
 
     def _total(self, replicas: int) -> int:
         return replicas * self._local * (self._accumulations + 1)
-
-    def _most_devices(self) -> int:
-        """Return the most devices of the kind on which it may have the most."""
-        return max(self._most_devices_of(kind) for kind in self._application.batches)
 
     def _most_devices_of(self, kind: str) -> int:
         most = self.most_devices_of(kind)

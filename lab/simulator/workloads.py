@@ -16,7 +16,6 @@ class Arrival:
     priority: float = 1.0  # weight, relative to other jobs', for policies that heed it
 
     def __post_init__(self) -> None:
-        """Check the priority."""
         if not 0 < self.priority < inf:
             raise ValueError(
                 f"job {self.name!r} has the priority {self.priority}; it must be above 0 and finite"

@@ -5,7 +5,7 @@ Also values of options that are given by workload.
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -55,10 +55,14 @@ class Training:
         if self.name not in WORKLOADS:
             raise ValueError(f"no workload {self.name!r}; there are {', '.join(WORKLOADS)}")
 
-    def options(self, more: Sequence[str] = ()) -> argparse.Namespace:
-        """Return the options of `arguments` and `more`; an invalid one ends the program, as in a script."""
+    def with_options(self, *words: str) -> "Training":
+        """Return the training with further options, which go before earlier ones."""
+        return replace(self, arguments=(*self.arguments, *words))
+
+    def options(self) -> argparse.Namespace:
+        """Return the options of `arguments`; an invalid one ends the program, as in a script."""
         make_parser, _ = WORKLOADS[self.name]
-        return make_parser().parse_args([*self.arguments, *more])
+        return make_parser().parse_args(self.arguments)
 
     def make(self, options: argparse.Namespace) -> Workload:
         """Make the workload (DataError: its data cannot be read)."""
@@ -69,11 +73,7 @@ class Training:
 def by_workload(
     option: str, values: Sequence[str], workloads: Sequence[str], read: Callable[[str], T]
 ) -> dict[str, T]:
-    """Read an option's values: VALUE is for all workloads, NAME=VALUE for one of them, and prevails.
-
-    Raises:
-        ValueError: There is no such workload, or a value is not allowed.
-    """
+    """Read an option's values: VALUE is for all workloads, NAME=VALUE for one of them, and prevails."""
     chosen: dict[str, T] = {}
     own: dict[str, T] = {}
     for value in values:

@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, Subset, default_collate
 
 import evenpace
-from idl.errors import InvalidRequestError
 from lab.data import DataError
 from worker.torch.loader import MapStyleDataset
 
@@ -51,32 +50,36 @@ class Workload:
     perplexity: bool = False
 
 
-@dataclass(frozen=True)
-class ModelSnapshot:
-    """Snapshot of a model during its training."""
+def _number(kind: type[int | float], least: float, below: float, allowed: str) -> Callable[[str], Any]:
+    """Return a reader of an option's value, which tells what is allowed."""
 
-    iteration: int  # number of iterations that it has been trained for
-    seconds: float  # time since this worker's training began
-    state: dict[str, Any]  # the model's `state_dict`
+    def read(text: str) -> float:
+        try:
+            number: float = kind(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number < below:
+            raise argparse.ArgumentTypeError(f"{text!r}: must be {allowed}")
+        return number
+
+    return read
+
+
+positive = _number(int, 1, math.inf, "a whole number from 1")
+_count = _number(int, 0, math.inf, "a whole number from 0")
+_probability = _number(float, 0, 1, "from 0 to below 1")
+_amount = _number(float, 0, math.inf, "a finite number from 0")
 
 
 def options_parser(
     description: str, *, data: str, epochs: int, batch_size: int, lr: float, weight_decay: float
 ) -> argparse.ArgumentParser:
-    """Make a parser with the options that all workloads have.
-
-    Args:
-        data: Values of `--data`; the first word is the default.
-        epochs: Default of `--epochs`.
-        batch_size: Default of `--batch-size`.
-        lr: Default of `--lr`.
-        weight_decay: Default of `--weight-decay`.
-    """
+    """Make a parser of the options that all workloads have; the first word of `data` is a default."""
     parser = argparse.ArgumentParser(
         description=description,
         epilog="Start it with `evenpace worker --manager HOST:PORT --ps HOST:PORT SCRIPT WORKLOAD OPTIONS`, "
-        "with the same options for every worker (but for --test-samples, --evaluate-every, --metrics and "
-        "--save, which concern this worker alone).",
+        "with the same options for every worker (but for --test-samples, --metrics and --save, which "
+        "concern this worker alone).",
     )
     add = parser.add_argument
     add("--data", default=data.split()[0], help=f"{data} (default: %(default)s)")
@@ -103,14 +106,7 @@ def options_parser(
     add("--seed", type=_count, default=1, help="of first parameters and order (default: %(default)s)")
     add("--samples", type=positive, help="train on the first so many samples only")
     add("--test-samples", type=_count, help="evaluate on the first so many only; 0 for no evaluation")
-    add(
-        "--evaluate-every",
-        type=positive,
-        metavar="ITERATIONS",
-        help="evaluate the model as it was at the start and after each so many iterations, too; copies are "
-        "kept in memory and evaluated after the training, so that measuring does not slow it down",
-    )
-    add("--metrics", type=Path, metavar="FILE", help="where evaluations go, as JSON lines (default: stdout)")
+    add("--metrics", type=Path, metavar="FILE", help="where the evaluation goes, as JSON (default: stdout)")
     add("--save", type=Path, metavar="FILE", help="save the trained model's state_dict here")
     add("--threads", type=positive, default=1, help="of PyTorch (default: %(default)s)")
     return parser
@@ -129,15 +125,13 @@ def dtype_of(options: argparse.Namespace) -> torch.dtype:
     return dtype
 
 
-def train(workload: Workload, options: argparse.Namespace) -> list[ModelSnapshot]:
+def train(workload: Workload, options: argparse.Namespace) -> dict[str, float] | None:
     """Train as one worker of the job; without a parameter server, in `DistributedDataParallel`.
 
-    Returns:
-        The model as it was after each `options.evaluate_every` iterations, and at the end unless this worker
-        was released before.
+    Returns iteration and seconds at the end; None where this worker was released before.
     """
     warm_up(workload)
-    model, optimizer, every = workload.model, workload.optimizer, options.evaluate_every
+    model, optimizer = workload.model, workload.optimizer
     loader = evenpace.torch.DataLoader(
         workload.train_set,
         options.batch_size,
@@ -148,8 +142,6 @@ def train(workload: Workload, options: argparse.Namespace) -> list[ModelSnapshot
     )
     forward: nn.Module = model
     if not loader.session.config.shards:
-        if every:
-            raise InvalidRequestError("--evaluate-every: takes a parameter server")
         distributed.init_process_group("gloo")
         forward = evenpace.torch.balance(DistributedDataParallel(model), loader, optimizer)
     else:
@@ -161,55 +153,41 @@ def train(workload: Workload, options: argparse.Namespace) -> list[ModelSnapshot
     end = options.iterations or epochs * per_epoch
 
     began = time.perf_counter()
-
-    def snapshot() -> ModelSnapshot:
-        # Of the job, not of this worker: it may have joined late, or had no part in a small batch.
-        iteration = min(_iteration(loader), end)
-        return ModelSnapshot(iteration, time.perf_counter() - began, copy.deepcopy(model.state_dict()))
-
-    snapshots = [snapshot()] if every else []
     for batch in _batches(loader, epochs, end):
         optimizer.zero_grad()
         for inputs, targets in parts(batch):
             workload.loss(forward(inputs), targets).backward()
         optimizer.step()
-        released = loader.session.released is not None
-        if every and not released and _iteration(loader) // every > snapshots[-1].iteration // every:
-            snapshots.append(snapshot())
-    if loader.session.released is None and (not snapshots or snapshots[-1].iteration < end):
-        snapshots.append(snapshot())
+    trained = None
+    if loader.session.released is None:
+        # Of the job, not of this worker: it may have joined late, or had no part in a small batch.
+        trained = {
+            "iteration": min(_iteration(loader), end),
+            "seconds": round(time.perf_counter() - began, 3),
+        }
     if options.save is not None:
         torch.save(model.state_dict(), options.save)
     if distributed.is_initialized():
         distributed.barrier()
         del forward  # so that nothing holds the process group, whose threads end with it
         distributed.destroy_process_group()
-    return snapshots
+    return trained
 
 
-def report(workload: Workload, snapshots: list[ModelSnapshot], metrics: Path | None) -> None:
-    """Evaluate the snapshots and write a JSON line about each to `metrics`, or to stdout.
+def report(workload: Workload, trained: dict[str, float], metrics: Path | None) -> None:
+    """Evaluate the model, and write a line of JSON about it to `metrics`, or to stdout.
 
-    A line has `workload`, `data`, `iteration`, `seconds` (since this worker's training began), `loss` (the
-    mean over the test samples, without the penalty of weight decay), `accuracy` (from 0 to 1), and
-    `perplexity` where the workload is a language model.
+    It has `workload`, `data`, `iteration`, `seconds` (since this worker's training began), `loss` (the mean
+    over the test samples, without the penalty of weight decay), `accuracy` (from 0 to 1), and `perplexity`
+    where the workload is a language model.
     """
-    stream = sys.stdout if metrics is None else metrics.open("w")
-    try:
-        for snapshot in snapshots:
-            workload.model.load_state_dict(snapshot.state)
-            line = {
-                "workload": workload.name,
-                "data": workload.data,
-                "iteration": snapshot.iteration,
-                "seconds": round(snapshot.seconds, 3),
-                **evaluate(workload),
-            }
-            stream.write(json.dumps(line) + "\n")
-            stream.flush()
-    finally:
-        if metrics is not None:
-            stream.close()
+    evaluated = {"workload": workload.name, "data": workload.data, **trained, **evaluate(workload)}
+    text = json.dumps(evaluated) + "\n"
+    if metrics is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        metrics.write_text(text)
 
 
 @torch.no_grad()
@@ -231,18 +209,13 @@ def evaluate(workload: Workload) -> dict[str, float]:
     model.train()
     results = {"loss": loss / samples, "accuracy": correct / predictions}
     if workload.perplexity:
-        results["perplexity"] = float(
-            torch.tensor(results["loss"]).exp()
-        )  # math.exp fails where it is infinite
+        perplexity = torch.tensor(results["loss"]).exp()  # math.exp fails where it is infinite
+        results["perplexity"] = float(perplexity)
     return results
 
 
 def first_samples(dataset: MapStyleDataset, samples: int | None, option: str) -> MapStyleDataset:
-    """Return the first `samples` samples, all of them if None.
-
-    Raises:
-        DataError: There are fewer samples; the message names the option that asked for them.
-    """
+    """Return the first samples, all where the option has no number (DataError: there are fewer)."""
     if samples is None:
         return dataset
     if samples > len(dataset):
@@ -273,38 +246,3 @@ def warm_up(workload: Workload) -> None:
     samples = [workload.train_set[i] for i in range(min(_WARM_UP, len(workload.train_set)))]
     inputs, targets = workload.collate(samples)
     workload.loss(model(inputs), targets).backward()
-
-
-def positive(text: str) -> int:
-    """Return the whole number, 1 or more, in an option's value."""
-    number = _count(text)
-    if not number:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1")
-    return number
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 0")
-    return number
-
-
-def _probability(text: str) -> float:
-    number = _amount(text)
-    if number >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be from 0 to below 1")
-    return number
-
-
-def _amount(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a finite number from 0")
-    return number

@@ -63,12 +63,8 @@ def make_model(
 
     By default it has no batch statistics and no dropout, so that how a batch is split cannot matter. It is
     smooth, for with ReLU or max-pooling, training itself blows rounding errors up a thousandfold within a few
-    epochs.
-
-    Args:
-        dropout: Probability with which each of the last layer's inputs is dropped.
-        batch_norm: Whether the first two convolutions are followed by batch normalisation.
-        hidden: Units of further linear layers before the last one.
+    epochs. Inputs of the last layer are dropped, the first two convolutions followed by batch normalisation,
+    and hidden units those of further linear layers before the last one.
     """
     channels, height, width = data.train_images.shape[1:]
     features = min(128, max(16, _WIDTH_TIMES_PIXELS // (height * width)))

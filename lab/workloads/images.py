@@ -22,11 +22,7 @@ _PADDING = 4  # pixels at each edge, for random crops
 
 
 class Augmented(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Images cropped and flipped at random, as ResNet's source has them (section 4.2).
-
-    Args:
-        images: Map-style data set of (image, label), images (channels, height, width).
-    """
+    """Images, (channels, height, width), cropped and flipped at random, as in ResNet's section 4.2."""
 
     def __init__(self, images: MapStyleDataset) -> None:
         self._images = images
@@ -102,11 +98,7 @@ def _load(spec: str) -> ImageSet:
 def image_workload(
     name: str, data: ImageSet, model: nn.Module, options: argparse.Namespace
 ) -> common.Workload:
-    """Make the workload of a network that classifies images, trained by SGD with momentum as the options say.
-
-    Raises:
-        DataError: There are fewer images than the options ask for.
-    """
+    """Make the workload of a network that classifies images, trained by SGD with momentum."""
     dtype = common.dtype_of(options)
     train, test = (
         TensorDataset(torch.from_numpy(images).to(dtype), torch.from_numpy(labels))

@@ -83,11 +83,7 @@ def make_logistic_regression(options: argparse.Namespace) -> common.Workload:
 
 
 def _make(name: str, loss: Loss, options: argparse.Namespace) -> common.Workload:
-    """Make the workload that the options ask for; its weights begin at 0, so that no seed matters.
-
-    Raises:
-        DataError: The data cannot be read.
-    """
+    """Make the workload that the options ask for; its weights begin at 0, so that no seed matters."""
     train, test = _load(options.data, options.test_data)
     model = SparseLinear(train.features)
     # The intercept is not penalised, as is usual for both.
@@ -119,11 +115,7 @@ def _load(spec: str, test_spec: str | None) -> tuple[SparseSet, SparseSet]:
 
 
 def split(whole: SparseSet, spec: str) -> tuple[SparseSet, SparseSet]:
-    """Split off a random part, the same for every worker, for the test: files may be sorted by label or day.
-
-    Raises:
-        DataError: There is one sample only.
-    """
+    """Split off a random part for the test, the same for every worker: files may be sorted by label."""
     if len(whole) < 2:
         raise DataError(f"{spec}: one sample; expected some to train on and some to test.")
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(whole))

@@ -18,11 +18,9 @@ _TEST_SHARE = 0.1  # of the text: its end
 
 
 class TextDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Text cut into pieces: an item is `context` bytes, and for each of them the byte that follows.
+    """Text, uint8, (bytes,), in pieces: an item is `context` bytes, and for each the byte that follows.
 
-    Args:
-        text: The text, uint8, (bytes,).
-        context: Bytes of a piece; a shorter rest at the end is not used.
+    A shorter rest at the end is not used.
     """
 
     def __init__(self, text: NDArray[np.uint8], context: int) -> None:
@@ -61,11 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def make_transformer(options: argparse.Namespace) -> common.Workload:
-    """Make the transformer on the text that the options name, trained by AdamW.
-
-    Raises:
-        DataError: The text cannot be had, or is too short; or the sizes do not fit each other.
-    """
+    """Make the transformer on the text that the options name, trained by AdamW."""
     text = _load(options.data)
     border = round((1 - _TEST_SHARE) * len(text))
     train, test = (TextDataset(part, options.context) for part in (text[:border], text[border:]))

@@ -57,7 +57,7 @@ FILES = {
         ("lab experiment fig6 --report notes.txt --out out", 1, "notes.txt: not JSON"),
         (FIG8 + "--cut-worker 4", 1, "cut of worker 4: there are 4 workers"),
         (FIG8 + "--iterations 40 --cut-at 39", 1, "cut at iteration 39"),
-        (NORMALISED + "--batches 8,1", 1, "batches (8, 1): batch normalisation takes two samples or more"),
+        (NORMALISED + "--batches 8,1", 1, "batches (8, 1): give at least two, of 2 samples or more"),
         (NORMALISED + "--train cifar10:x", 1, "batch-norm: only for digits and MNIST; CifarNet has none"),
         ("lab experiment noise --draws 2 --train colours", 1, "Unknown data set 'colours'"),
         ("lab experiment paper --out out --only fig5", 1, "no experiment 'fig5'; there are fig6, fig8"),

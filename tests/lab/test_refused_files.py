@@ -64,7 +64,7 @@ capacity_of = partial(read_capacity, nodes=("gpu-0", "gpu-1"))
         (schedule_of, SCHEDULE + "-1,0,1,1,0", ", line 2: worker -1: must be at least 0"),
         (schedule_of, SCHEDULE + "0,2,1,1,0", ", line 2: start 2.0, end 1.0"),
         (schedule_of, SCHEDULE + "0,0,1,1.5,0", ", line 2: cpu 1.5: must be from 0 to 1"),
-        (schedule_of, "a,b\n1,2\n", "needed are worker, start, end, cpu, memory"),
+        (schedule_of, "a,b\n1,2\n", "no column 'worker'; the columns are worker,start,end,cpu,memory"),
         (
             read_step_times,
             "model,gpu,batch_size\nm,a,1\n",

@@ -18,9 +18,10 @@ from lab.bench.node_losses import NodesConfig
 from lab.bench.recovery import RecoveryConfig
 from lab.bench.size_changes import SizesConfig
 from lab.bench.step_times import made_up_step_times, make_cluster
-from lab.experiments import coordination, efficiency, equilibrium
+from lab.experiments import analysis, equilibrium
 from lab.experiments.batch_size_law import Point, fit
 from lab.experiments.contention_schedule import Disturbance, Schedule, Task
+from lab.experiments.coordination import CoordinationConfig
 from lab.experiments.mapping import MappedTraining, MappingConfig
 from lab.experiments.noise import NoiseConfig
 from lab.experiments.sizers import SizersConfig
@@ -70,7 +71,7 @@ def settled(synchronous):
     shown = [
         dict(zip(("seconds", "updates", "accuracy"), row, strict=True)) for row in ((0, 0, 0), (1, 4, 0))
     ]
-    return efficiency.per_update_seconds([{"duration": 1.0}] * 2, shown, 2, synchronous, settle=2)
+    return analysis.per_update_seconds([{"duration": 1.0}] * 2, shown, 2, synchronous, settle=2)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,11 @@ def settled(synchronous):
             "give SIZER:RULE, with a sizer of fixed, goodput, similarity",
         ),
         (lambda: SizersConfig(batch_size=64, most=32), "most 32: must be at least batch_size, 64"),
+        (
+            lambda: CoordinationConfig(schemes=("flexrr",)),
+            "schemes 'flexrr': there are bsp, asp, ssp, lb-bsp",
+        ),
+        (lambda: CoordinationConfig(policies=("best",)), "policies 'best': there are "),
         (lambda: Disturbance(file=OUT, usage=OUT), "--schedule and --usage: give one of them"),
         (lambda: Perturbation(noise=-0.1), "noise -0.1"),
     ],
@@ -127,8 +133,6 @@ def test_a_setting_that_is_not_allowed_is_named(make, said):
             lambda: MappedTraining("digits", MappingConfig(out=OUT, samples=20)),
             "batch size 48: must be at most the 20 samples",
         ),
-        (lambda: coordination.choose(["flexrr"], []), "no scheme 'flexrr'"),
-        (lambda: coordination.choose(["lb-bsp"], ["best"]), "no policy 'best'"),
         (
             lambda: Schedule((Task(3, 0, 1),), "seconds", "made up").check_workers(3),
             "made up: a task for worker 3, but there are 3 workers",

@@ -4,7 +4,7 @@ import pytest
 
 from lab.experiments import paper
 from lab.experiments.paper_claims import FIGURES
-from lab.experiments.paper_page import ExperimentOutcome, write
+from lab.experiments.paper_figures import ExperimentOutcome, write
 from tests.evenpace.commands import invoke
 from tests.evenpace.reports.pages import Page
 

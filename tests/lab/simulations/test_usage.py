@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.simulations.usage import averages, in_use, queue
+from lab.simulations.panels import averages, devices_in_use, queue
 from lab.simulator.record import Life
 
 LIVES = [
@@ -21,7 +21,7 @@ EDGES = np.array([0.0, 20.0, 40.0, 60.0, 80.0, 100.0])
     ("amounts", "expected"),
     [
         # Three devices are in use from 20 s to 50 s, and one from 40 s to 60 s.
-        (in_use(LIVES), [0, 3, (30 + 20) / 20, 0, 0]),
+        (devices_in_use(LIVES), [0, 3, (30 + 20) / 20, 0, 0]),
         # The first job waits before its start, for 20 s, and without devices, from 50 s to its end.
         (queue(LIVES), [1, 0, 0.5, 1, 0]),
         ([], [0] * 5),

@@ -5,17 +5,19 @@ import pytest
 from lab.simulator.rules import JobLimits, Rules
 from lab.simulator.training import SimulatedJob
 from lab.simulator.workloads import Arrival
+from scheduler.policies.base import Policy
 from tests.lab.simulator.tiny import tiny_application
 
 ONE = (("gpu-0", 1),)
 TWO = (("gpu-0", 1), ("gpu-1", 1))
 FREE_MOVES = Rules(free_moves=True)
+ASKING = type("Asking", (Policy,), {"users_choose_batch": True})
 
 
 def job(batch=4, asked=True, submitted=0):
     """A job of the tiny model."""
     arrival = Arrival("tiny-0", submitted, "tiny", devices=1, batch=batch)
-    return SimulatedJob(arrival, tiny_application(), Rules(), asks_batch=asked)
+    return SimulatedJob(arrival, tiny_application(), Rules(), ASKING if asked else Policy)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_a_policy_sees_what_a_job_has_had():
 def mixed_job(rules=FREE_MOVES, **limits):
     """A job of a model that was measured on two kinds of devices, alike."""
     application = tiny_application(JobLimits(**limits), kinds=("slow", "fast"))
-    return SimulatedJob(Arrival("tiny-0", 0, "tiny", 1, 4), application, rules, asks_batch=True)
+    return SimulatedJob(Arrival("tiny-0", 0, "tiny", 1, 4), application, rules, ASKING)
 
 
 def test_a_move_of_the_same_shape_may_be_free():
