@@ -22,23 +22,3 @@ def test_bad_options_are_named(name, options, said):
     """An option's value that is not allowed is refused by name."""
     with pytest.raises(InvalidRequestError, match=said):
         make_optimizer(name, [torch.zeros(1)], [options])
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "state"),
-    [
-        ("keras_sgd", {}, set()),
-        ("keras_sgd", {"momentum": 0.9}, {"momentum"}),
-        ("keras_adam", {}, {"step", "momentum", "velocity"}),
-        ("keras_adamw", {"amsgrad": 1.0}, {"step", "momentum", "velocity", "velocity_hat"}),
-    ],
-)
-def test_the_state_has_keras_names(name, options, state):
-    """The optimiser's state has Keras's names, and tensors of the parameter's shape."""
-    parameter = torch.zeros(3)
-    parameter.grad = torch.ones(3)
-    optimizer = make_optimizer(name, [parameter], [{"lr": 1.0, **options}])
-    optimizer.step()
-    kept = optimizer.state[parameter]
-    assert kept.keys() == state
-    assert all(value.shape == (3,) for key, value in kept.items() if key != "step")

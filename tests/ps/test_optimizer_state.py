@@ -10,14 +10,12 @@ from thriftpy2.protocol import TBinaryProtocolFactory
 from thriftpy2.rpc import make_client
 from thriftpy2.transport import TFramedTransportFactory
 
-from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
-from ps.asynchronous_shard import AsynchronousShard
 from ps.optimizer_state import State
 from ps.optimizers import translate
 from ps.shard import Shard
 from tests import ROOT
-from tests.ps.tensors import OPTIMIZERS, TORCH, push, slice_of, values
+from tests.ps.tensors import OPTIMIZERS, TORCH, push, values
 from tests.services import serving, shard_service
 
 IDL = ROOT / "idl"
@@ -128,51 +126,6 @@ def test_a_group_without_momentum_stays_without():
         # The first step with momentum is not dampened: it must be a first one here as well.
         steps(shard, 2, seed=3, groups=[Group(2, with_), Group(2, with_)])
     assert torch.equal(values(shards[0]), values(shards[1]))
-
-
-def test_slots_that_are_left_out_are_zero():
-    """A state with some slots left out is accepted, and these start from zero."""
-    options = {"lr": 0.1, "amsgrad": 1.0}
-    shard, whole = (Shard(Layout("float64", "adam", (Group(2, options),))) for _ in range(2))
-    average = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    zeros = torch.zeros(2, dtype=torch.float64)
-    shard.initialise(zeros.clone(), 0, State(7, {"exp_avg": average.clone()}))
-    rest = {"exp_avg_sq": zeros.clone(), "max_exp_avg_sq": zeros.clone()}
-    whole.initialise(zeros.clone(), 0, State(7, {"exp_avg": average.clone(), **rest}))
-    for each in (shard, whole):
-        steps(each, 2, seed=1)
-    assert torch.equal(values(shard), values(whole))
-
-
-def test_slots_stay_as_they_were_given_out():
-    """A slot's memory that was handed out is not changed by the next step."""
-    shard = AsynchronousShard(Layout("float64", "sgd", (Group(3, {"lr": 1.0, "momentum": 0.5}),)))
-    shard.initialise(torch.zeros(3, dtype=torch.float64), 0)
-    held = []
-    for iteration in range(3):
-        contribution = shard.begin(slice_of(iteration, 0, 1, 1), "w")
-        shard.add(contribution, torch.ones(3, dtype=torch.float64))
-        shard.step()
-        held.append(shard.slot("momentum_buffer"))
-    assert [numbers(memory).tolist() for memory in held] == [[1] * 3, [1.5] * 3, [1.75] * 3]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "slot"),
-    [
-        ("sgd", {"lr": 1.0}, "momentum_buffer"),
-        ("sgd", {"lr": 1.0, "momentum": 0.9}, "exp_avg"),
-        ("adam", {"lr": 1.0}, "max_exp_avg_sq"),
-        ("adam", {"lr": 1.0}, "step"),
-    ],
-)
-def test_unknown_slots_are_refused(name, options, slot):
-    """A slot that the optimiser does not have is refused, and the error lists those that it has."""
-    shard = Shard(Layout("float64", name, (Group(2, options),)))
-    zeros = torch.zeros(2, dtype=torch.float64)
-    with pytest.raises(InvalidRequestError, match=f"slot '{slot}': {name} with these options has"):
-        shard.initialise(zeros, 0, State(1, {slot: zeros}))
-    assert not shard.initialised
 
 
 # -- on the wire, with a stock client
