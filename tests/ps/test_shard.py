@@ -175,17 +175,6 @@ def test_a_step_has_the_options_of_the_first_samples(order):
     shard.check_options("w2")
 
 
-def test_an_option_that_only_one_of_two_workers_names_is_a_difference():
-    """An option that is left out keeps its value, which may differ from the other worker's."""
-    shard = two_groups()
-    push(shard, 0, 1, 2, tensor(1, 1), groups=rates(1.0, 1.0), worker="w0")
-    named = [Group(1, {"lr": 1.0, "momentum": 0.5}), Group(1, {"lr": 1.0})]
-    push(shard, 1, 1, 2, tensor(1, 1), groups=named, worker="w1")
-    shard.step()
-    with pytest.raises(InvalidRequestError, match=r"momentum of parameter group 0 is 0\.5 at 'w1', but None"):
-        shard.check_options("w1")
-
-
 def test_options_of_what_was_dropped_are_forgotten():
     """Another attempt begins with the options of the last step."""
     shard = two_groups()
@@ -257,6 +246,17 @@ LEARNED = Group(1, {"lr": 1.0})
         (("float32", "adamw", (Group(1, {"lr": 1.0, "beta1": 1.5, "beta2": 0.9}),)), "beta.*1.5"),
         (("float32", "sgd", (Group(1, {"lr": 1.0, "momentum": -1.0}),)), "momentum value: -1"),
         (("float32", "sgd", (Group(1, {"lr": 1.0, "nesterov": 1.0}),)), "Nesterov"),
+        *(
+            (("float32", f"keras_{name}", (Group(1, {"lr": 1.0} | options),)), said)
+            for name, options, said in (
+                ("sgd", {"lr": -1.0}, "lr -1.0"),
+                ("sgd", {"momentum": 1.5}, "momentum 1.5"),
+                ("sgd", {"dampening": 0.5}, "no option 'dampening'"),
+                ("adam", {"beta1": 0.9, "beta2": 1.0}, "beta1 and beta2.*1.0"),
+                ("adam", {"eps": -1.0}, "eps -1.0"),
+                ("adamw", {"weight_decay": -0.1}, "weight_decay -0.1"),
+            )
+        ),
     ],
 )
 def test_layout_errors_name_the_option(arguments, said):
