@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -53,18 +52,6 @@ def test_digits_are_split_into_1437_and_360() -> None:
     assert digits.test_images.shape == (360, 1, 8, 8)
 
 
-def test_the_split_loses_no_digit() -> None:
-    """Every image is in exactly one of the two parts."""
-    from sklearn.datasets import load_digits
-
-    digits = load("digits")
-    images = np.concatenate([digits.train_images, digits.test_images]).reshape(-1, 64)
-    pixels = load_digits().data
-    scale = np.ptp(pixels) / np.ptp(images)
-    restored = np.rint((images - images.min()) * scale)
-    assert sorted(map(tuple, restored)) == sorted(map(tuple, pixels))
-
-
 @pytest.mark.parametrize("zipped", [False, True])
 def test_mnist_files_are_read_back(tmp_path: Path, zipped: bool) -> None:
     """IDX files, plain or gzipped, give their pixels, normalised by the training images."""
@@ -112,12 +99,9 @@ WHOLE_GZIP = r"train-images-idx3-ubyte\.gz: expected a whole gzip"
         *(("mnist", file, None, rf"{file}: no such file, nor {file}\.gz") for file in mnist_files()),
         ("mnist", IMAGES, lambda b: b"\x00\x00\x08\x01" + b[4:], "0x00000801; expected 0x00000803"),
         ("mnist", IMAGES, lambda b: b[:-1], "truncated: 399 bytes of data; expected 400"),
-        ("mnist", IMAGES, lambda b: b[:4] + struct.pack(">3I", 0, 5, 4), "expected at least one sample"),
         ("mnist", IMAGES, lambda b: idx(np.zeros((19, 5, 4), np.uint8)), "20 labels for the 19 images"),
         ("mnist", f"{IMAGES}.gz", lambda b: b[: len(b) // 2], WHOLE_GZIP),
-        ("mnist", f"{IMAGES}.gz", lambda b: b[:20] + bytes(255 - x for x in b[20:60]) + b[60:], WHOLE_GZIP),
         ("cifar10", "data_batch_*.bin", None, r"expected data_batch_1\.bin"),
-        ("cifar10", "test_batch.bin", None, r"test_batch\.bin: no such file"),
         (
             "cifar10",
             "data_batch_2.bin",

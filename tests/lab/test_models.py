@@ -38,20 +38,6 @@ def test_resnet32_has_the_published_size():
     assert parameters(ResNet32(norm="group")) == parameters(model)
 
 
-def test_cifarnet_normalises_as_tensorflow_does():
-    """A channel is divided by (1 + 0.001/9 times the squares of the 9 channels around it) ^ 0.75."""
-    layer = next(layer for layer in CifarNet() if isinstance(layer, nn.LocalResponseNorm))
-    values = 30 * torch.randn(2, 12, 3, 3, dtype=torch.float64)
-    expected = torch.stack(
-        [
-            values[:, i] / (1 + 0.001 / 9 * (values[:, max(0, i - 4) : i + 5] ** 2).sum(1)) ** 0.75
-            for i in range(12)
-        ],
-        dim=1,
-    )
-    torch.testing.assert_close(layer(values), expected)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_the_transformer_does_not_look_ahead(training):
     """A byte changes what is predicted after it, and nothing before."""

@@ -108,25 +108,6 @@ def test_usage_is_interpolated_and_machines_are_chained(usage_file):
     np.testing.assert_array_equal(series.expected, series.speeds)
 
 
-def test_contention_comes_and_goes():
-    """Without noise, speed is full or slowed, for 20 to 60 iterations, with one between in each flip."""
-    series = contention_trace(
-        ContentionTraceConfig(workers=1, iterations=5000, usage_noise=0, perturbation=CALM)
-    )["worker-0"]
-    share = series.speeds / series.speeds.max()
-    contended = series.cpu_usage == 0.5
-    assert set(np.unique(series.cpu_usage)) == {0, 0.5}
-    flips = np.flatnonzero(contended[1:] != contended[:-1])  # the last iteration of each period
-    lengths = np.diff(flips)
-    assert lengths.min() >= 20
-    assert lengths.max() <= 60
-    assert len(set(lengths.tolist())) > 20
-    steady = np.ones(len(share), dtype=bool)
-    steady[flips] = False
-    assert share[steady] == pytest.approx(np.where(contended, 0.5, 1.0)[steady])
-    assert np.all((share[flips] > 0.5) & (share[flips] < 1))
-
-
 @pytest.mark.parametrize("kind", ["contention", "usage"])
 def test_the_floor_is_right(kind):
     """`expected` is the speeds' mean given what is known: unbiased, also within flips and spikes."""

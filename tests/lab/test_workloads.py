@@ -11,7 +11,6 @@ from sklearn.datasets import dump_svmlight_file, make_classification
 from sklearn.linear_model import LogisticRegression
 
 from evenpace.local.cluster import LocalCluster
-from idl.plan import JobSpec, permutation
 from lab.workloads import common, linear, text
 from lab.workloads.by_name import Training
 from tests import ROOT
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("generated_once")
 
 SCRIPT = ROOT / "lab" / "experiments" / "train_workload.py"
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
-NAMES = ["svm", "logistic-regression", "cifarnet", "resnet32", "transformer"]
 
 
 @pytest.fixture(scope="module")
@@ -63,21 +61,6 @@ class Job:
         for name in first:
             if not name.endswith(but or "\0"):
                 assert torch.equal(first[name], second[name]), name
-
-
-def train_alone(workload, options):
-    """Train in one process on whole batches, in the job's order; return the model's state."""
-    spec = JobSpec(len(workload.train_set), options.batch_size, options.seed)
-    iteration = 0
-    while iteration < options.iterations:
-        epoch, start, total = spec.batch(iteration)
-        indices = permutation(spec, epoch)[start : start + total]
-        inputs, targets = workload.collate([workload.train_set[int(i)] for i in indices])
-        workload.optimizer.zero_grad()
-        workload.loss(workload.model(inputs), targets).backward()
-        workload.optimizer.step()
-        iteration += 1
-    return workload.model.state_dict()
 
 
 @pytest.fixture
@@ -138,20 +121,11 @@ def run_script(monkeypatch, *arguments):
 
 WRONG_OPTIONS = [
     ("knn", [], "invalid choice: 'knn'"),
-    ("svm", ["--data", "a9a"], "'a9a': expected generated or svmlight:FILE"),
     ("svm", ["--data", "svmlight:/nowhere"], "/nowhere: cannot be read: No such file"),
     ("svm", ["--test-data", "svmlight:a9a.t"], "generated data has test samples of its own"),
-    ("svm", ["--samples", "30000"], "--samples 30000: the data has 20000"),
-    ("svm", ["--lr", "-1"], "'-1': must be a finite number from 0"),
-    ("svm", ["--metrics", "/nowhere/metrics.jsonl"], "no such folder: /nowhere"),
     ("logistic-regression", ["--iterations", "0"], "'0': must be a whole number from 1"),
-    ("logistic-regression", ["--epochs", "1", "--iterations", "1"], "not allowed with"),
-    ("cifarnet", ["--data", "digits"], "'digits': expected generated or cifar10:DIR"),
     ("cifarnet", ["--data", "cifar10:/nowhere"], "/nowhere: no such folder"),
-    ("resnet32", ["--norm", "layer"], "invalid choice: 'layer'"),
-    ("resnet32", ["--test-samples", "many"], "'many': must be a whole number from 0"),
     ("transformer", ["--data", "shakespeare"], "expected python-docs or text:PATH"),
-    ("transformer", ["--context", "100000"], "are too few for pieces of 100000"),
     ("transformer", ["--width", "50"], "width 50: must be a multiple of the 4 heads"),
 ]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idl.exact_sums import FixedPoint
-from idl.gradient_norms import GradientNorms, StepNorms
+from idl.gradient_norms import GradientNorms
 from idl.layout import Group, Layout
 from ps.backup_shard import BackupShard
 from ps.exact_shard import ExactShard
@@ -53,22 +53,6 @@ def test_the_norms_are_those_of_the_contributions_and_of_their_mean(deterministi
     assert_close(shard.norms.norms, norms_of(counts, gradients))
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(2, 40), st.integers(1, 39))
-def test_the_sum_over_shards_is_that_of_the_whole(counts, elements, cut):
-    """Each shard has the norms over its own elements."""
-    cut = min(cut, elements - 1)
-    gradients = gradients_of(counts, elements)
-    shards = [plain_sgd(cut), plain_sgd(elements - cut)]
-    for (start, count), gradient in zip(slices(counts), gradients, strict=True):
-        push(shards[0], start, count, sum(counts), gradient[:cut])
-        push(shards[1], start, count, sum(counts), gradient[cut:])
-    for shard in shards:
-        shard.step()
-    whole = StepNorms.summed([shard.norms for shard in shards])
-    assert_close(whole.norms, norms_of(counts, gradients))
-
-
 def test_norms_of_millions_of_float32_are_right():
     """Added up one by one, squares would be lost beside their sum: it would be too small by a thousandth."""
     elements = 5_000_000
@@ -78,21 +62,6 @@ def test_norms_of_millions_of_float32_are_right():
     push(shard, 1, 3, 4, gradients[1])
     shard.step()
     assert_close(shard.norms.norms, norms_of((1, 3), gradients), rel=1e-5)
-
-
-def test_statistics_are_left_out():
-    """They are values, not gradients; here in the middle, in the same piece, and far larger."""
-    groups = (Group(3, {"lr": 1.0}), Group(4, {}, statistics=True), Group(2, {"lr": 1.0}))
-    shard = Shard(Layout("float64", "sgd", groups))
-    shard.initialise(torch.zeros(9, dtype=DTYPES["float64"]), 0)
-    gradients = gradients_of((2, 5), 9)
-    for gradient in gradients:
-        gradient[3:7] = 1e9
-    push(shard, 0, 2, 7, gradients[0], [16, 24, 8])
-    push(shard, 2, 5, 7, gradients[1])
-    shard.step()
-    kept = [torch.cat((gradient[:3], gradient[7:])) for gradient in gradients]
-    assert_close(shard.norms.norms, norms_of((2, 5), kept))
 
 
 def test_a_push_that_broke_off_and_came_again_in_pieces_leaves_no_norms():

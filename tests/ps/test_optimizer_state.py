@@ -4,27 +4,21 @@ import uuid
 
 import numpy as np
 import pytest
-import thriftpy2
 import torch
-from thriftpy2.protocol import TBinaryProtocolFactory
-from thriftpy2.rpc import make_client
-from thriftpy2.transport import TFramedTransportFactory
 
-from idl.errors import InvalidRequestError
+import idl
+from idl.errors import InvalidRequestError, NotMemberError
 from idl.layout import Group, Layout
-from ps.asynchronous_shard import AsynchronousShard
 from ps.optimizer_state import State
 from ps.optimizers import translate
 from ps.shard import Shard
-from tests import ROOT
-from tests.ps.tensors import OPTIMIZERS, TORCH, push, slice_of, values
-from tests.services import serving, shard_service
+from rpc.client import Client
+from tests.ps.tensors import OPTIMIZERS, TORCH, push, values
+from tests.services import open_request, serving, shard_service
 
-IDL = ROOT / "idl"
+_ps = idl.parameter_server
 SLOTS = {"sgd": {"momentum_buffer"}, "adam": {"exp_avg", "exp_avg_sq"}, "adamw": {"exp_avg", "exp_avg_sq"}}
 SIZES = (5, 0, 3)
-
-stock = thriftpy2.load(str(IDL / "parameter_server.thrift"), module_name="state_shard_thrift")
 
 
 def layout(name, options):
@@ -130,93 +124,44 @@ def test_a_group_without_momentum_stays_without():
     assert torch.equal(values(shards[0]), values(shards[1]))
 
 
-def test_slots_that_are_left_out_are_zero():
-    """A state with some slots left out is accepted, and these start from zero."""
-    options = {"lr": 0.1, "amsgrad": 1.0}
-    shard, whole = (Shard(Layout("float64", "adam", (Group(2, options),))) for _ in range(2))
-    average = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    zeros = torch.zeros(2, dtype=torch.float64)
-    shard.initialise(zeros.clone(), 0, State(7, {"exp_avg": average.clone()}))
-    rest = {"exp_avg_sq": zeros.clone(), "max_exp_avg_sq": zeros.clone()}
-    whole.initialise(zeros.clone(), 0, State(7, {"exp_avg": average.clone(), **rest}))
-    for each in (shard, whole):
-        steps(each, 2, seed=1)
-    assert torch.equal(values(shard), values(whole))
-
-
-def test_slots_stay_as_they_were_given_out():
-    """A slot's memory that was handed out is not changed by the next step."""
-    shard = AsynchronousShard(Layout("float64", "sgd", (Group(3, {"lr": 1.0, "momentum": 0.5}),)))
-    shard.initialise(torch.zeros(3, dtype=torch.float64), 0)
-    held = []
-    for iteration in range(3):
-        contribution = shard.begin(slice_of(iteration, 0, 1, 1), "w")
-        shard.add(contribution, torch.ones(3, dtype=torch.float64))
-        shard.step()
-        held.append(shard.slot("momentum_buffer"))
-    assert [numbers(memory).tolist() for memory in held] == [[1] * 3, [1.5] * 3, [1.75] * 3]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "slot"),
-    [
-        ("sgd", {"lr": 1.0}, "momentum_buffer"),
-        ("sgd", {"lr": 1.0, "momentum": 0.9}, "exp_avg"),
-        ("adam", {"lr": 1.0}, "max_exp_avg_sq"),
-        ("adam", {"lr": 1.0}, "step"),
-    ],
-)
-def test_unknown_slots_are_refused(name, options, slot):
-    """A slot that the optimiser does not have is refused, and the error lists those that it has."""
-    shard = Shard(Layout("float64", name, (Group(2, options),)))
-    zeros = torch.zeros(2, dtype=torch.float64)
-    with pytest.raises(InvalidRequestError, match=f"slot '{slot}': {name} with these options has"):
-        shard.initialise(zeros, 0, State(1, {slot: zeros}))
-    assert not shard.initialised
-
-
-# -- on the wire, with a stock client
+# -- on the wire
 
 
 class Peer:
-    """A worker of one job of four float64 elements that uses a stock Thrift client."""
+    """A worker of one job of four float64 elements."""
 
     ELEMENTS = 4
 
-    def __init__(self, address, job, worker, optimizer="adam", **options):
-        self.client = make_client(
-            stock.ParameterServer,
-            *address,
-            proto_factory=TBinaryProtocolFactory(),
-            trans_factory=TFramedTransportFactory(),
-            timeout=30_000,
-        )
-        self.identity = stock.common.Identity(job, worker, uuid.uuid4().hex)
-        groups = [stock.ParameterGroup(self.ELEMENTS, {"lr": 0.1, **options})]
-        self.opened = self.client.open(stock.OpenRequest(self.identity, "float64", optimizer, groups))
+    def __init__(self, address, job, worker, optimizer="adam"):
+        self.client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
+        self.identity = idl.common.Identity(job, worker, uuid.uuid4().hex)
+        groups = [_ps.ParameterGroup(self.ELEMENTS, {"lr": 0.1})]
+        changes = {"dtype": "float64", "optimizer": optimizer, "groups": groups}
+        self.opened = self.client.call("open", open_request(self.identity, self.ELEMENTS, **changes))
 
-    def initialise(self, values, slot=None, steps=None, version=0):
+    def initialise(self, values, slot=None, steps=None, nbytes=None):
         """Set the parameters, or a slot before them, and return whether they were accepted."""
-        request = stock.InitialiseRequest(self.identity, version, slot, steps)
-        return self.client.initialise(request, np.full(self.ELEMENTS, values, float).tobytes()).accepted
+        request = _ps.InitialiseRequest(self.identity, 0, slot, steps)
+        data = memoryview(np.full(self.ELEMENTS, values, float).tobytes()[:nbytes])
+        return self.client.call("initialise", request, bulk=data).accepted
 
     def state(self):
         """Return the optimiser's steps, and its slots by name."""
-        reply = self.client.state(stock.StateRequest(self.identity))
+        reply = self.client.call("state", _ps.StateRequest(self.identity))
         assert reply.identity == self.identity
         return reply.steps, {slot: self.pull(slot).tolist() for slot in reply.slots}
 
     def pull(self, slot=None, version=-1):
         """Return the parameters or a slot, (elements,)."""
-        return np.frombuffer(
-            self.client.pull(stock.PullRequest(self.identity, version, slot)).parameters, float
-        )
+        into = np.empty(self.ELEMENTS)
+        self.client.call("pull", _ps.PullRequest(self.identity, version, slot), into=into.data.cast("B"))
+        return into
 
     def push(self, iteration, value):
         """Push the gradient of a whole batch."""
-        assignment = stock.common.Assignment(iteration, 0, 0, 1, 1)
-        gradient = np.full(self.ELEMENTS, value, float).tobytes()
-        self.client.push(stock.PushRequest(self.identity, assignment), gradient)
+        request = _ps.PushRequest(self.identity, idl.common.Assignment(iteration, 0, 0, 1, 1))
+        gradient = memoryview(np.full(self.ELEMENTS, value, float).tobytes())
+        self.client.call("push", request, bulk=gradient)
 
 
 @pytest.fixture
@@ -256,7 +201,7 @@ def test_only_the_accepted_workers_slots_count(peer):
 def test_what_makes_no_sense_is_refused(peer):
     """Each invalid request is refused by name; the connection stays open, and nothing changes."""
     a = peer("a")
-    with pytest.raises(stock.common.InvalidRequest, match="before the parameters are initialised"):
+    with pytest.raises(InvalidRequestError, match="before the parameters are initialised"):
         a.state()
     for slot, steps, said in (
         ("momentum_buffer", 1, "slot 'momentum_buffer': adam .* has exp_avg, exp_avg_sq"),
@@ -265,20 +210,20 @@ def test_what_makes_no_sense_is_refused(peer):
         ("exp_avg", -1, "steps -1"),
         ("exp_avg", 2**63 - 1, "steps"),
     ):
-        with pytest.raises(stock.common.InvalidRequest, match=said):
+        with pytest.raises(InvalidRequestError, match=said):
             a.initialise(0, slot, steps)
-    with pytest.raises(stock.common.InvalidRequest, match="31 bytes, but the shard's 4 elements"):
-        a.client.initialise(stock.InitialiseRequest(a.identity, 0, "exp_avg", 1), bytes(31))
+    with pytest.raises(InvalidRequestError, match="31 bytes, but the shard's 4 elements"):
+        a.initialise(0, "exp_avg", 1, nbytes=31)
     assert a.initialise(0)
-    with pytest.raises(stock.common.InvalidRequest, match="slot 'exp_avg': by now there are none"):
+    with pytest.raises(InvalidRequestError, match="slot 'exp_avg': by now there are none"):
         a.pull("exp_avg")
     a.push(0, 1.0)
-    with pytest.raises(stock.common.InvalidRequest, match="slot 'x': by now there are exp_avg, exp_avg_sq"):
+    with pytest.raises(InvalidRequestError, match="slot 'x': by now there are exp_avg, exp_avg_sq"):
         a.pull("x", version=1)
     assert a.pull("exp_avg").tolist() == pytest.approx([0.1] * 4)
     assert a.state()[0] == 1
     a.identity.job = "another"
-    with pytest.raises(stock.common.NotMember, match="has not opened"):
+    with pytest.raises(NotMemberError, match="has not opened"):
         a.state()
 
 
@@ -289,9 +234,9 @@ def test_slots_that_wait_take_memory(peer):
         a, b = peer("a", address), peer("b", address)
         a.initialise(1, "exp_avg", steps=1)
         b.initialise(1, "exp_avg", steps=1)
-        with pytest.raises(stock.common.InvalidRequest, match=f"may hold {15 * nbytes}"):
+        with pytest.raises(InvalidRequestError, match=f"may hold {15 * nbytes}"):
             peer("c", address, "another/run")
         assert a.initialise(0)
         assert peer("c", address, "another/run").initialise(0)
-        with pytest.raises(stock.common.InvalidRequest, match=f"of which {14 * nbytes} are in use"):
+        with pytest.raises(InvalidRequestError, match=f"of which {14 * nbytes} are in use"):
             peer("c", address, "a third/run")

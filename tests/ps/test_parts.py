@@ -1,7 +1,5 @@
 """A shard knows which part of the parameters it holds, and refuses to be taken for another."""
 
-import uuid
-
 import pytest
 
 import idl
@@ -66,21 +64,6 @@ def test_a_call_for_another_part_is_refused():
         worker.close()
 
 
-def test_a_restored_shard_knows_its_part(tmp_path):
-    """A checkpoint has the part, so that it holds for the next process."""
-    name = f"job-{uuid.uuid4().hex}/run"
-    with serving(shard_service(state=tmp_path, checkpoint_every=1)) as address:
-        worker = PartWorker(address, name=name)
-        worker.iterate()
-        worker.close()
-    with serving(shard_service(state=tmp_path, checkpoint_every=1)) as address:
-        other = PartWorker.__new__(PartWorker)
-        other.part = SECOND
-        with pytest.raises(InvalidRequestError, match=f"holds {FIRST},.* takes it for {SECOND}:"):
-            other.__init__(address, name=name)
-        assert PartWorker(address, name=name).open().version == 1
-
-
 def test_who_names_no_part_is_served_by_any():
     """A stock client may leave the part out; the first to name one decides."""
     with serving(shard_service()) as address:
@@ -93,20 +76,3 @@ def test_who_names_no_part_is_served_by_any():
             worker.open()
         for client in (stock, worker):
             client.close()
-
-
-@pytest.mark.parametrize(
-    ("bad", "said"),
-    [
-        (_ps.Part(2, 2, 0), "part, shard 2: must be an integer from 0 to 1"),
-        (_ps.Part(0, 0, 0), "part, shards 0"),
-        (_ps.Part(0, 1, -1), "part, first -1"),
-        (_ps.Part(None, 1, 0), "part, shard is missing"),
-    ],
-)
-def test_a_part_that_cannot_be_is_refused(shard, bad, said):
-    """The error names the field and its value."""
-    worker = AttemptWorker(shard)
-    with pytest.raises(InvalidRequestError, match=said):
-        worker.client.call("open", open_request(worker.identity, worker.elements, part=bad))
-    worker.close()

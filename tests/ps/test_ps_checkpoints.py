@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsize_manager.storage.state_writer import StateWriter
 from idl.errors import UnavailableError
-from idl.layout import Group, Layout, Tensor
+from idl.layout import Group, Layout, Part, Tensor
 from idl.synchronisation import Synchronisation
 from ps import checkpoint as files
 from ps.checkpoint import ShardCheckpoint, UnreadableError
@@ -92,13 +92,10 @@ def test_all_that_a_job_is_survives(tmp_path):
     model = ModelTensors("wörker", [Tensor("", (3, 2), "float64"), Tensor("schicht.0", (), "int64")])
     shard = Shard(LAYOUT)
     shard.initialise(torch.arange(3, dtype=torch.float64), 7)
-    written = checkpoint(shard, "jöb/run", 5, model)
+    written = replace(checkpoint(shard, "jöb/run", 5, model), part=Part(1, 2, 1000))
     files.write(tmp_path / "file", written)
     there = files.read(tmp_path / "file")
-    assert (there.job, there.attempt, there.synchronisation, there.model) == (
-        *("jöb/run", 5),
-        *(Synchronisation(), model),
-    )
+    assert replace(there, snapshot=written.snapshot) == written
     assert there.snapshot.layout == LAYOUT
     assert torch.equal(there.snapshot.parameters, written.snapshot.parameters)
 
@@ -268,37 +265,6 @@ def test_any_name_is_a_folder_of_its_own(tmp_path, name):
     store.close()
 
 
-def test_a_folder_has_one_shard(tmp_path):
-    """A second shard on a folder is refused with the reason, and accepted once the first has closed."""
-    first = CheckpointStore(tmp_path)
-    with pytest.raises(UnavailableError, match="in use by another shard"):
-        CheckpointStore(tmp_path)
-    first.close()
-    CheckpointStore(tmp_path).close()
-
-
-def test_a_checkpoint_that_could_not_be_read_does_not_come_back(store, tmp_path):
-    """A job that has gone on from an earlier one does not return to it, even if it can be read again."""
-    saved(store, (10, 20))
-    (path,) = tmp_path.glob("state/*/*20.checkpoint")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    job = store.job("job/run")
-    assert job.newest().snapshot.version == 10
-    path.write_bytes(whole)
-    job.go_back(10).result()
-    assert store.job("job/run").versions == (10,)
-
-
-def test_the_folder_of_a_manager_is_refused(tmp_path):
-    """Also after that has ended; nothing is written there."""
-    StateWriter(tmp_path).close()
-    held = sorted(tmp_path.iterdir())
-    with pytest.raises(UnavailableError, match=f"{tmp_path} is the folder of a manager: give each shard"):
-        CheckpointStore(tmp_path)
-    assert sorted(tmp_path.iterdir()) == held
-
-
 def test_old_jobs_are_removed(store, tmp_path):
     """A job that has not been written to for long is removed, unless it is still held."""
     saved(store, (10,))
@@ -387,21 +353,6 @@ def test_a_checkpoint_on_a_full_disk_names_its_file(small_disk, caplog):
     found = [re.search(r"No space left on device: '/.*\.(part|jsonl)'$", line) for line in caplog.messages]
     assert {one and one[1] for one in found} == {"part", "jsonl"}
     store.close()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"memory_bytes": 0}, "memory_bytes 0"),
-        ({"checkpoint_every": 0}, "checkpoint_every 0"),
-        ({"keep": 0.0}, "keep 0"),
-        ({"ledger": Path("here")}, "ledger 'here': records checkpoints"),
-    ],
-)
-def test_configurations_that_make_no_sense(arguments, said):
-    """Each value that is not allowed is refused by name."""
-    with pytest.raises(ValueError, match=said):
-        ParameterServerConfig(**arguments)
 
 
 # -- a job

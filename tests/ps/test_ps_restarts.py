@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import resource
 import signal
 
 import numpy as np
@@ -170,46 +169,6 @@ def test_a_shard_that_ends_keeps_a_gradient_that_waits_for_other_shards(tmp_path
         resumed.at(1)
         resumed.check()
         resumed.close()
-
-
-def test_workers_say_what_all_shards_have(tmp_path):
-    """Answers to pushes name the checkpoints, and one that workers call common is kept."""
-    with here(tmp_path, every=1) as address:
-        worker = AttemptWorker(address)
-        request = worker.push_request
-
-        def said(**part):
-            asked = request(**part)
-            asked.kept, asked.checkpointed = 2, 6
-            return asked
-
-        worker.push_request = said
-        iterate(worker, 9)
-        assert worker.fence(1).checkpoints == [2, 7, 8, 9]
-        worker.rewind(1, 9)
-        reply = worker.client.call("push", worker.push_request(), bulk=worker.gradient().data.cast("B"))
-        assert (reply.checkpoints, reply.checkpointed) == ([2, 7, 8, 9], 9)
-        worker.close()
-
-
-def test_a_full_disk_stops_nothing(shards, tmp_path, wait_until):
-    """While files cannot be written, training goes on and old checkpoints stay; later ones are written."""
-    popen, address = shards("a")
-    worker = AttemptWorker(address, 100_000)
-    iterate(worker, 5)
-    wait_until(lambda: list(tmp_path.glob("a/*/*05.checkpoint")), "the checkpoint")
-    limits = resource.prlimit(popen.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-    iterate(worker, 6)
-    assert worker.fence(1).checkpoints == [0, 5]
-    assert not list(tmp_path.glob("a/*/*.part"))
-    resource.prlimit(popen.pid, resource.RLIMIT_FSIZE, limits)
-    worker.rewind(1, 11)
-    iterate(worker, 5)
-    assert worker.fence(2).checkpoints == [0, 5, 15]
-    worker.rewind(2, 5)
-    Resumed.at(worker, 5)
-    iterate(worker, 1)
-    worker.close()
 
 
 def test_other_modes_have_no_checkpoints(tmp_path, caplog):

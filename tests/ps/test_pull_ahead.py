@@ -123,24 +123,6 @@ def test_a_fence_breaks_off_what_may_turn_out_otherwise(pair):
         np.testing.assert_array_equal(reader.values(LARGE), first.expected)
 
 
-def test_a_step_that_is_complete_outlives_a_fence(pair):
-    """Where all has arrived, the attempt may go on from the next version, as the shards do that stepped."""
-    first, second = pair
-    first.shared = second.shared = True
-    with Reader(first) as reader, Reader(second) as other:
-        for worker, start in ((first, 0), (second, 4)):
-            worker.push(start=start, count=4)
-        early = reader.values(LARGE)  # though the step is not taken, as other shards may lack the gradient
-        np.testing.assert_array_equal(other.values(LARGE), early)
-        fenced = first.fence(1)
-        assert (fenced.version, fenced.complete) == (0, True)
-        first.rewind(1, 1)
-        first.version = 0
-        first.stepped()
-        first.check()
-        np.testing.assert_array_equal(early, first.expected)
-
-
 @pytest.mark.slow
 def test_who_reads_slowly_gets_one_version(shard):
     """Its memory is left alone, while others go on and pull ahead, also after a step that nobody did."""
@@ -158,19 +140,6 @@ def test_who_reads_slowly_gets_one_version(shard):
                 expected = worker.expected.copy()
         np.testing.assert_array_equal(slow.values(worker.elements), expected)
     worker.close()
-
-
-def test_a_reader_that_goes_leaves_the_others(pair):
-    """Its connection ends in the middle; the step and another reader go on."""
-    first, second = pair
-    with Reader(second) as other, HalfPush(first, start=0, count=4) as push:
-        with Reader(first) as gone:
-            second.push(start=4, count=4)
-            gone.values(10)
-        push.complete()
-        first.stepped()
-        np.testing.assert_array_equal(other.values(LARGE), first.expected)
-    first.check()
 
 
 def test_a_shard_of_whole_steps_says_so_and_answers_who_asks_anyway():

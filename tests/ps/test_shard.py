@@ -103,60 +103,7 @@ def test_deterministic_mode_does_not_depend_on_the_order(order, seed, dtype):
     assert results[0] == results[1]
 
 
-def test_detached_parameters_stay_as_they_are():
-    """After a detach, the memory that a reader has stays unchanged, and steps continue."""
-    options = {"lr": 0.5, "momentum": 0.9}
-    shards = [Shard(Layout("float64", "sgd", (Group(1, options), Group(2, options)))) for _ in range(2)]
-    for shard in shards:
-        shard.initialise(tensor(1, 2, 3), 0)
-    detached, plain = shards
-    for _ in range(3):
-        held = detached.parameters()
-        before = bytes(held)
-        detached.detach_parameters()
-        for shard in shards:
-            push(shard, 0, 2, 2, tensor(1, -1, 2))
-            shard.step()
-        assert bytes(held) == before
-        assert bytes(detached.parameters()) == bytes(plain.parameters()) != before
-
-
 # -- pushes that break
-
-
-def test_nothing_is_given_up():
-    """In BSP, a slice that is reported lost is waited for all the same."""
-    shard = plain_sgd(1)
-    shard.forfeit(0, 0, 1, 4)
-    push(shard, 1, 3, 4, tensor(5))
-    assert not shard.complete
-    push(shard, 0, 1, 4, tensor(1))
-    assert shard.complete
-    shard.step()
-
-    assert values(shard).tolist() == [-4]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("deterministic", [False, True])
-@settings(deadline=None, max_examples=40)
-@given(cuts=st.lists(st.integers(0, 2 * 2**18 + 40), max_size=4), seed=st.integers(0, 99))
-def test_abort_then_resume(deterministic, cuts, seed):
-    """A push that breaks anywhere, and is sent again from its start, counts each element once."""
-    elements = 2**16 + 5
-    shard = plain_sgd(elements, deterministic=deterministic)
-    ones = torch.arange(1, elements + 1, dtype=torch.float64)
-    push(shard, 3, 1, 4, -ones)
-    for cut in cuts:
-        sink = GradientSink(shard, shard.begin(slice_of(0, 0, 3, 4)))
-        send(sink, wire(ones)[: min(cut, 8 * elements - 1)], [random.Random(seed).randint(1, 2**18)])
-        sink.abort()
-        assert not shard.complete
-    push(shard, 0, 3, 4, ones)
-    assert shard.complete
-    shard.step()
-
-    torch.testing.assert_close(values(shard), -0.5 * ones, rtol=1e-15, atol=0)
 
 
 # -- what is refused
@@ -168,16 +115,6 @@ def test_push_before_parameters_is_refused(make, worker):
     shard = make(Layout("float64", "sgd", (Group(1, {"lr": 1.0}),)))
     with pytest.raises(InvalidRequestError, match="before the parameters"):
         shard.begin(slice_of(0, 0, 1, 1), worker)
-
-
-@pytest.mark.parametrize("iteration", [0, 2])
-def test_push_for_another_iteration_is_refused(iteration):
-    """Only the current iteration's gradients are taken; the error names both."""
-    shard = plain_sgd(1)
-    push(shard, 0, 1, 1, tensor(1))
-    shard.step()
-    with pytest.raises(InvalidRequestError, match=rf"iteration {iteration}.* at 1"):
-        shard.begin(slice_of(iteration, 0, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -199,35 +136,6 @@ def test_slices_that_do_not_fit_together_are_refused(start, count, total, said):
         shard.begin(slice_of(0, start, count, total))
     shard.begin(slice_of(0, 8, 2, 10))
     shard.begin(slice_of(0, 0, 4, 10))
-
-
-def test_a_slice_comes_through_one_connection_at_a_time():
-    """A second connection takes the place of one that is still sending the slice, whose rest is dropped."""
-    shard = plain_sgd(2)
-    first = shard.begin(slice_of(0, 0, 1, 1))
-    shard.add(first, torch.ones(1, dtype=torch.float64))
-    second = shard.begin(slice_of(0, 0, 1, 1))
-    shard.add(first, torch.ones(1, dtype=torch.float64))
-    assert not shard.complete
-    shard.add(second, torch.ones(1, dtype=torch.float64))
-    assert shard.complete
-
-
-def test_what_has_been_used_is_known():
-    """Slices of earlier iterations are used, and of the current one those that arrived completely."""
-    shard = plain_sgd(1)
-    assert not shard.has_used(slice_of(0, 0, 1))
-    push(shard, 0, 2, 6, tensor(1))
-    push(shard, 2, 2, 6, tensor(1))
-    for start, count in ((0, 2), (2, 2), (0, 1), (3, 1), (1, 2), (0, 4)):
-        assert shard.has_used(slice_of(0, start, count))
-    for start, count in ((0, 5), (3, 2), (4, 2)):
-        assert not shard.has_used(slice_of(0, start, count))
-    push(shard, 4, 2, 6, tensor(1))
-    shard.step()
-    assert shard.has_used(slice_of(0, 0, 6))
-    assert shard.has_used(slice_of(0, 3, 2))
-    assert not shard.has_used(slice_of(1, 0, 2))
 
 
 # -- options
@@ -265,17 +173,6 @@ def test_a_step_has_the_options_of_the_first_samples(order):
         shard.check_options("w2")
     shard.start_worker("w2", shard.layout.groups)
     shard.check_options("w2")
-
-
-def test_an_option_that_only_one_of_two_workers_names_is_a_difference():
-    """An option that is left out keeps its value, which may differ from the other worker's."""
-    shard = two_groups()
-    push(shard, 0, 1, 2, tensor(1, 1), groups=rates(1.0, 1.0), worker="w0")
-    named = [Group(1, {"lr": 1.0, "momentum": 0.5}), Group(1, {"lr": 1.0})]
-    push(shard, 1, 1, 2, tensor(1, 1), groups=named, worker="w1")
-    shard.step()
-    with pytest.raises(InvalidRequestError, match=r"momentum of parameter group 0 is 0\.5 at 'w1', but None"):
-        shard.check_options("w1")
 
 
 def test_options_of_what_was_dropped_are_forgotten():
@@ -328,15 +225,20 @@ def test_amsgrad_cannot_be_switched_on_later():
     assert shard.version == 2
 
 
+LEARNED = Group(1, {"lr": 1.0})
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("float16", "sgd", (Group(1, {"lr": 1.0}),)), "'float16'.*float32, float64"),
-        (("float32", "lbfgs", (Group(1, {"lr": 1.0}),)), "'lbfgs'.*sgd, adam, adamw"),
+        (("float16", "sgd", (LEARNED,)), "'float16'.*float32, float64"),
+        (("float32", "lbfgs", (LEARNED,)), "'lbfgs'.*sgd, adam, adamw"),
         (("float32", "sgd", ()), "at least one element"),
         (("float32", "sgd", (Group(0, {"lr": 1.0}),)), "at least one element"),
         (("float32", "sgd", (Group(2, {"lr": 1.0}), Group(-1, {"lr": 1.0}))), "at least one element"),
         (("float32", "sgd", (Group(1, {}),)), "lr is missing"),
+        (("float32", "sgd", (LEARNED, Group(1, {"lr": 1.0}, statistics=True))), "statistics have no options"),
+        (("float32", "sgd", (Group(1, {}, statistics=True),)), "all are of statistics"),
         (("float32", "sgd", (Group(1, {"lr": 1.0, "beta1": 0.9}),)), "sgd has no option 'beta1'.*momentum"),
         (("float32", "adam", (Group(1, {"lr": 1.0, "momentum": 0.9}),)), "'momentum'"),
         (("float32", "adam", (Group(1, {"lr": 1.0, "eps": float("inf")}),)), "eps inf"),
@@ -344,6 +246,17 @@ def test_amsgrad_cannot_be_switched_on_later():
         (("float32", "adamw", (Group(1, {"lr": 1.0, "beta1": 1.5, "beta2": 0.9}),)), "beta.*1.5"),
         (("float32", "sgd", (Group(1, {"lr": 1.0, "momentum": -1.0}),)), "momentum value: -1"),
         (("float32", "sgd", (Group(1, {"lr": 1.0, "nesterov": 1.0}),)), "Nesterov"),
+        *(
+            (("float32", f"keras_{name}", (Group(1, {"lr": 1.0} | options),)), said)
+            for name, options, said in (
+                ("sgd", {"lr": -1.0}, "lr -1.0"),
+                ("sgd", {"momentum": 1.5}, "momentum 1.5"),
+                ("sgd", {"dampening": 0.5}, "no option 'dampening'"),
+                ("adam", {"beta1": 0.9, "beta2": 1.0}, "beta1 and beta2.*1.0"),
+                ("adam", {"eps": -1.0}, "eps -1.0"),
+                ("adamw", {"weight_decay": -0.1}, "weight_decay -0.1"),
+            )
+        ),
     ],
 )
 def test_layout_errors_name_the_option(arguments, said):
@@ -490,13 +403,6 @@ def test_asynchronous_options_are_each_workers_own():
         assert torch.equal(before - values(shard), lr * tensor(1, 2))
     with pytest.raises(InvalidRequestError, match=r"\[1\].*\[2\]"):
         shard.set_options(shard.begin(slice_of(9, 0, 1, 8), "a"), [Group(1, {"lr": 1.0})])
-
-
-def test_asynchronous_amsgrad_is_everybodys():
-    """A worker cannot switch on amsgrad, on which the shared optimiser's state depends."""
-    shard = asynchronous(optimizer="adam")
-    with pytest.raises(InvalidRequestError, match="amsgrad must be the same"):
-        shard.start_worker("b", [Group(2, {"lr": 1.0, "amsgrad": 1.0})])
 
 
 # -- backup workers

@@ -7,9 +7,8 @@ import pytest
 
 import idl
 from idl.errors import InvalidRequestError, NotYetError, RewoundError, UnavailableError
-from rpc.client import Client
 from tests.ps.attempts import AttemptWorker
-from tests.services import Raw, serving, shard_service
+from tests.services import Raw
 from tests.wire import LARGE, answer, framed
 
 _ps = idl.parameter_server
@@ -97,29 +96,6 @@ def test_what_is_complete_at_a_fence_may_be_stepped_with_or_not(pair, version):
     assert np.array_equal(first.pull(1), -gradient)
 
 
-def test_what_is_not_complete_at_a_fence_is_dropped(pair):
-    """After a fence in an incomplete batch, the shard can continue only from its version."""
-    first, _ = pair
-    first.push(start=0, count=4)
-    reply = first.fence(1)
-    assert (reply.version, reply.complete) == (0, None)
-    with pytest.raises(RewoundError, match="there is 0, and no checkpoint"):
-        first.rewind(1, 1)
-
-
-def test_who_only_looks_on_need_not_know_the_attempt(worker):
-    """A pull that names neither version nor attempt is answered in any attempt."""
-    worker.fence(1)
-    worker.rewind(1, worker.version)
-    into = np.empty(worker.elements, dtype=np.float32)
-    request = _ps.PullRequest(worker.identity, -1)
-    worker.client.call("pull", request, into=into.data.cast("B"))
-    assert np.array_equal(into, worker.expected)
-    request.attempt = 0
-    with pytest.raises(RewoundError):
-        worker.client.call("pull", request, into=into.data.cast("B"))
-
-
 def test_another_attempt_or_instance_is_refused(worker):
     """Calls of an earlier attempt, and of who relies on another process, fail and name the attempt."""
     worker.fence(3)
@@ -136,17 +112,6 @@ def test_another_attempt_or_instance_is_refused(worker):
         assert refused.value.attempt == 3
     worker.instance = instance
     worker.iterate()
-
-
-def test_a_shard_without_the_job_says_that_it_was_started_again(worker):
-    """A worker that relies on a former process learns that it has ended, not that it must open the job."""
-    with serving(shard_service()) as address:
-        client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
-        with pytest.raises(RewoundError, match="since this parameter server was started"):
-            client.call("push", worker.push_request(), bulk=worker.gradient().data.cast("B"))
-        reply = client.call("fence", _ps.FenceRequest(worker.identity, 1))
-        assert (reply.initialised, reply.checkpoints) == (False, [])
-        client.close()
 
 
 def test_who_waits_is_told_of_the_new_attempt(worker, wait_until):
@@ -186,17 +151,6 @@ def test_between_fence_and_rewind_nobody_goes_on(worker):
     thread.join(30)
     np.testing.assert_array_equal(pulled[0], worker.expected)
     newcomer.close()
-    worker.iterate()
-
-
-def test_a_version_that_is_not_there_is_refused(worker):
-    """Without a checkpoint, a shard continues only from its version; others need another attempt."""
-    worker.fence(1)
-    for version in (0, 2):
-        with pytest.raises(RewoundError, match=f"rewind to version {version}: there is 1") as refusal:
-            worker.rewind(1, version)
-        assert refusal.value.attempt == 1
-    worker.rewind(1, 1)
     worker.iterate()
 
 

@@ -135,11 +135,11 @@ class Redone:
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_each_sample_counts_once(deterministic, says_batch_start, data):
-    """Pushes in any order, breaks, pieces, repetitions and attempts make one big batch's steps."""
-    layout = Layout("float64", "sgd", (Group(ELEMENTS, {"lr": 0.5, "momentum": 0.9}),))
-    shard = Shard(layout, deterministic)
+    """Pushes in any order, breaks, pieces, repeats and attempts make one big batch's step and statistics."""
+    groups = (Group(ELEMENTS - 2, {"lr": 0.5, "momentum": 0.9}), Group(2, {}, statistics=True))
+    shard = Shard(Layout("float64", "sgd", groups), deterministic)
     shard.initialise(torch.zeros(ELEMENTS, dtype=torch.float64), 0)
-    expected = torch.zeros(ELEMENTS, dtype=torch.float64, requires_grad=True)
+    expected = torch.zeros(ELEMENTS - 2, dtype=torch.float64, requires_grad=True)
     reference = torch.optim.SGD([expected], lr=0.5, momentum=0.9)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32), label="seed"))
     start = 0
@@ -153,9 +153,11 @@ def test_each_sample_counts_once(deterministic, says_batch_start, data):
         batch.push_stale()
         whole = [c for c in shard.used if c.done == ELEMENTS]
         assert sum(c.count for c in whole) == len(samples)
-        expected.grad = samples.mean(dim=0)
+        mean = samples.mean(dim=0)
+        expected.grad = mean[:-2]
         reference.step()
-        torch.testing.assert_close(values(shard), expected.detach(), rtol=1e-12, atol=1e-13)
+        whole_batch = torch.cat([expected.detach(), mean[-2:]])
+        torch.testing.assert_close(values(shard), whole_batch, rtol=1e-12, atol=1e-13)
         assert (shard.version, shard.complete) == (version, False)
         assert all(shard.has_used(slice_of(version - 1, *place)) for place in batch.given_out)
         start += len(samples)

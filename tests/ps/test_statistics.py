@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from ps.asynchronous_shard import AsynchronousShard
 from ps.backup_shard import BackupShard
 from ps.shard import GradientSink, Shard
-from tests.ps.tensors import push, send, slice_of, slices, tensor, values, wire
+from tests.ps.tensors import push, send, slice_of, tensor, values, wire
 from tests.services import open_request
 
 MOMENTUM = {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.1}
@@ -23,35 +21,6 @@ def mixed(kind=Shard, parameters=2, statistics=3, options=MOMENTUM, **arguments)
     shard = kind(layout, **arguments)
     shard.initialise(torch.ones(layout.elements, dtype=torch.float64), 0)
     return shard
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-@settings(deadline=None)
-@given(st.data())
-def test_statistics_are_the_mean_over_the_samples(deterministic, data):
-    """Whichever slices break off and are sent again, each element is the mean over all samples."""
-    counts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
-    shard = mixed(deterministic=deterministic)
-    elements, total = shard.layout.elements, sum(counts)
-    arrived = data.draw(
-        st.lists(st.integers(0, elements), min_size=len(counts), max_size=len(counts)), label="arrived"
-    )
-    seed = data.draw(st.integers(0, 2**32))
-    told = torch.randn(
-        len(counts), elements, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-    for (start, count), done, new in zip(slices(counts), arrived, told, strict=True):
-        contribution = shard.begin(slice_of(0, start, count, total))
-        shard.add(contribution, new[:done])
-        shard.interrupt(contribution)
-        if done < elements:
-            again = shard.begin(slice_of(0, start, count, total))
-            shard.add(again, new[again.first :])
-    assert shard.complete
-    shard.step()
-
-    expected = torch.tensor(counts, dtype=torch.float64) @ told / total
-    torch.testing.assert_close(values(shard)[2:5], expected[2:5], rtol=1e-12, atol=1e-12)
 
 
 def test_the_optimiser_does_not_see_statistics():
@@ -116,19 +85,6 @@ def test_options_change_beside_statistics(kind):
             shard.begin(slice_of(1, 0, 1, 1), "w"),
             [Group(2, {"lr": 0.5}), Group(3, {"lr": 1.0}), Group(1, {"lr": 0.25})],
         )
-
-
-@pytest.mark.parametrize(
-    ("groups", "said"),
-    [
-        ((Group(1, {"lr": 1.0}), Group(1, {"lr": 1.0}, statistics=True)), "statistics have no options"),
-        ((Group(1, {}, statistics=True),), "all are of statistics"),
-    ],
-)
-def test_layouts_of_statistics_that_make_no_sense(groups, said):
-    """Statistics with options, or without parameters beside them, are refused."""
-    with pytest.raises(InvalidRequestError, match=said):
-        Layout("float32", "sgd", groups)
 
 
 def test_statistics_are_a_part_of_what_workers_must_agree_on(pusher):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import idl
@@ -48,24 +48,6 @@ def thrown(address, inputs, cuts=()):
     return answers
 
 
-@pytest.mark.slow
-@services
-def test_broken_messages_leave_an_honest_worker_alone(definition, service, worker_type):
-    """While broken messages arrive in any pieces, another worker trains and gets correct answers."""
-    with serving(service(), PATIENT) as address:
-        worker = worker_type(address)
-
-        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(st.integers(0, 2**32), st.integers(1, 12), st.lists(st.integers(0, 2**16), max_size=4))
-        def throw(seed: int, count: int, cuts: list[int]) -> None:
-            inputs = Inputs(definition, ("mallory", "mallory/x"), str(seed)).batch(count)
-            thrown(address, inputs, cuts)
-            worker.iterate()
-
-        throw()
-        worker.close()
-
-
 @services
 def test_no_message_meets_an_internal_error(definition, service, worker_type, caplog):
     """Every message of the IDL, valid or not, is taken or refused for a declared reason."""
@@ -74,14 +56,6 @@ def test_no_message_meets_an_internal_error(definition, service, worker_type, ca
         for _ in range(40):
             for answer in thrown(address, inputs.batch(12)):
                 assert b"internal error" not in answer, caplog.text
-
-
-@given(st.integers(0, 2**32))
-def test_inputs_follow_from_their_seed(seed):
-    """The same seed gives the same inputs, so that a failure can be reproduced."""
-    definition = idl.parameter_server.ParameterServer
-    first, second = (Inputs(definition, ("a",), str(seed)).batch(5) for _ in range(2))
-    assert first == second
 
 
 @settings(max_examples=300, deadline=None)

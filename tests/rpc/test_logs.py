@@ -16,13 +16,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import idl
-from evenpace.local.cluster import LocalCluster
-from lab.chaos.chaos_cluster import ChaosCluster
-from lab.chaos.config import ChaosConfig
 from rpc.limited_log import LimitedLog
 from rpc.logs import LogSetup, options_in_force
 from tests.disks import fill
-from tests.services import MemberWorker, Raw, join_request, manager_service, serving
+from tests.services import Raw, join_request, manager_service, serving
 from tests.wire import answer, framed
 
 log = logging.getLogger("tests.logs")
@@ -151,17 +148,6 @@ def test_levels_and_order(lines):
         r'a b job=j worker="w 1" iteration=7 zone=z\n',
         read,
     )
-
-
-@pytest.mark.parametrize(("level", "written"), [("info", 1), ("debug", 2), ("error", 0)])
-def test_libraries_do_not_talk_about_themselves(lines, level, written):
-    """Lines of matplotlib about its fonts are left out at "info"; its warnings are not."""
-
-    def act(setup):
-        logging.getLogger("matplotlib.font_manager").info("generated")
-        logging.getLogger("matplotlib.font_manager").warning("missing")
-
-    assert len(lines("console", act, level=level).splitlines()) == written
 
 
 def test_a_log_on_a_full_disk_says_so_in_one_line(small_disk, capsys):
@@ -329,28 +315,3 @@ def test_how_this_process_logs_can_be_passed_on(form, level):
         assert options_in_force() == []
         LogSetup(form, level)
         assert options_in_force() == ["--log-format", form, "--log-level", level]
-
-
-def test_a_local_cluster_logs_as_the_process_that_starts_it(tmp_path):
-    """The processes of a local cluster log in the form of the process that started them."""
-    with _logging_kept():
-        LogSetup("json")
-        with LocalCluster(tmp_path, shards=0) as cluster:
-            MemberWorker(cluster.manager).close()
-    lines = [json.loads(line) for line in (tmp_path / "manager.log").read_text().splitlines()]
-    assert any("joined" in line["event"] for line in lines)
-
-
-def test_a_cluster_under_faults_logs_as_the_process_that_starts_it(tmp_path):
-    """Each process that `evenpace lab chaos` starts, or starts again, has the log options in force."""
-    with _logging_kept():
-        LogSetup("json", "warning")
-        with ChaosCluster(
-            ChaosConfig(minutes=1, seed=0, kinds=("kill",), workers=1, shards=1), tmp_path
-        ) as cluster:
-            supervised = cluster.supervisor.processes.values()
-            commands = {process.role: list(process.line(1)) for process in supervised}
-    assert commands.keys() == {"manager", "shard", "worker"}
-    for role, command in commands.items():
-        before = command[: command.index("ps" if role == "shard" else role)]
-        assert before[-4:] == ["--log-format", "json", "--log-level", "warning"]

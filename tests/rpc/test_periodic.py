@@ -4,7 +4,6 @@ import contextlib
 import logging
 import shutil
 import socket
-import time
 
 import pytest
 
@@ -12,14 +11,12 @@ import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.service import ManagerConfig, ManagerService
-from idl.errors import NotYetError
 from ps import jobs
-from ps.shard_job import ShardJob
 from rpc.client import Client
 from rpc.limits import ServerLimits
 from rpc.peer import Peer
 from rpc.periodic import Periodic
-from tests.services import ShardWorker, join_request, serving, shard_service
+from tests.services import join_request, serving, shard_service
 
 
 def test_a_failure_is_told_once_until_a_round_succeeds(caplog):
@@ -99,23 +96,3 @@ def test_a_connection_that_fails_is_cut_off_and_the_others_keep_their_deadlines(
                 while silent.recv(4096):
                     pass
     assert failed
-
-
-def test_a_job_whose_calls_cannot_be_looked_at_leaves_the_others_theirs(monkeypatch):
-    """When one job's calls cannot be checked, another's expired call is answered."""
-    expire_pulls = ShardJob.expire_pulls
-
-    def fail(job, now):
-        if job.name == "first/run":
-            raise RuntimeError("a broken job")
-        expire_pulls(job, now)
-
-    monkeypatch.setattr(ShardJob, "expire_pulls", fail)
-    with serving(shard_service()) as address:
-        first, second = (ShardWorker(address, name=f"{name}/run") for name in ("first", "second"))
-        request = idl.parameter_server.PullRequest(second.identity, 1, wait=0.1)
-        second.client.send("pull", request, deadline=time.monotonic() + 240)
-        with pytest.raises(NotYetError):
-            second.client.receive(deadline=time.monotonic() + 240)
-        first.close()
-        second.close()

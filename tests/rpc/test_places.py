@@ -1,11 +1,9 @@
 """Services at several places, or where a file says: which is dialled, what is waited for, what is refused."""
 
-import contextlib
 import math
 import os
 import socket
 import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -63,18 +61,6 @@ def test_a_text_without_places_is_refused(text):
         Places.parse(text)
 
 
-def test_a_list_is_tried_in_turn():
-    """A service is found at the second of its places, and stays there."""
-    with (
-        serving(manager_service()) as address,
-        contextlib.closing(client_of(Places((address_of_our_own(), address)))) as client,
-    ):
-        assert not client.call("jobs", JOBS).jobs
-        client.close()
-        assert not client.call("jobs", JOBS).jobs
-        assert client.where == str(address)
-
-
 def test_a_place_that_takes_calls_and_is_silent_is_given_up_for_the_next():
     """After the silence, the next place's service is asked, in spite of the first's accepting connections."""
     with scripted(never) as frozen, serving(manager_service()) as address:
@@ -126,20 +112,6 @@ def test_a_service_that_is_frozen_is_left_once_the_file_names_another_place(tmp_
         assert client.where == f"{new}, by @{file}"
         client.close()
     assert [answer.run for answer in answers] == ["new"]
-
-
-def test_a_frozen_service_is_left_in_the_middle_of_what_is_sent_to_it(tmp_path, wait_until):
-    """The same holds while it takes no bytes: the call fails, and says where the service is now."""
-    file = tmp_path / "places"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        write(file, str(Address(*listener.getsockname())))
-        client = client_of(Places(file=file))
-        client.connect()
-        client._method = "push"
-        write(file, "127.0.0.1:1,127.0.0.1:2")
-        with pytest.raises(ConnectionLostError, match=r"silent in push, and is at 127\.0\.0\.1:1,"):
-            client._write(bytes(2**26), time.monotonic() + 240)
-        assert not client.connected
 
 
 def test_a_name_is_resolved_at_each_attempt(monkeypatch):

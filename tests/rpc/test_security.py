@@ -2,10 +2,8 @@
 
 import contextlib
 import datetime
-import select
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,18 +12,15 @@ import pytest
 import idl
 from idl.errors import (
     InvalidRequestError,
-    NotMemberError,
     ProtocolError,
     UnauthorisedError,
 )
 from rpc import certificates
-from rpc import client as client_module
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
 from rpc.limits import ServerLimits
 from rpc.server import Security
-from tests.rpc.scripted import answering
 from tests.services import MemberWorker, Raw, ShardWorker, manager_service, serving, shard_service
 from tests.wire import framed
 
@@ -100,14 +95,6 @@ def history(address: Address, credentials: Credentials | None) -> Client:
     return client
 
 
-def tls_socket(address: Address, credentials: Credentials, **changes) -> ssl.SSLSocket:
-    """Open a bare TLS connection."""
-    context = credentials.contexts(server=False).current()
-    for name, value in changes.items():
-        setattr(context, name, value)
-    return context.wrap_socket(socket.create_connection(address, timeout=120), server_hostname=address.host)
-
-
 # -- who is let in
 
 
@@ -122,17 +109,6 @@ def test_members_and_shards_work_over_tls(secure_manager, secure_shard, worker):
     assert member.client._socket.version() == "TLSv1.3"
     member.close()
     pusher.close()
-
-
-def test_older_tls_is_refused(secure_manager, worker):
-    """A client that speaks TLS 1.2 at most does not get in."""
-    with pytest.raises((ssl.SSLError, ConnectionError)):
-        tls_socket(
-            secure_manager,
-            worker,
-            minimum_version=ssl.TLSVersion.TLSv1_2,
-            maximum_version=ssl.TLSVersion.TLSv1_2,
-        )
 
 
 def test_client_without_a_certificate(secure_manager, secrets, caplog, wait_until):
@@ -234,72 +210,6 @@ def test_silent_tls_peers_hold_up_nobody(service, worker, wait_until):
 
 
 # -- the client
-
-
-def test_session_tickets_are_no_answer(secure_manager, secrets, service, worker, monkeypatch):
-    """Another TLS server's tickets are not taken for an answer; real bytes end the connection."""
-    monkeypatch.setattr(client_module, "_ATTEMPT_SECONDS", 120.0)  # one attempt for each that is accepted
-    history(secure_manager, worker).close()
-    context = service.contexts(server=True).current()
-    context.num_tickets = 2
-    say = threading.Event()
-    served = []
-
-    def serve(listener: socket.socket) -> None:
-        for _ in range(2):
-            accepted, _ = listener.accept()
-            raw = Raw.__new__(Raw)
-            raw.socket = context.wrap_socket(accepted, server_side=True)
-            raw.socket.settimeout(120)
-            served.append(raw)
-            for _ in range(2 if len(served) == 1 else 1):
-                answering("right")(raw)
-            if len(served) == 1:
-                raw.send(b"unasked")
-                say.set()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        address = Address(*listener.getsockname()[:2])
-        client = Client(
-            _manager.BatchSizeManager, address, "manager", connect_timeout=120.0, credentials=worker
-        )
-        client.connect()
-        connection = client._socket
-        assert select.select([connection], [], [], 120)[0]  # the tickets
-        assert client.call("history", HISTORY).run == "right"
-        assert client.call("history", HISTORY).run == "right"
-        assert client._socket is connection
-        assert say.wait(120)
-        assert select.select([connection], [], [], 120)[0]
-        assert client.call("history", HISTORY).run == "right"
-        assert client._socket is not connection
-        client.close()
-        thread.join(120)
-    for raw in served:
-        raw.socket.close()
-
-
-def test_abandoned_over_tls(service, worker, wait_until):
-    """A call that waits over TLS ends when another thread abandons the client."""
-    with serving(manager_service(workers=2), security=Security(service)) as address:
-        errors: list[Exception] = []
-
-        def join() -> None:
-            try:
-                MemberWorker.__init__(member, address, credentials=worker)
-            except NotMemberError as error:
-                errors.append(error)
-
-        member = MemberWorker.__new__(MemberWorker)
-        thread = threading.Thread(target=join)
-        thread.start()
-        wait_until(lambda: getattr(member, "client", None) and member.client.connected, "the connection")
-        gone = NotMemberError("taken out")
-        member.client.abandon(gone)
-        thread.join(120)
-        assert errors == [gone]
 
 
 # -- rotation

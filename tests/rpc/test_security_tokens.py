@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,11 +30,8 @@ from tests.scripts import freeze_and_run
 from tests.services import (
     MemberWorker,
     Raw,
-    ShardWorker,
     is_frozen,
-    join_request,
     manager_service,
-    open_request,
     serving,
     shard_service,
 )
@@ -159,38 +155,6 @@ def test_keys_are_rotated(tmp_path, caplog):
 # -- on connections
 
 
-def test_a_token_is_for_one_job_not_for_many(guarded_manager, key):
-    """A token's holder cannot fill the manager with jobs whose names begin like its own."""
-    with Raw(guarded_manager) as raw:
-        raw.send(authenticate("digits", issued(key, "digits")))
-        answer(raw)
-        raw.send(framed("join", join_request(Identity("digits/2", "a", "a"))))
-        with pytest.raises(InvalidRequestError, match="must not contain '/'"):
-            answer(raw)
-
-
-@pytest.mark.parametrize("name", ["digits2/run", "run/digits"])
-def test_a_token_opens_its_own_jobs_parameters_only(guarded_shard, key, tmp_path, name):
-    """A shard reads and drops a large gradient for another job than the token's."""
-    own = f"digits/{uuid.uuid4().hex}"
-    pusher = ShardWorker(guarded_shard, 100_000, own, of_job(key, "digits", tmp_path))
-    stranger = Identity(name, "a", "a")
-    assignment = idl.common.Assignment(0, 0, 0, 8, 8)
-    with Raw(guarded_shard) as raw:
-        raw.send(authenticate("digits", issued(key, "digits")))
-        assert answer(raw)[1].job == "digits"
-        raw.send(framed("open", open_request(stranger, 10), sequence_id=2))
-        raw.send(framed("push", _ps.PushRequest(stranger, assignment), bytes(400_000), sequence_id=3))
-        raw.send(framed("pull", _ps.PullRequest(stranger, -1), sequence_id=4))
-        raw.send(framed("pull", _ps.PullRequest(pusher.identity, -1), sequence_id=5))
-        for _ in range(3):
-            with pytest.raises(UnauthorisedError, match="is for job 'digits', not for"):
-                answer(raw)
-        assert answer(raw)[1].parameters == pusher.expected.tobytes()
-    pusher.iterate()
-    pusher.close()
-
-
 @pytest.mark.parametrize("kind", ["expired", "foreign", "garbage", "empty", "missing"])
 def test_no_valid_token(guarded_manager, key, tmp_path, kind, caplog):
     """The client raises the reason at once, which does not show the token; nor does a log."""
@@ -270,38 +234,12 @@ def test_a_token_file_that_is_being_replaced(guarded_manager, key, tmp_path, now
     other.close()
 
 
-def test_a_service_without_keys_takes_any_token(manager, key, tmp_path):
-    """A client with a token works with a service that requires none."""
-    member = MemberWorker(manager, "digits", of_job(key, "digits", tmp_path))
-    member.iterate()
-    member.close()
-
-
 @pytest.mark.parametrize("service", ["manager", "ps"])
 def test_health_needs_no_token(guarded_manager, guarded_shard, service):
     """`evenpace health` needs no token at a service that requires tokens."""
     address = str(guarded_manager if service == "manager" else guarded_shard)
     result = invoke("health", f"--{service}", address, "--timeout", "120")
     assert result.exit_code == 0, result.output
-
-
-def test_a_key_that_was_told(tmp_path):
-    """Processes that share a key in memory make tokens of their own; the key is never shown."""
-    key = tokens.new_key()
-    security = Security(token_key=key)
-    with serving(manager_service(reconnect_grace=30.0), security=security) as address:
-        own = Credentials(token_text=tokens.issue(tokens.TokenKeys(key), "digits", 0))
-        member = MemberWorker(address, "digits", own)
-        member.iterate()
-        member.close()
-        other = Credentials(token_text=tokens.issue(tokens.TokenKeys(tokens.new_key()), "digits", 0))
-        with pytest.raises(UnauthorisedError, match="not signed with a key"):
-            MemberWorker(address, "digits", other)
-    for shown in (repr(own), repr(security)):
-        assert own.token_text not in shown
-        assert repr(key) not in shown
-    with pytest.raises(InvalidRequestError, match="must be 32"):
-        tokens.TokenKeys(b"short")
 
 
 # -- strangers

@@ -2,7 +2,6 @@
 
 import struct
 
-import numpy as np
 import pytest
 from thriftpy2.thrift import TMessageType
 
@@ -12,7 +11,6 @@ from rpc import codec
 from tests.services import (
     Raw,
     ShardWorker,
-    open_request,
 )
 from tests.wire import (
     I64,
@@ -31,7 +29,6 @@ from tests.wire import (
 )
 
 _manager = idl.batchsize_manager
-_ps = idl.parameter_server
 Identity, Assignment = idl.common.Identity, idl.common.Assignment
 
 
@@ -98,18 +95,6 @@ def test_what_is_no_message_is_refused(manager, member, name):
     member.iterate()
 
 
-def test_answers_before_a_bad_frame_still_come(manager, member):
-    """Of calls in one segment, those before an invalid one are answered."""
-    good = framed("history", _manager.HistoryRequest(member.identity.job, 0, 1), sequence_id=7)
-    with Raw(manager) as raw:
-        raw.send(good + codec.frame(b"nonsense"))
-        assert answer(raw)[0].sequence_id == 7
-        with pytest.raises(ProtocolError, match="not a strict"):
-            answer(raw)
-        assert raw.is_closed()
-    member.iterate()
-
-
 @pytest.mark.parametrize("cut", [1, 4, 20, -1])
 def test_connection_closed_within_a_frame(manager, member, cut):
     """A call that does not arrive completely has no effect."""
@@ -120,21 +105,6 @@ def test_connection_closed_within_a_frame(manager, member, cut):
 
 
 # -- framing that is unusual and right
-
-
-def test_pipelined_calls_are_all_answered(shard, pusher):
-    """Calls in one segment are answered one by one, large and small ones mixed."""
-    calls = [pull_frame(pusher, -1, 1)]
-    for start, sequence_id in ((0, 2), (4, 3)):
-        calls.append(framed("push", pusher.push_request(start, 4), pusher.gradient(), sequence_id))
-    pusher.stepped()
-    calls += [pull_frame(pusher, 2, 4), pull_frame(pusher, 2, 5)]
-    with Raw(shard) as raw:
-        raw.send(b"".join(calls))
-        answers = [answer(raw) for _ in calls]
-    assert [header.sequence_id for header, _ in answers] == [1, 2, 3, 4, 5]
-    assert answers[-1][1].parameters == answers[-2][1].parameters == pusher.expected.tobytes()
-    pusher.iterate()
 
 
 def test_frames_byte_by_byte(shard):
@@ -186,27 +156,4 @@ def test_bulk_field_near_the_end_of_the_first_read(shard, elements, envelope):
         assert answer(raw)[1].iteration == 0
     worker.stepped()
     worker.iterate()
-    worker.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("groups", [30, 1000])
-@pytest.mark.parametrize("per_group", [1, 40])
-def test_push_with_options_of_many_groups(shard, groups, per_group):
-    """A push may change the options of as many parameter groups as the job has."""
-    worker = ShardWorker(shard, 1)
-    worker.elements = groups * per_group
-    worker.identity = Identity(f"groups-{groups}-{per_group}", "w", "i")
-    options = {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
-    layout = [_ps.ParameterGroup(per_group, options) for _ in range(groups)]
-    worker.client.call("open", open_request(worker.identity, 0, groups=layout))
-    worker.expected = np.zeros(worker.elements, dtype=np.float32)
-    request = _ps.InitialiseRequest(worker.identity, 0)
-    worker.client.call("initialise", request, bulk=worker.expected.data.cast("B"))
-    push = worker.push_request()
-    push.groups = [_ps.ParameterGroup(per_group, {**options, "lr": 0.5}) for _ in range(groups)]
-    gradient = 2 * worker.gradient()
-    worker.client.call("push", push, bulk=gradient.data.cast("B"))
-    worker.stepped()
-    worker.check()
     worker.close()

@@ -22,7 +22,7 @@ from rpc.address import Address
 from rpc.client import Client
 from rpc.limits import ServerLimits
 from tests.rpc.scripted import answering, scripted
-from tests.services import Raw, ShardWorker, address_of_our_own, serving, shard_service
+from tests.services import Raw, ShardWorker, serving, shard_service
 from tests.wire import LARGE, STOP, message
 
 _manager = idl.batchsize_manager
@@ -127,46 +127,6 @@ def test_a_peer_that_vanished_is_given_up(monkeypatch, wait_until):
         (error,) = errors
         assert isinstance(error, ConnectionLostError)
         assert "did not answer history for 0.1 s" in str(error)
-
-
-def test_client_goes_on_after_the_server_restarted():
-    """A client finds a server that was restarted on its port."""
-    with serving(shard_service(), address=address_of_our_own()) as address:
-        worker = ShardWorker(address)
-        worker.iterate()
-    with serving(shard_service(), address=address):
-        with pytest.raises(NotMemberError, match="has not opened"):
-            worker.check()
-        again = ShardWorker(address)
-        again.iterate()
-        again.close()
-    worker.close()
-
-
-class Clock:
-    """Time that passes while somebody sleeps, and only then: however long the attempts between take."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def monotonic(self) -> float:
-        """Seconds."""
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self._now += seconds
-
-
-def test_user_is_told_while_nobody_listens(monkeypatch, caplog):
-    """A log line says once that a service cannot be reached, long before the client's error does."""
-    clock, address = Clock(), address_of_our_own()
-    client = history_client(address, connect_timeout=30.0)
-    monkeypatch.setattr(client_module, "time", clock)
-    monkeypatch.setattr(client._woken, "wait", clock.sleep)
-    with pytest.raises(ConnectionLostError, match=f"cannot reach the manager at {address}"):
-        client.call("history", HISTORY)
-    assert caplog.text.count(f"cannot reach the manager at {address} yet") == 1
 
 
 @pytest.mark.parametrize(("held", "asked"), [(10, 9), (10, 11), (LARGE, LARGE + 1), (LARGE, 10), (10, LARGE)])

@@ -5,7 +5,6 @@ import itertools
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -86,19 +85,6 @@ def test_refused_large_push_leaves_the_connection_usable(shard, pusher):
         header, reply = answer(raw)
         assert (header.sequence_id, reply.parameters) == (3, pusher.expected.tobytes())
     pusher.iterate()
-
-
-def test_gradient_beyond_the_limit():
-    """A gradient that is longer than the server's limit is refused before it comes."""
-    with serving(shard_service(), ServerLimits(bulk_bytes=2**16)) as address:
-        worker = ShardWorker(address, elements=1000)
-        with Raw(address) as raw:
-            raw.send(framed("push", worker.push_request(), bytes(2**16 + 4))[:5000])
-            with pytest.raises(ProtocolError, match="a field of 65540 bytes; at most 65536"):
-                answer(raw)
-            assert raw.is_closed()
-        worker.iterate()
-        worker.close()
 
 
 # -- peers that read slowly
@@ -242,14 +228,6 @@ def impatient(request) -> Iterator[tuple[Address, MemberWorker]]:
 
 
 @pytest.mark.parametrize("impatient", [{"handshake_timeout": 0.3}], indirect=True)
-def test_silent_peer(impatient):
-    """A peer that sends nothing after connecting gets the reason, and the connection ends."""
-    address, worker = impatient
-    assert refused_after_deadline(address) == "no call came within 0.3 s of connecting"
-    worker.iterate()
-
-
-@pytest.mark.parametrize("impatient", [{"handshake_timeout": 0.3}], indirect=True)
 def test_a_connection_is_refused_as_the_contract_says(impatient):
     """The refusal answers no call; after how long it comes by default is in the .thrift files."""
     with Raw(impatient[0]) as raw:
@@ -258,25 +236,6 @@ def test_a_connection_is_refused_as_the_contract_says(impatient):
         assert codec.decode(data, TApplicationException).type == codec.TIMEOUT == 10
     contract = (Path(idl.__file__).parent / "common.thrift").read_text()
     assert f"within {ServerLimits().handshake_timeout:g} seconds of connecting" in contract
-
-
-@pytest.mark.parametrize("impatient", [{"request_timeout": 0.3, "handshake_timeout": 240.0}], indirect=True)
-def test_slow_loris(impatient):
-    """A peer that sends its call byte by byte for longer than the request deadline is cut off."""
-    address, worker = impatient
-    with Raw(address) as raw:
-        data = framed("leave", _manager.LeaveRequest(worker.identity)) + bytes(10**6)
-        reason = ""
-        raw.send(struct.pack(">i", 10**6) + data[4:8])
-        for byte in data[8:]:
-            raw.send(bytes([byte]))
-            if select.select([raw.socket], [], [], 0.02)[0]:
-                with pytest.raises(ProtocolError) as refusal:
-                    answer(raw)
-                reason = str(refusal.value)
-                break
-        assert reason == "the message was not complete within 0.3 s"
-        assert raw.is_closed()
 
 
 @pytest.mark.parametrize("impatient", [{"idle_timeout": 0.3}], indirect=True)
@@ -324,30 +283,6 @@ def test_a_pull_that_does_not_say_how_long_to_wait_ends(monkeypatch):
         worker.close()
 
 
-@pytest.mark.parametrize("impatient", [{"connections": 3}], indirect=True)
-def test_too_many_connections(impatient, wait_until):
-    """A connection above the limit is refused with the reason; one that closes makes room."""
-    address, worker = impatient
-    call = framed("history", _manager.HistoryRequest(worker.identity.job, 0, 1))
-    with Raw(address) as one:
-        with Raw(address) as two:
-            for raw in (one, two):
-                raw.send(call)
-                answer(raw)
-            with Raw(address) as three:
-                with pytest.raises(ProtocolError, match="3 connections are open already"):
-                    answer(three)
-                assert three.is_closed()
-
-        def admitted() -> bool:
-            with Raw(address) as again, contextlib.suppress(ProtocolError):
-                again.send(call)
-                return bool(answer(again)[1].run == worker.run)
-            return False
-
-        wait_until(admitted, "room for a connection")
-
-
 def test_too_many_calls_in_flight():
     """A call above the limit on one connection ends it; calls that are answered do not count."""
     with serving(shard_service(), ServerLimits(calls_in_flight=4)) as address:
@@ -359,15 +294,6 @@ def test_too_many_calls_in_flight():
             with pytest.raises(ProtocolError, match="4 calls are unanswered"):
                 answer(raw)
             assert raw.is_closed()
-        worker.iterate()
-        worker.close()
-
-
-def test_client_reconnects_after_idle(caplog, wait_until):
-    """A worker that was disconnected for idling continues over a new connection, as the same member."""
-    with serving(manager_service(reconnect_grace=30.0), ServerLimits(idle_timeout=0.3)) as address:
-        worker = MemberWorker(address)
-        wait_until(lambda: "no call came for 0.3 s" in caplog.text, "the end of the connection")
         worker.iterate()
         worker.close()
 

@@ -8,7 +8,7 @@ import pytest
 
 import idl
 from idl.errors import InvalidRequestError, NotMemberError, ProtocolError, RewoundError
-from tests.services import MemberWorker, Raw, join_request, manager_service, open_request, serving
+from tests.services import Raw, join_request, open_request
 from tests.wire import (
     DOUBLE,
     I32,
@@ -35,84 +35,76 @@ _ps = idl.parameter_server
 Identity, Assignment = idl.common.Identity, idl.common.Assignment
 
 
-def bad_manager_requests(me: Any) -> dict[str, tuple[str, Any, type, str]]:
-    """Return by name a method, its request, the error and its message; `me` has reported once."""
+def bad_manager_requests(me: Any) -> dict[str, tuple[str, Any, str, type]]:
+    """Return by name a method, its request, the error's message and type; `me` has reported once."""
     other = Identity("new job", "w", "i")
 
     def report(identity: Any = me, **changes: Any) -> Any:
         values = {"iteration": 1, "batch_processing_time": 0.5, "waiting_time": 0.0, "cpu_usage": 0.5}
         return _manager.ReportRequest(identity, **{**values, "memory_usage": 0.5, **changes})
 
-    cases: dict[str, tuple[str, Any, type, str]] = {
-        "no request": ("report", None, InvalidRequestError, "argument 1, request, is missing"),
-        "no identity": ("join", join_request(None), InvalidRequestError, "identity is missing"),
-        "empty name": ("join", join_request(Identity("", "w", "i")), InvalidRequestError, "job ''"),
-        "control character": ("join", join_request(Identity("j", "a\nb", "i")), InvalidRequestError, "a.nb"),
-        "long name": ("join", join_request(Identity("j" * 201, "w", "i")), InvalidRequestError, "1 to 200"),
-        "no spec": ("join", _manager.JoinRequest(other), InvalidRequestError, "dataset_size is missing"),
-        "no field": ("join", join_request(other, seed=None), InvalidRequestError, "seed is missing"),
+    def join(*names: str, **changes: Any) -> Any:
+        return join_request(Identity(*names), **changes)
+
+    invalid = {
+        "no request": ("report", None, "argument 1, request, is missing"),
+        "no identity": ("join", join_request(None), "identity is missing"),
+        "empty name": ("join", join("", "w", "i"), "job ''"),
+        "control character": ("join", join("j", "a\nb", "i"), "a.nb"),
+        "long name": ("join", join("j" * 201, "w", "i"), "1 to 200"),
+        "no spec": ("join", _manager.JoinRequest(other), "dataset_size is missing"),
+        "no field": ("join", join_request(other, seed=None), "seed is missing"),
+        "second of a name": ("join", join(me.job, me.worker, "other"), "is a member already"),
+        "other spec": (
+            "join",
+            join(me.job, "another", "i", seed=99),
+            "seed 1, but 'another' wants",
+        ),
+        "iteration to come": ("report", report(iteration=2), "1 is next"),
+        "no history": ("history", _manager.HistoryRequest("?", 0, 1), "no job '?'"),
+        "limit": ("history", _manager.HistoryRequest(me.job, 0, 1001), "limit"),
+    }
+    for name in ("dataset_size", "total_batch_size", "minimum", "granularity"):
+        for value in (-1, 2**63 - 1):
+            changes = {name: value, **({"maximum": 2**63 - 1} if value > 0 else {})}
+            said = "granularity|minimum" if name in ("minimum", "granularity") else name
+            invalid[f"{name} {value}"] = ("join", join_request(other, **changes), said)
+    for name, values in {
+        "batch_processing_time": (NAN, 0.0, None),
+        "waiting_time": (NAN, INF, -1.0),
+        "cpu_usage": (NAN, -0.5, 1.5),
+        "memory_usage": (2.0,),
+        "communication_time": (-1.0,),
+        "backward_time": (INF,),
+        "last_bucket_time": (NAN,),
+        "iteration": (-1, 2**63 - 1),
+        "attempt": (-1,),
+        "start": (-1,),
+    }.items():
+        for value in values:
+            invalid[f"report, {name} {value}"] = ("report", report(**{name: value}), name)
+    for method, kind in (("heartbeat", "Heartbeat"), ("recover", "Recover"), ("rewind", "Rewind")):
+        request = getattr(_manager, f"{kind}Request")(me, -1)
+        invalid[f"{method}, attempt"] = (method, request, "attempt -1")
+    not_members = {
         "other incarnation": (
             "report",
             report(Identity(me.job, me.worker, "other")),
-            NotMemberError,
             "incarnation 'other', is not a member",
         ),
-        "second of a name": (
-            "join",
-            join_request(Identity(me.job, me.worker, "other")),
-            InvalidRequestError,
-            "is a member already",
-        ),
-        "other spec": (
-            "join",
-            join_request(Identity(me.job, "another", "i"), seed=99),
-            InvalidRequestError,
-            "runs with seed 1, but 'another' wants seed 99",
-        ),
-        "unknown job": ("report", report(other), NotMemberError, "no job 'new job'"),
-        "iteration to come": ("report", report(iteration=2), InvalidRequestError, "1 is next"),
-        "leave another": ("leave", _manager.LeaveRequest(other), NotMemberError, "no job"),
-        "no history": ("history", _manager.HistoryRequest("?", 0, 1), InvalidRequestError, "no job '?'"),
+        "unknown job": ("report", report(other), "no job 'new job'"),
+        "leave another": ("leave", _manager.LeaveRequest(other), "no job"),
     }
-    for name, value in itertools.product(
-        ("dataset_size", "total_batch_size", "minimum", "granularity"), (-(2**63), -1, 0, 2**63 - 1)
-    ):
-        pattern = "granularity|minimum" if name in ("minimum", "granularity") else name
-        cases[f"{name} {value}"] = (
-            "join",
-            join_request(other, **{name: value, **({"maximum": 2**63 - 1} if value > 0 else {})}),
-            InvalidRequestError,
-            pattern,
-        )
-    for name, values in {
-        "batch_processing_time": (NAN, INF, -INF, -1.0, 0.0, None),
-        "waiting_time": (NAN, INF, -1.0),
-        "cpu_usage": (NAN, -0.5, 1.5),
-        "memory_usage": (INF, 2.0),
-        "communication_time": (NAN, INF, -1.0),
-        "backward_time": (NAN, INF, -1.0),
-        "last_bucket_time": (NAN, INF, -1.0),
-        "iteration": (-1, -(2**63), 2**63 - 1),
-    }.items():
-        for value in values:
-            cases[f"{name} {value}"] = ("report", report(**{name: value}), InvalidRequestError, name)
-    for method, kind in (("heartbeat", "Heartbeat"), ("recover", "Recover"), ("rewind", "Rewind")):
-        request = getattr(_manager, f"{kind}Request")(me, -1)
-        cases[f"{method}, attempt"] = (method, request, InvalidRequestError, "attempt -1")
-    for name in ("attempt", "start"):
-        cases[f"report, {name}"] = ("report", report(**{name: -1}), InvalidRequestError, f"{name} -1")
-    for limit in (-1, 0, 1001, 2**63 - 1):
-        cases[f"limit {limit}"] = (
-            "history",
-            _manager.HistoryRequest(me.job, 0, limit),
-            InvalidRequestError,
-            "limit",
-        )
-    return cases
+    return with_error(InvalidRequestError, invalid) | with_error(NotMemberError, not_members)
 
 
-def bad_shard_requests(me: Any) -> dict[str, tuple[str, Any, Any, type, str]]:
-    """Return by name method, request, gradient, error and message; `me` has 1000 floats at version 1."""
+def with_error(error: type, cases: dict[str, tuple]) -> dict[str, tuple]:
+    """Return cases that end with an error of this type."""
+    return {name: (*case, error) for name, case in cases.items()}
+
+
+def bad_shard_requests(me: Any) -> dict[str, tuple[str, Any, Any, str, type]]:
+    """Return by name method, request, gradient, message and error; `me` has 1000 floats at version 1."""
     other = Identity("new job", "w", "i")
     group = _ps.ParameterGroup
 
@@ -124,64 +116,53 @@ def bad_shard_requests(me: Any) -> dict[str, tuple[str, Any, Any, type, str]]:
         return _ps.PushRequest(identity, Assignment(**{**values, **changes}), groups)
 
     right, lr = bytes(4000), {"lr": 1.0}
-    cases: dict[str, tuple[str, Any, Any, type, str]] = {
-        "no request": ("pull", None, None, InvalidRequestError, "argument 1, request, is missing"),
-        "no identity": ("open", open_request(None, 10), None, InvalidRequestError, "identity is missing"),
-        "dtype": ("open", opening(dtype="int8"), None, InvalidRequestError, "dtype 'int8'"),
-        "optimizer": ("open", opening(optimizer="lion"), None, InvalidRequestError, "optimizer 'lion'"),
-        "no groups": ("open", opening(groups=[]), None, InvalidRequestError, "groups"),
-        "no elements": ("open", opening(group(0, lr)), None, InvalidRequestError, "at least one element"),
-        "negative": ("open", opening(group(-5, lr)), None, InvalidRequestError, "elements -5"),
-        "huge": (
-            "open",
-            opening(group(2**62, lr)),
-            None,
-            InvalidRequestError,
-            "elements 4611686018427387904",
-        ),
-        "more than fits": ("open", opening(group(2**40, lr)), None, InvalidRequestError, "may hold"),
-        "no lr": ("open", opening(group(1, {})), None, InvalidRequestError, "lr is missing"),
-        "NaN lr": ("open", opening(group(1, {"lr": NAN})), None, InvalidRequestError, "option lr nan"),
-        "option": ("open", opening(group(1, {"lr": 1.0, "x": 1.0})), None, InvalidRequestError, "option 'x'"),
-        "other model": ("open", open_request(me, 10), None, InvalidRequestError, "is it the same model"),
-        "unknown job": ("pull", _ps.PullRequest(other, 0), None, NotMemberError, "has not opened"),
-        "version": ("pull", _ps.PullRequest(me, -2), None, InvalidRequestError, "version -2"),
-        "push, unknown job": ("push", push(other), right, NotMemberError, "has not opened"),
-        "push, large, unknown job": ("push", push(other), bytes(2**19), NotMemberError, "has not opened"),
-        "push, no request": ("push", None, right, InvalidRequestError, "request, is missing"),
-        "push, no assignment": ("push", _ps.PushRequest(me), right, InvalidRequestError, "assignment"),
-        "push, no gradient": ("push", push(), None, InvalidRequestError, "0 bytes, but the shard's 1000"),
-        "push, short": ("push", push(), right[1:], InvalidRequestError, "3999 bytes"),
-        "push, long": ("push", push(), bytes(2**19), InvalidRequestError, "524288 bytes"),
-        "push, outside": ("push", push(start=3, batch_start=4), right, InvalidRequestError, "not within"),
-        "push, batch": ("push", push(batch_start=-1), right, InvalidRequestError, "batch_start -1"),
-        "push, attempt": ("push", push(attempt=-1), right, InvalidRequestError, "attempt -1"),
-        "push, another attempt": ("push", push(attempt=3), right, RewoundError, "attempt 3, .* is in 0"),
-        "pull, another attempt": ("pull", _ps.PullRequest(me, 0, None, 1), None, RewoundError, "attempt 1"),
-        "fence": ("fence", _ps.FenceRequest(me), None, InvalidRequestError, "attempt"),
-        "push, future": ("push", push(iteration=2), right, InvalidRequestError, "is at 1"),
-        "push, options": ("push", push(groups=[group(7, lr)]), right, InvalidRequestError, "the job has"),
-        "push, bad option": (
-            "push",
-            push(groups=[group(1000, {})]),
-            right,
-            InvalidRequestError,
-            "lr is missing",
-        ),
-        "initialise, version": (
-            "initialise",
-            _ps.InitialiseRequest(me, -1),
-            right,
-            InvalidRequestError,
-            "-1",
-        ),
-        "forfeit": ("forfeit", _ps.ForfeitRequest(me, 1, -1, 2, 4), None, InvalidRequestError, "start -1"),
+    invalid: dict[str, tuple[str, Any, Any, str]] = {
+        "no request": ("pull", None, None, "argument 1, request, is missing"),
+        "no identity": ("open", open_request(None, 10), None, "identity is missing"),
+        "optimizer": ("open", opening(optimizer="lion"), None, "optimizer 'lion'"),
+        "no groups": ("open", opening(groups=[]), None, "groups"),
+        "negative": ("open", opening(group(-5, lr)), None, "elements -5"),
+        "huge": ("open", opening(group(2**62, lr)), None, "elements 4611686018427387904"),
+        "more than fits": ("open", opening(group(2**40, lr)), None, "may hold"),
+        "part outside": ("open", opening(part=_ps.Part(2, 2, 0)), None, "part, shard 2: must be .* 0 to 1"),
+        "part of none": ("open", opening(part=_ps.Part(0, 0, 0)), None, "part, shards 0"),
+        "part before": ("open", opening(part=_ps.Part(0, 1, -1)), None, "part, first -1"),
+        "part without": ("open", opening(part=_ps.Part(None, 1, 0)), None, "part, shard is missing"),
+        "other model": ("open", open_request(me, 10), None, "is it the same model"),
+        "version": ("pull", _ps.PullRequest(me, -2), None, "version -2"),
+        "push, no request": ("push", None, right, "request, is missing"),
+        "push, no assignment": ("push", _ps.PushRequest(me), right, "assignment"),
+        "push, no gradient": ("push", push(), None, "0 bytes, but the shard's 1000"),
+        "push, short": ("push", push(), right[1:], "3999 bytes"),
+        "push, long": ("push", push(), bytes(2**19), "524288 bytes"),
+        "push, outside": ("push", push(start=3, batch_start=4), right, "not within"),
+        "push, batch": ("push", push(batch_start=-1), right, "batch_start -1"),
+        "push, attempt": ("push", push(attempt=-1), right, "attempt -1"),
+        "fence": ("fence", _ps.FenceRequest(me), None, "attempt"),
+        "push, future": ("push", push(iteration=2), right, "is at 1"),
+        "push, options": ("push", push(groups=[group(7, lr)]), right, "the job has"),
+        "push, bad option": ("push", push(groups=[group(1000, {})]), right, "lr is missing"),
+        "initialise, version": ("initialise", _ps.InitialiseRequest(me, -1), right, "-1"),
+        "forfeit": ("forfeit", _ps.ForfeitRequest(me, 1, -1, 2, 4), None, "start -1"),
     }
-    for name, value in itertools.product(("iteration", "start", "count", "total"), (-(2**63), -1, 2**63 - 1)):
-        cases[f"push, {name} {value}"] = ("push", push(**{name: value}), right, InvalidRequestError, name)
+    for name, value in itertools.product(("iteration", "start", "count", "total"), (-1, 2**63 - 1)):
+        invalid[f"push, {name} {value}"] = ("push", push(**{name: value}), right, name)
     for changes in ({"count": 0}, {"count": 9}, {"total": 0}, {"start": None}):
-        cases[f"push, {changes}"] = ("push", push(**changes), right, InvalidRequestError, next(iter(changes)))
-    return cases
+        invalid[f"push, {changes}"] = ("push", push(**changes), right, next(iter(changes)))
+    not_members = {
+        "unknown job": ("pull", _ps.PullRequest(other, 0), None, "has not opened"),
+        "push, unknown job": ("push", push(other), right, "has not opened"),
+        "push, large, unknown job": ("push", push(other), bytes(2**19), "has not opened"),
+    }
+    rewound = {
+        "push, another attempt": ("push", push(attempt=3), right, "attempt 3, .* is in 0"),
+        "pull, another attempt": ("pull", _ps.PullRequest(me, 0, None, 1), None, "attempt 1"),
+    }
+    return (
+        with_error(InvalidRequestError, invalid)
+        | with_error(NotMemberError, not_members)
+        | with_error(RewoundError, rewound)
+    )
 
 
 SOMEBODY = Identity("j", "w", "i")
@@ -190,7 +171,7 @@ SOMEBODY = Identity("j", "w", "i")
 @pytest.mark.parametrize("name", bad_manager_requests(SOMEBODY))
 def test_manager_refuses_bad_request(manager, member, name):
     """The manager names the invalid value, keeps the connection, and changes nothing."""
-    method, argument, error, pattern = bad_manager_requests(member.identity)[name]
+    method, argument, pattern, error = bad_manager_requests(member.identity)[name]
     with Raw(manager) as raw:
         raw.send(framed(method, argument))
         with pytest.raises(error, match=pattern):
@@ -204,7 +185,7 @@ def test_manager_refuses_bad_request(manager, member, name):
 @pytest.mark.parametrize("name", bad_shard_requests(SOMEBODY))
 def test_shard_refuses_bad_request(shard, pusher, name):
     """A shard names the invalid value, reads and drops the gradient, and changes nothing."""
-    method, argument, bulk, error, pattern = bad_shard_requests(pusher.identity)[name]
+    method, argument, bulk, pattern, error = bad_shard_requests(pusher.identity)[name]
     with Raw(shard) as raw:
         raw.send(framed(method, argument, bulk))
         with pytest.raises(error, match=pattern):
@@ -252,17 +233,6 @@ def test_field_of_another_type_is_refused(manager, member, name):
         with pytest.raises(InvalidRequestError, match=pattern):
             answer(raw)
     member.iterate()
-
-
-def test_huge_bounds_leave_the_sum_exact():
-    """Workers that can take any batch size share the batch like any others."""
-    with serving(manager_service(workers=2)) as address, Raw(address) as one, Raw(address) as two:
-        for raw, name in ((one, "a"), (two, "b")):
-            bounds = {"maximum": 2**63 - 1, "granularity": 2**48}
-            raw.send(framed("join", join_request(Identity("huge", name, name), **bounds)))
-        assignments = [answer(raw)[1].assignment for raw in (one, two)]
-        assert sum(a.count for a in assignments) == MemberWorker.BATCH
-        assert all(a.count >= 0 for a in assignments)
 
 
 def test_unknown_method_is_answered(manager, member):

@@ -45,13 +45,6 @@ def test_better_scaling_never_means_fewer_nodes(case, factor):
     assert scale_up(better, nodes) >= scale_up(its, nodes)
 
 
-@given(scaled, st.floats(0.01, 100.0))
-def test_the_unit_of_rates_does_not_matter(case, unit):
-    """The shares are ratios."""
-    its, _ = case
-    assert ideal_share(its * unit) == pytest.approx(ideal_share(its))
-
-
 @given(rates)
 def test_the_quickest_and_the_cheapest_are_the_least(seconds):
     """No other number of nodes has a shorter time, or a lower cost."""

@@ -41,12 +41,6 @@ def test_goodput_worked_out_by_hand():
     assert GOODPUT(2, 4, 100, 1) == pytest.approx(800 / (0.25 + math.hypot(0.25, 0.22)) * 1128 / 1800)
 
 
-def test_all_samples_count_where_noise_has_no_end():
-    """Goodput is then the throughput, whatever the batch."""
-    goodput = Goodput(THROUGHPUT, Noise(0.0, 1.0), LIMITS)
-    assert goodput(1, 1, 512, 1) == pytest.approx(1024 / THROUGHPUT.seconds(1, 1, 512, 1))
-
-
 @given(throughputs, noises, limits, placements)
 def test_the_best_is_the_best_of_all_candidates(throughput, noise, limits, placement):
     """No whole batch of the sequence, shared out by hand, has more goodput."""
@@ -76,24 +70,6 @@ def test_the_best_is_within_the_limits(throughput, noise, limits, placement):
     assert gradients * best.local <= limits.largest
     assert gradients * best.local >= limits.initial or gradients * (best.local + 1) > limits.largest
     assert best.goodput == pytest.approx(goodput(*placement, best.local, best.accumulations), rel=1e-9)
-
-
-def test_arrays_have_each_placement_s_own_best():
-    """Many placements at once are as good as one by one."""
-    nodes, replicas = np.array([[1, 1], [2, 4]]), np.array([[1, 4], [8, 13]])
-    best = GOODPUT.best(nodes, replicas)
-    assert best.goodput.shape == best.local.shape == best.accumulations.shape == (2, 2)
-    for place in np.ndindex(2, 2):
-        one = GOODPUT.best(nodes[place], replicas[place])
-        assert best.goodput[place] == pytest.approx(one.goodput, rel=1e-9)
-        assert (best.local[place], best.accumulations[place]) == one[1:]
-
-
-def test_more_replicas_than_the_largest_batch_has_room_for_gain_nothing():
-    """4,096 samples are enough for 128 replicas with at least 32 each."""
-    assert GOODPUT.most_replicas == 128
-    assert GOODPUT.best(16, 128).goodput > 0
-    assert GOODPUT.best(16, 129).goodput == 0
 
 
 def test_a_batch_is_shared_out():

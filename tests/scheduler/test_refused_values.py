@@ -8,12 +8,12 @@ import pytest
 from idl.noise import Noise
 from scheduler.allocation import Allocation
 from scheduler.autoscaling import scale_up
+from scheduler.cluster.events import JobRequest
 from scheduler.goodput import Goodput, Limits
 from scheduler.nodes import Cluster
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Round
 from scheduler.policies.occupancy import Occupancy
-from scheduler.policies.pollux import Pollux
 from scheduler.throughput import Throughput, fit
 from scheduler.throughput_curves import ThroughputCurves
 from tests.scheduler.policies.rounds import THROUGHPUT, asking
@@ -40,24 +40,20 @@ def allocated(policy, cluster=(("gpu", 2, 4),), **lacking):
         (lambda: replace(THROUGHPUT, gradient_base=-1.0), "gradient_base"),
         (lambda: replace(THROUGHPUT, overlap=0.5), "overlap"),
         (lambda: fit({}), "no measurements"),
-        (lambda: fit({(2, 1, 8): (1.0, 0.5)}), r"\(2, 1, 8\)"),
+        (lambda: JobRequest("", 1), "a job needs a name"),
+        (lambda: JobRequest("x", 0), "job 'x' asks for 0 devices: at least 1 is needed"),
+        (lambda: JobRequest("x", 1, float("nan")), "job 'x' has the weight nan: must be above 0"),
         (lambda: fit({(1, 1, 8): (1.0, 1.0)}), "1.0 s of synchronisation"),
         (lambda: ThroughputCurves([ALIKE] * 2, 0), "2 replicas on 0 nodes"),
         (lambda: Limits(10, 9, 1, 5), "whole batches from 10 to 9"),
-        (lambda: Limits(1, 10, 6, 5), "local batches from 6 to 5"),
         (lambda: replace(GOODPUT, total=4097), "4097 samples: must be from 1 to 4096"),
         (lambda: replace(GOODPUT, noise=Noise(0.0, 0.0)), "no noise scale"),
         (lambda: GOODPUT.best([1, 3], [1, 2]), "at least one on each node"),
         (lambda: scaled([1.0, 0.0]), "rates .*: give a finite number above 0"),
-        (lambda: scaled([1.0, 2.0], nodes=3), "3 nodes: there are rates for 1 to 2"),
         (lambda: scaled([1.0, 2.0], target=0.7), "target 0.7: must be above 0 and at most 0.666"),
         (
             lambda: allocated("tiresias", devices=None),
             "job 'a' must ask for a number of devices under Tiresias",
-        ),
-        (
-            lambda: allocated("weighted_fair_sharing", devices=None),
-            "job 'a' must ask for a number of devices under weighted fair",
         ),
         (
             lambda: allocated("gavel", iterations_per_second=None),
@@ -68,7 +64,6 @@ def allocated(policy, cluster=(("gpu", 2, 4),), **lacking):
             "job 'a' must have a known remaining time under Optimus",
         ),
         (lambda: allocated("pollux", (("t4", 1, 4), ("a100", 1, 8))), "alike; the cluster has t4, a100"),
-        (lambda: Pollux(float("nan")), "power nan of the mean: must be finite"),
         (lambda: Occupancy([2, 2], 16).find_across(5), "1 devices more"),
     ],
 )

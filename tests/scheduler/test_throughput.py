@@ -1,21 +1,14 @@
 """The model of step times, against its equations, and its fit, against planted and measured steps."""
 
-import csv
 import math
-import random
-from collections import defaultdict
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.throughput import Throughput, fit
-from tests import SHARED_DATA
 
-TRACES = SHARED_DATA / "cluster-traces" / "pollux"
-MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 PLANTED = Throughput(0.05, 0.002, 0.2, 0.01, 0.04, 0.003, 2.0)
 PLACES = [
     (nodes, replicas, local)
@@ -121,23 +114,3 @@ def test_any_possible_measurements_have_a_fit_within_the_bounds(drawn):
     )
     assert min(found.gradient_base, found.gradient_per_sample, found.across_base, found.within_base) >= 1e-8
     assert 1 <= found.overlap <= 10
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_measured_steps_are_predicted_within_a_tenth(name):
-    """The median error over placements where a job has been is at most 10%, as the paper says (3.2)."""
-    if not TRACES.exists():
-        pytest.skip("needs ../shared/data/cluster-traces")
-    steps = defaultdict(list)
-    with (TRACES / name / "placements.csv").open() as file:
-        for row in csv.DictReader(file):
-            place = len(row["placement"]), sum(map(int, row["placement"])), int(row["local_bsz"])
-            steps[place].append((float(row["step_time"]), float(row["sync_time"])))
-    means = {place: tuple(np.mean(times, axis=0).tolist()) for place, times in steps.items()}
-    draw = random.Random(0)
-    errors = []
-    for _ in range(20):
-        seen = {place: means[place] for place in draw.sample(sorted(means), 12)}
-        found = fit(seen)
-        errors += [abs(found.seconds(*place) / step - 1) for place, (step, _) in seen.items()]
-    assert np.median(errors) <= 0.1

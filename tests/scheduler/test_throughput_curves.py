@@ -30,14 +30,6 @@ def test_no_other_split_is_faster(its, total, data):
     assert longest(counts) <= min(longest(one) for one in splits if sum(one) == total) * (1 + 1e-9)
 
 
-def test_a_replica_alone_has_the_time_of_its_model():
-    """Without others there is no synchronisation; among like ones it is the model's own."""
-    model = Throughput(0.1, 0.01, 0.5, 0.05, 0.2, 0.02, 2.0)
-
-    assert ThroughputCurves([model], 1).time(0, 8) == pytest.approx(float(model.seconds(1, 1, 8)))
-    assert ThroughputCurves([model] * 4, 2).time(3, 8) == pytest.approx(float(model.seconds(2, 4, 8)))
-
-
 def test_all_wait_for_the_slowest_network():
     """A kind that synchronises at once waits for the other one."""
     slow, fast = (Throughput(0.1, 0.01, sync, 0.0, sync, 0.0, 1.0) for sync in (1.0, 0.0))

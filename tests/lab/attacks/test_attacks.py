@@ -6,7 +6,6 @@ import pytest
 from rich.console import Console
 
 import idl
-from lab.attacks import attackers as peers
 from lab.attacks.attack import HostileConfig, run
 from lab.attacks.attackers import Attackers, Tally, Target
 from lab.attacks.inputs import Inputs
@@ -56,20 +55,6 @@ def test_internal_error_is_harm():
         attackers.close()
     harm = attackers.tally.harms["manager: report: internal error; the service's log has the details"]
     assert any(b"report" in one.data for one in harm.inputs)
-
-
-def test_service_that_does_not_answer_is_harm(monkeypatch):
-    """A service that keeps a connection waiting is seen."""
-    monkeypatch.setattr(peers, "_HANG_SECONDS", 0.2)
-    service = manager_service()
-    service._handlers["history"] = lambda call: None
-    with serving(service) as address:
-        attackers = Attackers([target(address)] * 2, seed=1)
-        until = time.monotonic() + 240
-        while not attackers.tally.harms and time.monotonic() < until:
-            attackers.attack(0.05)
-        attackers.close()
-    assert list(attackers.tally.harms) == ["manager: no answer for 0.2 s"]
 
 
 def test_lurkers_come_and_are_sent_away():

@@ -17,9 +17,6 @@ from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
 
 STEP_TIMES = SHARED_DATA / "gpu-step-times" / "step_times.csv"
-PROFILES = SHARED_DATA / "gpu-throughput-profiles" / "throughput.csv"
-
-
 bench = partial(invoke, "lab", "bench", "balance")
 
 
@@ -107,24 +104,6 @@ def test_command_plays_all_policies_and_writes_figures(tmp_path):
         assert [part["start"] for part in its["runs"][0]["parts"]] == [0, 20]
         assert its["summary"]["ratio"]["mean"] >= 1
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_an_all_reduce_can_take_as_long_as_computing(tmp_path):
-    """Then the policy that knows of it is faster, after few splits, and predicts other batches' times."""
-    figures = tmp_path / "balance.json"
-    policies = [word for name in ("even", "learned", "overlap") for word in ("--policy", name)]
-    arguments = ("--all-reduce", 1, "--change", "none", "--iterations", 40, *policies)
-    result = bench(*arguments, "--json", figures)
-    assert result.exit_code == 0, result.output
-
-    written = json.loads(figures.read_text())
-    assert written["options"]["all_reduce"] == 1
-    (cluster,) = written["clusters"]
-    even, learned, overlap = (its["summary"] for its in cluster["policies"].values())
-    assert overlap["ratio"]["mean"] < 0.9 * learned["ratio"]["mean"] < 0.9 * even["ratio"]["mean"]
-    assert overlap["parts"][0]["splits_to_near"]["max"] <= 3
-    assert overlap["prediction_error"]["max"] < 0.05 < learned["prediction_error"]["max"]
-    assert even["prediction_error"] is None
 
 
 # -- the goals

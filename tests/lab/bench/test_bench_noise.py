@@ -7,7 +7,7 @@ import pytest
 from tests.evenpace.commands import invoke
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("options", [[], ["--adam"]])
 def test_every_way_is_timed_beside_an_iteration_of_each_model(tmp_path, options):
     """Shares are those of the seconds beside them; norms take less time than the passes do."""

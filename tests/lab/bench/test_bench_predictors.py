@@ -2,26 +2,17 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import psutil
 import pytest
 
 from lab.bench import predictor_errors as bench
 from lab.trace_contention import ContentionTraceConfig, contention_trace
-from lab.traces import Series, write_trace
+from lab.traces import write_trace
 from predictors import PREDICTORS, PredictorOptions
-from tests import ROOT
 from tests.evenpace.commands import invoke
 from tests.fits import Learner
-from tests.services import has_ended
-
-NAN = float("nan")
 
 
 @pytest.fixture(autouse=True)
@@ -44,45 +35,12 @@ def learner(monkeypatch):
     return made
 
 
-def series(iterations, speeds, expected=None):
-    """Make one worker's series, with usage that tells the iteration."""
-    iterations = np.array(iterations)
-    nothing = np.full(len(iterations), NAN)
-    return Series(
-        iterations,
-        np.array(speeds, dtype=float),
-        iterations / 100,
-        iterations / 200,
-        nothing if expected is None else np.array(expected, dtype=float),
-    )
-
-
 def rmse(errors):
     """Root mean square."""
     return math.sqrt(sum(error**2 for error in errors) / len(errors))
 
 
 # -- replays
-
-
-def test_gaps_hold_what_is_known():
-    """A worker without a row has no speed and the usage of its last row; it has its own warm-up."""
-    grid = bench.lay_out(
-        {"a": series([0, 1, 2, 5], [1, NAN, 3, 4]), "b": series([2, 3], [7, 8], [7.5, 8.5])}, warm_up=1
-    )
-    assert grid.workers == ("a", "b")
-    assert grid.iterations.tolist() == [0, 1, 2, 3, 5]
-    np.testing.assert_array_equal(grid.speeds.T, [[1, NAN, 3, NAN, 4], [NAN, NAN, 7, 8, NAN]])
-    np.testing.assert_array_equal(grid.cpu_usage.T * 100, [[0, 1, 2, 2, 5], [2, 2, 2, 3, 3]])
-    np.testing.assert_array_equal(grid.memory_usage.T * 200, [[0, 1, 2, 2, 5], [2, 2, 2, 3, 3]])
-    np.testing.assert_array_equal(grid.expected.T, [[NAN] * 5, [NAN, NAN, 7.5, 8.5, NAN]])
-    assert grid.scored.T.tolist() == [[False, False, True, False, True], [False, False, False, True, False]]
-
-
-def test_a_trace_shorter_than_the_warm_up_is_refused():
-    """The error names the warm-up and how long the trace is."""
-    with pytest.raises(ValueError, match="warm-up 3: no speed is left to count, the longest worker has 3"):
-        bench.lay_out({"a": series([0, 1, 2], [1, 2, 3]), "b": series([9], [1])}, warm_up=3)
 
 
 def test_a_replay_is_what_a_manager_would_do(learner):
@@ -136,11 +94,11 @@ def test_the_command_agrees_with_an_independent_computation(tmp_path):
     means = {}
     for worker, own in trace.items():
         speeds = own.speeds.tolist()
-        averages, total, weight = [NAN], 0.0, 0.0
+        averages, total, weight = [math.nan], 0.0, 0.0
         for speed in speeds:
             total, weight = 0.8 * total + 0.2 * speed, 0.8 * weight + 0.2
             averages.append(total / weight)
-        said = {"memoryless": [NAN, *speeds], "ema": averages, "floor": own.expected.tolist()}
+        said = {"memoryless": [math.nan, *speeds], "ema": averages, "floor": own.expected.tolist()}
         for name, values in said.items():
             errors[name][worker] = [values[k] - speeds[k] for k in range(40, 300)]
         means[worker] = sum(speeds[40:]) / 260
@@ -166,44 +124,3 @@ def test_the_command_agrees_with_an_independent_computation(tmp_path):
             assert score["rmse"] == pytest.approx(rmse(errors[name][worker]))
         assert f"{overall(name):.2%}" in result.output
         assert f"{closed:.0%}" in result.output
-
-
-SLOW = """
-import time
-from tests.fits import Learner
-
-class SlowFit:
-    def run(self):
-        print("learning", flush=True)
-        time.sleep(600)
-
-class Slow(Learner):
-    def due_fit(self):
-        return SlowFit() if super().due_fit() else None
-
-if __name__ == "__main__":  # which the process that learns is not
-    from evenpace.cli import main
-    from predictors import PREDICTORS
-    for name in set(PREDICTORS) - {"memoryless", "ema"}:
-        del PREDICTORS[name]
-    PREDICTORS["slow"] = lambda options, models: Slow(options)
-    main()
-"""
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_end_in_the_middle_of_a_fit_leaves_nothing_running(tmp_path, wait_until, number):
-    """The process that learns ends with the benchmark, in whichever way that is stopped."""
-    script = tmp_path / "slow.py"
-    script.write_text(SLOW)
-    command = [sys.executable, script, "lab", "bench", "predictors"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with psutil.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes) as process:
-        while "learning" not in (line := process.stdout.readline()):
-            assert line, "the benchmark has ended"
-        children = process.children(recursive=True)
-        process.send_signal(number)
-        assert process.wait(120) == (-9 if number == signal.SIGKILL else 130)
-    assert children
-    wait_until(lambda: all(map(has_ended, children)), "the children's end")

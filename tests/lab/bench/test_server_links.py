@@ -26,11 +26,3 @@ def test_each_worker_takes_as_long_as_equation_7_has_it(workers, buckets):
         assert its["batch_processing_time"] - its["communication_time"] == pytest.approx(alone)
         assert its["other_buckets_time"] + its["last_bucket_time"] == pytest.approx(whole)
         assert its["other_buckets_time"] == pytest.approx(whole / 2 * (1 - 1 / buckets))
-
-
-def test_noise_is_each_link_s_own():
-    """A factor slows one worker's transfers."""
-    links = ServerLinks((1.0, 1.0), 4, (0.5, 0.5))
-    _, (a, b) = links.iterate(np.array([1.0, 1.0]), np.array([1.0, 3.0]))
-    assert b["other_buckets_time"] == pytest.approx(3 * a["other_buckets_time"])
-    assert b["backward_time"] == a["backward_time"]

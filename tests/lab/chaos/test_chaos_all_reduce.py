@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from lab.chaos import chaos_run
-from lab.chaos.chaos_cluster import ChaosCluster
 from lab.chaos.config import ChaosConfig
 from lab.chaos.verdict import judge
 
@@ -99,29 +98,3 @@ def test_one_bit_that_differs_between_workers_is_seen(copy):
     values["parameters"][100] = np.nextafter(values["parameters"][100], 1.0)
     np.savez(path, **values)
     assert copy.judged() == ["workers ended with other bits than others: w0 and w1"]
-
-
-def test_a_worker_is_not_killed_where_no_other_has_the_state(tmp_path):
-    """One that has trained in the last attempt must be left, which is not about to go."""
-    with ChaosCluster(SETTINGS, tmp_path) as cluster:
-        supervisor = cluster.supervisor
-        for name in WORKERS:
-            process = supervisor.processes[name]
-            process.command = ("sleep", "600")
-            process.start()
-
-        def write(name, *line):
-            with (tmp_path / "journals" / f"{name}-0.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
-
-        assert not cluster.can_lose(["w0"])
-        write("w0", "reached", 1, 0, None)
-        assert not cluster.can_lose(["w0"])
-        assert cluster.can_lose(["w1"])
-        write("w1", "reached", 2, 5, None)
-        assert not cluster.can_lose(["w1"])
-        write("w0", "computed", 2, 5, 0, 4, 0, 0, 0, 8)
-        assert cluster.can_lose(["w1"])
-        assert not cluster.can_lose(WORKERS)
-        supervisor.expect_end("w0", 0.0, 0)
-        assert not cluster.can_lose(["w1"])

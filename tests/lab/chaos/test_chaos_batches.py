@@ -2,11 +2,9 @@
 
 import pytest
 
-from batchsize_manager.job.batch_sizes import Batches
 from idl.plan import JobSpec
-from lab.chaos import checks
-from lab.chaos.batches import same_versions, scaled, scheduled, taken
-from lab.chaos.ledgers import Rewind, ShardSteps, Step
+from lab.chaos.batches import same_versions, scheduled, taken
+from lab.chaos.ledgers import Rewind, Step
 
 SPEC = JobSpec(dataset_size=20, total_batch_size=8)
 
@@ -57,23 +55,6 @@ def test_versions_that_came_of_other_batches_are_known():
     assert same_versions(SPEC, LEDGER, final[:3]) == {0: 1, 1: 3}
 
 
-def test_a_size_that_nobody_asked_for_is_told():
-    """Each such size once."""
-    assert list(checks.sizes_ordered([8, 8, 5], {8, 5, 7})) == []
-    assert list(checks.sizes_ordered([8, 6, 6, 5], {8, 5})) == [
-        "batches of 6 samples, where 5, 8 were asked for"
-    ]
-
-
-def test_shards_that_took_other_batches_are_told():
-    """The violation has both batches."""
-    other = [step(0, 5, 3), step(1, 4, 5, start=8)]
-    _, (violation,) = taken(SPEC, {"ps-0": LEDGER, "ps-1": other}, 5, 10)
-    assert violation == (
-        "ps-1: iteration 1 in attempt 0 has 9 samples from 8 in epoch 0, but (0, 8, 10) at ps-0"
-    )
-
-
 @pytest.mark.parametrize(
     ("least", "most", "said"),
     [
@@ -85,23 +66,3 @@ def test_sizes_beyond_the_bounds_are_told(least, most, said):
     """Those that a sizer must not choose."""
     _, violations = taken(SPEC, {"ps-0": LEDGER}, least, most)
     assert [one for one in violations if said in one]
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_slice_is_seen_though_the_batch_is_taken_from_the_ledger(lost):
-    """What follows does not begin where the batch ends that is left of it."""
-    entries = list(LEDGER)
-    entries[3] = Step(1, 1, tuple(one for number, one in enumerate(LEDGER[3].slices) if number != lost))
-    batches, _ = taken(SPEC, {"ps-0": entries}, 1, 20)
-    steps = ShardSteps("ps-0", 1)
-    for entry in entries:
-        steps.add(entry)
-    assert any("due" in violation for violation in checks.exactly_once(steps, SPEC, batches))
-
-
-@pytest.mark.parametrize(("total", "workers"), [(96, 5), (96, 4), (49, 2), (1, 3)])
-def test_sizes_that_follow_the_workers_are_those_of_a_job(total, workers):
-    """For as many workers as may be there, rounded as a job does; at least one sample."""
-    batches = Batches(JobSpec(1000, total), workers, 0, None)
-    expected = {batches.size(present) for present in range(1, workers + 3)}
-    assert scaled([total], workers, workers + 2) == expected

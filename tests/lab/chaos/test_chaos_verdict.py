@@ -16,18 +16,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchsize_manager.client import ManagerClient
 from idl.plan import permutation
 from lab.chaos import checks
 from lab.chaos import storm as storms
 from lab.chaos.chaos_cluster import ChaosCluster
 from lab.chaos.config import ChaosConfig
 from lab.chaos.fault_schedule import Fault
-from lab.chaos.injections import Order
 from lab.chaos.job_progress import Progress
 from lab.chaos.journalling_worker import train
 from lab.chaos.reference_training import SPEC
-from lab.chaos.storm import Active, Storm
+from lab.chaos.storm import Storm
 from lab.chaos.supervisor import Ending
 from lab.chaos.verdict import CALM, judge
 from lab.observer import Observer
@@ -190,60 +188,6 @@ def faultless(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("faultless"), ITERATIONS, at).under_faults(kill())
 
 
-@pytest.fixture(scope="module")
-def resized(tmp_path_factory):
-    """A training whose batch is changed twice, and once more after it has gone back to before that."""
-    together = threading.Barrier(len(WORKERS))
-    sizes = {(0, 8): 64, (0, 17): 128, (0, SENT_BACK): None, (1, BACK + 4): 160}
-
-    def at(session, manager):
-        now = (session.assignment.attempt, session.assignment.iteration)
-        if now not in sizes:
-            return
-        together.wait(240)
-        if session.config.worker == "w0" and sizes[now] is None:
-            send_back(session, manager, BACK)
-        elif session.config.worker == "w0":
-            with ManagerClient(manager) as client:
-                client.set_total_batch_size(JOB, sizes[now])
-        together.wait(240)
-
-    run = trained(tmp_path_factory.mktemp("resized"), ITERATIONS, at, sizer="similarity")
-    return run.under_faults(kill())
-
-
-@pytest.mark.ci
-def test_batches_of_chosen_sizes_are_judged_as_the_ledgers_have_them(resized):
-    """A run with other sizes has no violation, and its changes are counted."""
-    outcome = resized.judged()
-    assert outcome.violations == []
-    found = outcome.jobs[JOB]
-    assert (found.changes, found.sizes) == (3, (64, 160))
-    assert found.compared > 2
-
-
-def test_sizes_that_an_operator_asks_for_are_judged_by_his_orders(resized, tmp_path):
-    """All that were asked for are allowed, and no other."""
-    run = resized.copied(tmp_path, kinds=("batch-size",))
-    for size in (64, 128, 160):
-        order = Order(lambda: "changed", size=size)
-        run.storm.over.append(Active(kill(kind="batch-size"), "w0", order, 0.0, 0.0, "changed"))
-    assert run.judged().violations == []
-    run.storm.over.pop()
-    said_of(run, r"batches of 160 samples, where 64, 96, 128 were asked for")
-
-
-def test_batches_of_a_schedule_are_judged_by_it(tmp_path):
-    """A run with a schedule has no violation; by one size, most of its batches would be wrong."""
-    run = trained(tmp_path, 20, schedule=True, sizer="schedule").under_faults(kill())
-    outcome = run.judged()
-    assert outcome.violations == []
-    found = outcome.jobs[JOB]
-    assert (found.changes, found.sizes) == (3, (72, 120))
-    wrong = run.copied(tmp_path / "copy").judged().violations
-    assert any("ends at" in violation for violation in wrong)
-
-
 @pytest.fixture
 def run(faultless, tmp_path):
     """A copy of that training, to plant a fault in."""
@@ -327,11 +271,6 @@ def no_checkpoint(lines):
     rewind_in(lines)["rewound"] = BACK + 1
 
 
-def forward(lines):
-    """The job goes back to what is yet to come."""
-    rewind_in(lines)["rewound"] = 99
-
-
 def same_attempt(lines):
     """The job goes back within an attempt."""
     lines.insert(step_of(lines, 39) + 1, {"attempt": 1, "rewound": 30})
@@ -369,7 +308,6 @@ def slice_doubled(lines):
         (repeated_step, "ps-0", "ps-0: step 30 in attempt 1, where step 31 in attempt 1 was due"),
         (other_attempt, "ps-0", "ps-0: step 30 in attempt 0, where step 30 in attempt 1 was due"),
         (no_checkpoint, "ps-0", "ps-0: updates from 21 to 25 were taken back, to no checkpoint"),
-        (forward, "ps-0", "ps-0: rewound to version 99 in attempt 1, from version 25 in attempt 0"),
         (same_attempt, "ps-0", "ps-0: rewound to version 30 in attempt 1, from version 40 in attempt 1"),
         (behind, "ps-0", "ps-0: 44 steps at the end, not 45"),
         (kept_on, "ps-1", "iteration 20: ps-0 has the step of attempt 1, ps-1 that of attempt 0"),
@@ -416,12 +354,6 @@ def not_computed(lines):
     lines.remove(computed_in(lines))
 
 
-def half_computed(lines):
-    """Journal a slice without its last samples."""
-    _, _, _, start, count, *_ = computed_in(lines)
-    computes(lines, start, count // 2)
-
-
 def reached_in(lines, attempt, version):
     """Return the index of the journal's line about the parameters of a version."""
     return next(i for i, line in enumerate(lines) if line[:3] == ["reached", attempt, version])
@@ -450,7 +382,6 @@ def fingerprint_off(lines):
         (of_the_batch_before, r"w0: iteration 30: wrong samples for \d+ to \d+"),
         (of_other_samples, r"w0: iteration 30: wrong samples for \d+ to \d+"),
         (not_computed, r"ps-0: iteration 30 has \d+ to \d+ from w0, which computed \[\]"),
-        (half_computed, r"ps-1: iteration 30 has \d+ to \d+ from w0, which computed \[\("),
         (back_in_time, r"w0: version 31 in attempt 1 after \(1, 32\)"),
         (ahead_of_the_shards, "w0 has version 46 of attempt 1, in which ps-1 had 45 at most"),
         (fingerprint_off, "w0's parameters of version 30 in attempt 1: differs by"),
@@ -532,50 +463,12 @@ def test_two_zeros_are_not_the_same_bits():
     ]
 
 
-def test_a_run_without_faults_that_ended_elsewhere_or_not_at_all_is_no_proof(twin):
-    """The violations name what is missing."""
-    (file,) = (twin.folder / CALM / "parameters").glob("w0.npz")
-    with np.load(file) as saved:
-        np.savez(file, version=ITERATIONS - 1, parameters=saved["parameters"])
-    (twin.folder / CALM / "parameters" / "w1.npz").unlink()
-    ended = "ended with version 45; without faults, w0 with 44"
-    assert twin.judged().violations == [f"w0: {ended}", f"w1: {ended}"]
-    shutil.rmtree(twin.folder / CALM)
-    assert twin.judged().violations == ["there are no final parameters of a run without faults"]
-
-
-def test_each_job_has_a_verdict_of_its_own(faultless, tmp_path):
-    """A violation of one job is reported for that job alone."""
-    run = faultless.copied(tmp_path, jobs=2)
-    for mine, theirs in zip(WORKERS, run.cluster.jobs["job-1"], strict=True):
-        for file in run.folder.glob(f"*/{mine}*"):
-            shutil.copy(file, file.with_name(file.name.replace(mine, theirs)))
-    for file in run.folder.glob("ledgers/*/*"):
-        text = file.read_text().replace('"w0"', '"w2"').replace('"w1"', '"w3"')
-        file.with_name(file.name.replace("job-0", "job-1")).write_text(text)
-    outcome = run.judged()
-    assert outcome.violations == []
-    assert outcome.jobs["job-0"] == outcome.jobs["job-1"]
-    with run.parameters("w3") as values:
-        nudge(values)
-    outcome = run.judged()
-    (violation,) = outcome.violations
-    assert violation.startswith("job-1: w3's final parameters: differs by ")
-    assert outcome.jobs["job-0"].violations == []
-    assert outcome.jobs["job-0"].error < 1e-9 < outcome.jobs["job-1"].error
-
-
 # -- planted in the manager's history
 
 
 def too_small(history):
     """The workers' parts do not make up the batch."""
     history[30]["workers"]["w0"]["batch_size"] -= 1
-
-
-def other_total(history):
-    """The batch is told to be another."""
-    history[30]["total"] += 1
 
 
 def beyond(history):
@@ -588,7 +481,6 @@ def beyond(history):
     ("plant", "said"),
     [
         (too_small, "manager: iteration 30 has 95 samples of 96, not 96"),
-        (other_total, "manager: iteration 30 has 96 samples of 97, not 96"),
         (lambda history: history.insert(30, history[30]), "manager: iteration 30 of 45 after iteration 30"),
         (beyond, "manager: iteration 45 of 45 after iteration 44"),
         (lambda history: history.pop(30), "manager: no record from 30 to 30, all in attempt 1"),
@@ -599,14 +491,6 @@ def test_a_fault_in_the_managers_history_is_seen(run, plant, said):
     """Batches that are not whole; iterations that are missing, come twice or are out of order."""
     plant(run.history)
     said_of(run, said)
-
-
-def test_iterations_that_workers_did_without_the_manager_are_counted(run):
-    """Records may be missing before another attempt, with which the manager comes back."""
-    del run.history[BACK - 3 : BACK]
-    outcome = run.judged()
-    assert outcome.violations == []
-    assert outcome.jobs[JOB].missing == 3
 
 
 # -- ends of processes
@@ -653,20 +537,6 @@ def test_a_process_that_ends_by_itself_is_seen(run, seconds, target, ending):
     outcome = run.judged()
     assert outcome.violations == [f"{ending.name} ended with status {ending.code}:\n{ending.log}"]
     assert outcome.excused == {}
-
-
-def test_of_many_violations_the_first_are_told_and_the_others_counted(run):
-    """What the run itself has seen comes first; a fault that spoils all that follows does not bury it."""
-    run.problems.append("hung: no step for 120 s, without a fault")
-    for shard in SHARDS:
-        with run.ledger(shard) as lines:
-            for line in lines:
-                if "slices" in line:
-                    del line["slices"][0]
-    found = run.judged().violations
-    assert found[0] == run.problems[0]
-    assert len(found) == 52
-    assert re.match(r"and \d+ more", found[-1])
 
 
 # -- which faults fired

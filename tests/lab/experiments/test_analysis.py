@@ -3,8 +3,6 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lab.experiments import analysis
 
@@ -45,22 +43,6 @@ def test_waiting_is_a_share_of_all_workers_time():
     assert math.isnan(analysis.waiting_share([]))
 
 
-def test_prediction_errors_by_worker():
-    """Errors of 1 and -3 around speeds of 10 and 20: a root mean square of sqrt(5), a mean speed of 15."""
-    records = [record((10, 1, 0, 11.0)), record((20, 1, 0, 17.0)), record((20, 1, 0, None))]
-
-    assert analysis.prediction_errors(records) == {"w0": (pytest.approx(math.sqrt(5)), 15.0)}
-    assert analysis.relative_rmse(records) == pytest.approx(math.sqrt(5) / 15)
-
-
-def test_the_target_is_reached_at_the_first_point_that_good():
-    """None if no point is."""
-    curve = [{"accuracy": 0.1}, {"accuracy": 0.5}, {"accuracy": 0.4}]
-
-    assert analysis.reach(curve, 0.3) is curve[1]
-    assert analysis.reach(curve, 0.6) is None
-
-
 def curve(*points):
     """Points of seconds, updates and accuracy."""
     return [dict(zip(("seconds", "updates", "accuracy"), point, strict=True)) for point in points]
@@ -92,29 +74,3 @@ def test_updates_to_an_accuracy_lie_between_snapshots():
     assert analysis.crossing(shown, 0.9) == (pytest.approx(200), pytest.approx(30))
     assert analysis.crossing(shown, 0.1) == (0, 0)
     assert analysis.crossing(shown, 0.95) is None
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0.01, 1))
-def test_a_target_is_crossed_where_the_first_point_reaches_it(accuracies, target):
-    """The crossing lies after the last point that is too low, and not after the first that is not."""
-    shown = curve(*((2.0 * i, 10.0 * i, accuracy) for i, accuracy in enumerate(accuracies)))
-    found = analysis.crossing(shown, target)
-    first = next((i for i, accuracy in enumerate(accuracies) if accuracy >= target), None)
-
-    assert (found is None) == (first is None)
-    if found is not None and first is not None:
-        assert 10 * max(first - 1, 0) <= found[0] <= 10 * first
-        assert found[1] == pytest.approx(found[0] / 5)
-
-
-def test_figures_are_shares_of_bsps():
-    """A figure that is missing on either side has no share."""
-    schemes = {
-        "bsp": {"per_update_s": 2.0, "updates_to_target": 100, "seconds_to_target": None},
-        "asp": {"per_update_s": 1.0, "updates_to_target": None, "seconds_to_target": 30},
-    }
-
-    assert analysis.relative(schemes, "bsp") == {
-        "bsp": {"per_update_s": 1.0, "updates_to_target": 1.0, "seconds_to_target": None},
-        "asp": {"per_update_s": 0.5, "updates_to_target": None, "seconds_to_target": None},
-    }

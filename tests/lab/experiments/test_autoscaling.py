@@ -5,70 +5,18 @@ import json
 import pytest
 
 from lab.experiments.autoscaling import GOODPUT, THROUGHPUT
-from lab.experiments.epoch_scaling import FORECASTS, RULES, batch_sizes
+from lab.experiments.epoch_scaling import batch_sizes
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
-from tests.lab.experiments.made_traces import write_model
 from tests.lab.simulator.tiny import tiny_application
 
 TRACES = SHARED_DATA / "cluster-traces" / "pollux"
-SCALES = [1.0, 3.0, 2.0, 10.0, 8.0, 30.0, 25.0, 60.0, 50.0, 120.0, 100.0, 400.0]
 
 
 def experiment(name, traces, *options):
     """The result of a command."""
     arguments = ["lab", "experiment", name, "--traces", traces, *options]
     return invoke(*arguments, columns=200)
-
-
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory):
-    """A model whose noise grows, unevenly, and one with too few epochs for a forecast."""
-    folder = tmp_path_factory.mktemp("traces")
-    write_model(folder, "growing", (64, 4096), SCALES)
-    write_model(folder, "short", (64, 4096), SCALES[:4])
-    return folder
-
-
-@pytest.fixture(scope="module")
-def rented(traces):
-    """What the command prints of the growing model on up to 4 nodes, its figures and its plot."""
-    out, plot = traces.parent / "autoscaling.json", traces.parent / "autoscaling.png"
-    options = ["--model", "growing", "--nodes", 4, "--restart-cost", 0, "--json", out, "--plot", plot]
-    result = experiment("autoscaling", traces, *options)
-    assert result.exit_code == 0, result.output
-    return result.output, json.loads(out.read_text()), plot
-
-
-def test_by_goodput_nodes_follow_the_noise(rented):
-    """Their number grows while the noise does, and never falls; by throughput it is the same all along."""
-    nodes = {rule: [epoch["nodes"] for epoch in rented[1][rule]["epochs"]] for rule in (GOODPUT, THROUGHPUT)}
-
-    assert nodes[GOODPUT] == sorted(nodes[GOODPUT])
-    assert nodes[GOODPUT][0] < nodes[GOODPUT][-1] == 4
-    assert nodes[THROUGHPUT] == [4] * len(SCALES)
-
-
-@pytest.fixture(scope="module")
-def forecast_figures(traces):
-    """The figures of epoch scaling, without a cost of changes, and what is printed."""
-    out = traces.parent / "epochs.json"
-    result = experiment("epoch-scaling", traces, "--nodes", 4, "--restart-cost", 0, "--json", out)
-    assert result.exit_code == 0, result.output
-    return json.loads(out.read_text()), result.output
-
-
-@pytest.mark.ci
-def test_an_oracle_is_never_beaten(forecast_figures):
-    """It has the least time by the one rule, and the least cost by the other, where changes cost nothing."""
-    figures, _ = forecast_figures
-
-    assert [(one["model"], one["rule"]) for one in figures["models"]] == [("growing", rule) for rule in RULES]
-    for one, key in zip(figures["models"], ("hours", "device_hours"), strict=True):
-        results = {name: one["results"][name][key] for name in FORECASTS}
-        assert results["oracle"] == min(results.values())
-    quickest = figures["models"][0]["results"]
-    assert quickest["oracle"]["hours"] < quickest["last"]["hours"]
 
 
 @pytest.mark.parametrize(("similarity", "size"), [(0.1, 4), (1 / 3, 12), (0.9, 16)])

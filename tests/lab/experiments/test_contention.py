@@ -87,20 +87,3 @@ def test_a_full_task_halves_a_limited_worker_and_its_end_restores_it(worker, wai
             contention.close()
 
     assert contention.started == 1
-
-
-@needs_stress_ng
-def test_exactly_the_tasks_that_are_due_run(worker, wait_until):
-    """Tasks start and stop with their times, without limits, too; `close` ends what is left."""
-    place = ProcessPlace(worker.pid, 1.0, 2**24, a_cpu(worker))
-    tasks = (Task(0, 0, 2, cpu=0.1), Task(0, 1, 3, cpu=0.1, memory=0.5))
-    contention = Contention(schedule(*tasks), [place])
-
-    def parents():
-        return [p for p in stressors() if p in psutil.Process().children()]
-
-    for now, running in [(0, 1), (1, 2), (2, 1), (3, 0), (1, 2)]:
-        contention.update(now)
-        wait_until(lambda running=running: len(parents()) == running, f"{running} tasks")
-    contention.close()
-    wait_until(lambda: not stressors(), "the end of all stressors")

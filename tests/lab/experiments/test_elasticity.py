@@ -5,57 +5,17 @@ from functools import partial
 
 import pytest
 
-from lab.experiments.elasticity import ELASTIC, PASSING, STATIC, figures_of, three_jobs
+from lab.experiments.elasticity import ELASTIC, STATIC, figures_of
 from lab.simulator.record import Life
 from lab.simulator.workloads import Arrival
 from scheduler.nodes import Cluster
 from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
-from tests.lab.experiments.made_traces import write_model
 
 TRACES = SHARED_DATA / "cluster-traces" / "pollux"
 
 
 experiment = partial(invoke, "lab", "experiment", "elasticity", "--traces", columns=200)
-
-
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory):
-    """The three models, made; a job of any takes some minutes."""
-    folder = tmp_path_factory.mktemp("traces")
-    write_model(folder, "cifar10", (128, 512), [1.0] * 100)
-    write_model(folder, "imagenet", (200, 6400), [10.0], sample=0.05)
-    write_model(folder, "bert", (12, 384), [10.0], sample=0.5)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def shown(traces):
-    """What the command prints for two seeds, and its figures."""
-    out = traces.parent / "elasticity.json"
-    result = experiment(traces, "--seeds", "1,2", "--interval", 2, "--json", out)
-    assert result.exit_code == 0, result.output
-    return result.output, json.loads(out.read_text())
-
-
-def test_both_traces_run_under_all_policies(shown):
-    """Each result has all figures, and utilisation is a share."""
-    _, figures = shown
-    results = [figures["three"], *figures["twenty"]]
-
-    assert [one["seed"] for one in figures["twenty"]] == [1, 2]
-    for result in results:
-        for policy in (STATIC, PASSING, ELASTIC):
-            assert 0 < result[policy]["utilisation"] <= 1
-            assert result[policy]["makespan_s"] >= result[policy]["median_completion_s"]
-
-
-def test_the_three_jobs_are_the_paper_s():
-    """They ask for 4, 2 and 4 devices and arrive in the order of rising priority."""
-    jobs = three_jobs()
-
-    assert [job.devices for job in jobs] == [4, 2, 4]
-    assert sorted(jobs, key=lambda job: job.priority) == sorted(jobs, key=lambda job: job.submitted) == jobs
 
 
 def test_figures_are_those_of_the_lives():

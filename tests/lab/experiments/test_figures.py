@@ -9,7 +9,6 @@ import pytest
 
 from lab import network
 from lab.experiments import coordination, migration, scheme_run, unequal
-from lab.workloads.by_name import by_workload
 from tests.evenpace.commands import invoke
 from tests.lab.experiments.samples import write_svmlight
 from tests.scripts import keep_pace
@@ -142,10 +141,3 @@ def test_figure_8_cuts_one_workers_bandwidth(tmp_path, samples, monkeypatch, see
         assert sum(part) == 160
     assert (tmp_path / "fig8.png").stat().st_size > 1000
     assert not any(f"ep{os.getpid():06x}" in tag for tag in network._existing())
-
-
-def test_a_value_is_for_all_workloads_or_for_one():
-    """The one that names a workload goes before, in any order."""
-    assert by_workload("iterations", ["a=3", "5"], ["a", "b"], int) == {"a": 3, "b": 5}
-    assert by_workload("data", ["b=cifar10:x=y"], ["a", "b"], str) == {"b": "cifar10:x=y"}
-    assert by_workload("target", [], ["a"], float) == {}

@@ -1,13 +1,9 @@
 """FlexRR's work stealing: every sample exactly once, and slow workers are helped."""
 
-import multiprocessing
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.experiments.flexrr import Board, positions
-
-_CONTEXT = multiprocessing.get_context("fork")
 
 
 @settings(deadline=None, max_examples=50)
@@ -41,35 +37,3 @@ def test_a_straggler_is_helped(tmp_path):
     assert [position for position in fast if position < 100] == list(range(100))
     assert len(fast) > 160
     assert sorted([*first, *fast, *slow]) == list(range(200))
-
-
-def test_processes_share_a_board(tmp_path):
-    """Real processes that run into each other over many iterations process each position once in each."""
-    results, counts, iterations = _CONTEXT.Queue(), [400, 100, 250], 20
-    together = _CONTEXT.Barrier(len(counts))
-    workers = [
-        _CONTEXT.Process(target=_work, args=(tmp_path / "board", rank, counts, iterations, together, results))
-        for rank in range(len(counts))
-    ]
-    for worker in workers:
-        worker.start()
-    taken = [results.get(timeout=240) for _ in workers]
-    for worker in workers:
-        worker.join(240)
-    assert [len(parts) for parts in taken] == [iterations] * len(counts)
-    for parts in zip(*taken, strict=True):
-        assert sorted(position for part in parts for position in part) == list(range(sum(counts)))
-
-
-def _work(path, rank, counts, iterations, together, results):
-    board = Board(path, len(counts))
-    taken = []
-    try:
-        for iteration in range(iterations):
-            together.wait(240)
-            taken.append(list(positions(board, rank, iteration, sum(counts[:rank]), counts[rank])))
-    except BaseException:
-        together.abort()
-        raise
-    finally:
-        results.put(taken)

@@ -12,42 +12,7 @@ from tests import SHARED_DATA
 from tests.evenpace.commands import invoke
 
 TRACES = SHARED_DATA / "cluster-traces" / "pollux"
-HEADER = "progress,iteration,metric,grad_sqr,grad_var\n"
-
-
-def write(folder, model, size, scales, smallest):
-    """Write a training whose noise scales are these; 0 for an epoch without."""
-    path = folder / model / f"validation-{size}.csv"
-    path.parent.mkdir(exist_ok=True)
-    rows = [f"{k},{k},0.5,{0.01 if scale else 0.0},{0.01 * (scale or 1) / smallest}" for k, scale in scales]
-    path.write_text(HEADER + "\n".join(rows) + "\n")
-
-
 experiment = partial(invoke, "lab", "experiment", "forecast", "--data", columns=200)
-
-
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory):
-    """What the command prints of a growing and a short model's noise, its figures, and its plot."""
-    folder = tmp_path_factory.mktemp("traces")
-    for size in (32, 64):
-        write(folder, "growing", size, enumerate(size * 1.1 ** np.arange(14)), 32)
-    write(folder, "short", 8, enumerate([5.0, 6.0]), 8)
-    out, plot = folder / "out.json", folder / "out.png"
-    result = experiment(folder, "--horizons", "3,1", "--every", 3, "--json", out, "--plot", plot)
-    assert result.exit_code == 0, result.output
-    return result.output, json.loads(out.read_text()), plot
-
-
-@pytest.mark.ci
-def test_growth_is_forecast_better_than_by_the_last_value(shown):
-    """The last value's error is that of the growth; each model's is less, further ahead too."""
-    (model,) = shown[1]["models"]
-    assert (model["model"], model["trainings"]) == ("growing", 2)
-    for one, growth in zip(model["horizons"], (1.1, 1.1**3), strict=True):
-        last = one["errors"]["last"]
-        assert (last["mean"], last["median"]) == pytest.approx((1 - 1 / growth,) * 2)
-        assert all(one["errors"][name]["mean"] < 0.8 * last["mean"] for name in FORECASTERS if name != "last")
 
 
 def test_forecasts_do_not_see_what_they_forecast(tmp_path):

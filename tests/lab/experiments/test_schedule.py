@@ -44,15 +44,6 @@ def test_round_trip(tmp_path_factory, tasks):
     assert read_schedule(path, "iterations").tasks == schedule.tasks
 
 
-@settings(deadline=None)
-@given(st.lists(TASKS, max_size=20), st.floats(0, 2e6))
-def test_active_tasks_are_those_that_have_begun_and_not_ended(tasks, now):
-    """A task runs from its start up to, not including, its end."""
-    active = Schedule(tuple(tasks), "seconds", "made up").active(now)
-
-    assert active == {task for task in tasks if task.start <= now and now < task.end}
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 1000), st.integers(1, 30), st.integers(0, 60), st.integers(60, 500))
 def test_random_phases_keep_their_bounds(seed, shortest, more, iterations):

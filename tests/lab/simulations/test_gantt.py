@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.simulations.gantt import bars, batches
-from lab.simulator.record import Life, Span
+from lab.simulations.gantt import bars
+from lab.simulator.record import Life
 from lab.simulator.workloads import Arrival
 from scheduler.nodes import Cluster
 from tests.lab.simulations.simulated import CLUSTER, outcome
@@ -45,12 +45,3 @@ def test_a_job_keeps_its_devices_when_it_grows():
     placed = lanes(life("a", 60, (0, 2)), life("b", 120, (0, 1), (60, 2)))
 
     assert placed == {("a", 0): (0, 1), ("b", 0): (2,), ("b", 60): (0, 2)}
-
-
-def test_batches_of_a_time_begin_with_the_one_before():
-    """A change at the start counts as the first, and one at the end not at all."""
-    one = life("a", 100, (0, 1))
-    one.batches = [(0, 4), (20, 8), (50, 16)]
-
-    assert batches(one, Span(10, 50, ())) == [4, 8]
-    assert batches(one, Span(20, 60, ())) == [8, 16]

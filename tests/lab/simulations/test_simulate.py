@@ -81,14 +81,6 @@ def test_the_life_of_each_job_is_kept(data):
     assert second["placements"] == [[180, [["gpu-0", 1], ["gpu-1", 1]]]]
 
 
-def test_a_simulation_is_not_run_again(data):
-    """A result of the same files and settings is taken as it stands in the file."""
-    simulate(data)
-    spoil(data)
-
-    assert "123456.0" in simulate(data).output
-
-
 @pytest.mark.parametrize("name", [setting.name for setting in fields(SimulationConfig)] + ["later"])
 def test_results_depend_on_every_setting_but_a_few(data, name):
     """Files of jobs and measurements count by their contents, and simulations at once do not matter."""
@@ -181,21 +173,6 @@ def test_what_cannot_be_simulated_is_refused(data, monkeypatch, path, text, opti
     assert not (data / "out.json").exists() or (data / path).read_text() == text
 
 
-def test_nodes_come_and_go_as_a_file_says(data):
-    """Both nodes are lost at 200 s and one is back at 900 s: jobs lose their devices, and end later."""
-    events = [(0, "join", "x"), (0, "join", "y"), (200, "loss", "x"), (200, "loss", "y"), (900, "join", "x")]
-    rows = "".join(f"{time},{event},{node}\n" for time, event, node in events)
-    (data / "nodes.csv").write_text("time_s,event,node\n" + rows + "90000,join,y\n")
-    simulate(data)
-    shown = simulate(data, "--capacity", data / "nodes.csv")
-    assert shown.exit_code == 0, shown.output
-    figures = {"capacity" in result["conditions"]: result["figures"] for result in results(data)}
-    always, lost = figures[False], figures[True]
-
-    assert always["losses"] == 0 < lost["losses"]
-    assert lost["mean_completion_s"] > always["mean_completion_s"]
-
-
 @pytest.fixture
 def mixed(data):
     """Measurements on two kinds of devices, their trainings in another folder, and one workload."""
@@ -223,21 +200,3 @@ def test_clusters_of_several_kinds_are_simulated(mixed):
     assert sia["conditions"] == {**cluster, "interval": 60}
     assert [life["started"] for life in gavel["lives"]] == [360, 360]
     assert all(life["ended"] for life in sia["lives"])
-
-
-@pytest.mark.parametrize(
-    ("cluster", "policy", "message"),
-    [
-        ("slow=1x2,huge=1x2", "sia", "model 'made': there is no placements-huge.csv in "),
-        ("slow=1x2,fast=1x2", "pollux", "policy 'pollux' takes all devices to be alike; for several kinds"),
-        ("slow=1x2,slow=2x2", "sia", "a kind comes twice"),
-        ("slow=1x0", "sia", "cluster 'slow=1x0': give KIND=NODESxDEVICES for each kind"),
-    ],
-)
-def test_a_cluster_that_cannot_be_simulated_is_refused(mixed, cluster, policy, message):
-    """One line names what is missing or what is allowed, and nothing is written."""
-    shown = simulate_mixed(mixed, cluster=cluster, policies=(policy,))
-
-    assert shown.exit_code != 0
-    assert message in shown.output
-    assert not (mixed / "out.json").exists()

@@ -1,11 +1,7 @@
 """Numbers of devices and jobs over time, against counts of each second and lives worked out by hand."""
 
-import itertools
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lab.simulations.panels import averages, devices_in_use, queue
 from lab.simulator.record import Life
@@ -30,17 +26,3 @@ EDGES = np.array([0.0, 20.0, 40.0, 60.0, 80.0, 100.0])
 def test_devices_and_the_queue_are_those_of_all_jobs(amounts, expected):
     """As averages between the edges."""
     assert averages(amounts, EDGES).tolist() == expected
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(-3, 3)), max_size=8),
-    st.lists(st.integers(0, 70), min_size=2, max_size=6, unique=True),
-)
-def test_averages_are_those_of_each_second(times, edges):
-    """Between any two edges it is the mean of the sums in the seconds between them."""
-    amounts = [(begin, begin + length, amount) for begin, length, amount in times]
-    seconds = [sum(amount for begin, end, amount in amounts if begin <= now < end) for now in range(70)]
-    edges = sorted(edges)
-    expected = [np.mean(seconds[begin:end]) for begin, end in itertools.pairwise(edges)]
-
-    assert averages(amounts, np.array(edges, dtype=float)).tolist() == pytest.approx(expected)

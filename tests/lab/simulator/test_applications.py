@@ -1,45 +1,10 @@
 """A model's measurements: interpolation between them, limits, and how a batch is divided."""
 
-import numpy as np
 import pytest
 
-from lab.simulator.applications import Application, Epochs, StepTimes
 from lab.simulator.rules import JobLimits
 from scheduler.goodput import Limits
-from tests.lab.simulator.tiny import step_time, tiny_application, tiny_step_times
-
-
-@pytest.mark.parametrize(("shape", "local"), [((1, 1, 2), 2), ((1, 2, 2), 5), ((2, 2, 1), 8)])
-def test_step_times_of_other_placements_are_interpolated_over_nodes_and_replicas(shape, local):
-    """A wide placement that was not measured has what its nodes, replicas and local batch let expect."""
-    found = tiny_application().step_time("gpu", shape, local)
-    assert found == pytest.approx(step_time(len(shape), sum(shape), local))
-
-
-def test_like_placements_count_with_their_mean():
-    """A placement that was not measured takes the mean of those with as many nodes and replicas."""
-    times = tiny_step_times()
-    locals_, seconds = times.placements[1, 1]
-    alike = {**times.placements, (1, 1, 4): (locals_, seconds), (1, 2, 3): (locals_, seconds + 0.5)}
-    wide = np.array([(4, replicas, local) for replicas in (4, 8) for local in locals_])
-    measured = StepTimes(alike, (wide, np.array([step_time(*row) for row in wide])))
-
-    assert measured.at((2, 2, 2), 8) == pytest.approx((4.2 + 0.25, 1.0 + 0.25))
-
-
-def test_noise_and_iterations_are_interpolated_over_the_batch():
-    """A batch between two that were trained with has values between theirs."""
-    ones = np.ones(2)
-    trainings = {
-        4: Epochs(ones, np.array([10.0, 20.0]), 1 * ones, 10 * ones),
-        16: Epochs(ones, np.array([4.0, 8.0]), 4 * ones, 40 * ones),
-    }
-    application = Application("made", {"gpu": tiny_step_times()}, trainings)
-
-    noise = application.noise(8, 0)
-
-    assert (noise.sqr, noise.var) == pytest.approx((2.0, 4 * 20.0))  # of one sample, not of four
-    assert application.iterations_left(8, 0) == pytest.approx(10 * 2 / 3 + 4 / 3)
+from tests.lab.simulator.tiny import step_time, tiny_application
 
 
 def test_a_limit_of_memory_replaces_the_measured_one():

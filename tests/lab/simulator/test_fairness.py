@@ -74,12 +74,3 @@ def test_presence_counts_jobs_in_each_second(times):
     numbers = [sum(life.submitted <= now < life.ended for life in lives) for now in range(80)]
 
     assert presence(lives) == [sum(numbers[life.submitted : life.ended]) for life in lives]
-
-
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30)), min_size=1, max_size=8))
-def test_each_job_is_present_in_its_own_life(times):
-    """The average number of jobs is at least 1 and at most that of all jobs, also in the shortest life."""
-    lives = lived([(begin, begin + age) for begin, age in times])
-
-    for life, seconds in zip(lives, presence(lives), strict=True):
-        assert 1 <= seconds / max(life.completion, 1) <= len(lives)

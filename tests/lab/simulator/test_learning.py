@@ -8,7 +8,7 @@ from lab.simulator.training import SimulatedJob
 from lab.simulator.workloads import Arrival
 from scheduler.goodput import Goodput
 from scheduler.throughput import fit
-from tests.lab.simulator.tiny import SQR, VAR, tiny_application, tiny_step_times
+from tests.lab.simulator.tiny import SQR, VAR, tiny_application
 
 ONE = (("gpu-0", 1),)
 TWO = (("gpu-0", 1), ("gpu-1", 1))
@@ -62,46 +62,3 @@ def test_a_job_may_have_twice_the_devices_that_it_has_trained_on():
         seen.append(job.seen(now + 31, {"gpu": 2}).most_devices)
 
     assert seen == [1, 1, 2, 2, 4, 4, 8]
-
-
-def test_a_profiled_job_knows_its_goodput_before_it_trains():
-    """By the model of all that was measured and the first epoch's noise; training teaches no step times."""
-    application = tiny_application()
-    rules = Rules(profiled=True)
-    job = SimulatedJob(Arrival("tiny-0", 0, "tiny", 1, 16), application, rules)
-    known = Goodput(application.throughput("gpu"), Noise(SQR, 4 * VAR), application.batches["gpu"])
-    before = job.seen(0, {"gpu": 2})
-    job.place(TWO, 0, "gpu")
-    job.advance(0, 35)
-    after = job.seen(35, {"gpu": 2})
-
-    assert before.goodputs == after.goodputs == {"gpu": known}
-    assert before.most_devices == after.most_devices == 8
-    best = known.best(2, 2)
-    assert job.life.batches == [(0, 2 * best.local * (best.accumulations + 1))]
-
-
-def test_all_that_was_measured_is_fitted():
-    """Like placements count as their mean, beside those of which only the numbers are known."""
-    application = tiny_application()
-    times = application.step_time("gpu", (1, 1), 2), application.step_time("gpu", (2, 2, 2), 8)
-    measured = tiny_step_times().measurements()
-
-    assert application.throughput("gpu") == fit(measured)
-    assert measured[2, 2, 2] == tuple(times[0])
-    assert measured[3, 6, 8] == tuple(times[1])
-
-
-def test_step_times_are_learned_by_kind_and_noise_for_all():
-    """A kind has a goodput once there was training on it, with the last noise of any."""
-    limits = tiny_application().batches["gpu"]
-    learner = Learner({"slow": limits, "fast": limits}, None)
-    learner.observe("fast", 1, 1, 4, StepTime(2.0, 0.5), Noise(1.0, 1.0))
-    alone = learner.goodputs
-    learner.observe("slow", 1, 2, 4, StepTime(3.0, 0.5), NOISE)
-
-    assert list(alone) == ["fast"]
-    assert list(learner.goodputs) == ["slow", "fast"]
-    assert learner.goodput("fast").throughput is alone["fast"].throughput
-    assert learner.goodput("fast").noise == NOISE
-    assert (learner.most_replicas("slow"), learner.most_replicas("fast")) == (2, 1)

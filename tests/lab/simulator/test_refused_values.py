@@ -1,14 +1,12 @@
 """What the simulator cannot work with: the error names it, and what is allowed."""
 
-import math
-
 import numpy as np
 import pytest
 
-from lab.simulator.applications import Application, Epochs, StepTimes
+from lab.simulator.applications import Application, Epochs
 from lab.simulator.capacity import Capacity
-from lab.simulator.record import Life, summary
-from lab.simulator.rules import JobLimits, Rules
+from lab.simulator.record import summary
+from lab.simulator.rules import Rules
 from lab.simulator.simulation import simulate
 from lab.simulator.single_job import most_nodes
 from lab.simulator.workloads import Arrival
@@ -17,7 +15,6 @@ from scheduler.nodes import Cluster
 from scheduler.policies import POLICIES
 from tests.lab.simulator.tiny import tiny_application, tiny_step_times
 
-NAMES = ("a", "b", "c")
 HERE = frozenset("a")
 
 
@@ -32,12 +29,6 @@ def without_noise():
     return Application("made", {"gpu": tiny_step_times()}, {4: epochs})
 
 
-def of_one_node():
-    """The step time of two nodes, where one alone was measured."""
-    nothing = np.empty((0, 3)), np.empty((0, 2))
-    return StepTimes({(1,): tiny_step_times().placements[(1,)]}, nothing).at((1, 1), 2)
-
-
 def simulated(*arrivals, kinds=("gpu",)):
     """The simulation of jobs on two devices."""
     cluster = Cluster.of([(kind, 2 // len(kinds), 1) for kind in kinds])
@@ -49,26 +40,16 @@ def simulated(*arrivals, kinds=("gpu",)):
     ("call", "said"),
     [
         (lambda: step_time(1, local=9), "tiny: local batch"),
-        (lambda: step_time(2, 2, 2, local=9), "tiny: local batch"),
-        (of_one_node, "2 measured step times are too few"),
         (without_noise, "an epoch with batches of 4 has neither gradient nor noise"),
-        (lambda: tiny_application(JobLimits(epochs=3)), "a job has 3 epochs; 2 were measured"),
         (
             lambda: most_nodes(Limits(64, 320, 8, 100), 16, 41),
             "nodes of 41 devices: the largest batch, 320 samples, has less",
         ),
         (lambda: Capacity(((1.0, HERE),)), "first change is at 1 s: it must be at 0 s"),
         (lambda: Capacity.of_events([(0, "a", True), (4, "a", True)]), "'a' joins at 4 s, where it is there"),
-        (lambda: Capacity.of_counts([(0, 1), (0, 2)], NAMES), "two numbers of nodes at 0 s"),
-        (lambda: Capacity.of_failures(NAMES, 1.0, math.inf, 1), "time to repair inf s: must be above 0"),
         (
             lambda: simulated(Arrival("a", 0, "huge", 1, 4)),
             "job 'a' trains 'huge'; the applications are tiny",
-        ),
-        (lambda: simulated(Arrival("a", 0, "tiny", 3, 4)), "job 'a' asks for 3 devices; the cluster has 2"),
-        (
-            lambda: simulated(Arrival("a", 0, "tiny", 1, 17)),
-            "job 'a' asks for batches of 17 samples; tiny was measured with 4 to 16",
         ),
         (
             lambda: simulated(Arrival("a", 0, "tiny", 2, 4), kinds=("slow", "fast")),
@@ -78,7 +59,6 @@ def simulated(*arrivals, kinds=("gpu",)):
             lambda: simulated(*(Arrival("a", submitted, "tiny", 1, 4) for submitted in (0, 5))),
             "two jobs are called 'a'",
         ),
-        (lambda: Life("a", "tiny", 0, started=0, placements=[(0, ())]).spans, "job 'a' has not ended"),
         (lambda: summary([], [], devices=4), "no jobs"),
     ],
 )

@@ -6,7 +6,6 @@ from lab.simulator.capacity import Capacity
 from lab.simulator.rules import RULES, Rules
 from lab.simulator.simulation import simulate
 from lab.simulator.workloads import Arrival
-from scheduler.allocation import Allocation
 from scheduler.nodes import Cluster
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Policy
@@ -25,14 +24,6 @@ def run(*arrivals, policy="tiresias", cluster=CLUSTER, rules=None, capacity=None
 def arrival(name="a", submitted=0, devices=1, batch=4, application="tiny"):
     """A job's submission."""
     return Arrival(name, submitted, application, devices, batch)
-
-
-def test_devices_that_fall_free_wait_for_the_next_round():
-    """The first job ends at 130 s, 30 s + 40 s after the round of 60 s; the second starts at 180 s."""
-    first, second = run(arrival("a", devices=2, batch=16), arrival("b", devices=2, batch=16))
-
-    assert first.ended == 60 + 30 + 18 + 18
-    assert (second.started, second.ended) == (180, 180 + 30 + 18 + 18)
 
 
 @pytest.mark.parametrize("policy", [name for name, its in POLICIES.items() if its.mixes])
@@ -91,23 +82,3 @@ def test_a_job_follows_the_nodes_that_are_there(changes, rules, batch, placement
 
     assert (life.placements, life.losses, life.restarts) == (placements, losses, len(placements) // 2)
     assert ended in (None, life.ended)
-
-
-class Crossed(Policy):
-    """Gives each of two jobs one device of each of two nodes."""
-
-    def allocate(self, at):
-        """Return the same placement for all jobs."""
-        return Allocation({job.name: (("gpu-0", 1), ("gpu-1", 1)) for job in at.jobs})
-
-
-def test_jobs_that_span_and_share_a_node_lose_their_share():
-    """Alone, one ends after its pause and its training; beside another, the training takes twice as long."""
-    cluster = Cluster.of([("gpu", 2, 2)])
-    rules = Rules(interval=1000, interference=0.5)
-    (alone,) = run(arrival(), policy=Crossed(), cluster=cluster, rules=rules)
-    two = run(arrival("a"), arrival("b"), policy=Crossed(), cluster=cluster, rules=rules)
-
-    trained = alone.ended - 1000 - 30
-    for life in two:
-        assert life.ended - 1000 - 30 == pytest.approx(2 * trained, abs=2)  # each of two epochs is rounded

@@ -1,7 +1,5 @@
 """The life of a simulated job, against what is worked out by hand."""
 
-import pytest
-
 from lab.simulator.rules import JobLimits, Rules
 from lab.simulator.training import SimulatedJob
 from lab.simulator.workloads import Arrival
@@ -20,26 +18,6 @@ def job(batch=4, asked=True, submitted=0):
     return SimulatedJob(arrival, tiny_application(), Rules(), ASKING if asked else Policy)
 
 
-@pytest.mark.parametrize(
-    ("batch", "placement", "epochs"),
-    [
-        (4, ONE, [50, 70]),  # an iteration takes 2 s: two epochs of 10 take 20 s each
-        (16, TWO, [48, 66]),  # 16 samples take 4.2 s and count 16/7: 10 iterations' progress takes 18.4 s
-        (16, ONE, [63, 96]),  # accumulated, 16 samples take 4 s and 3.5 s: 10 iterations' takes 32.8 s
-    ],
-)
-def test_epochs_end_as_iterations_and_noise_have_them(batch, placement, epochs):
-    """After the pause of 30 s, with a batch that gains as the noise allows; accumulation saves a step."""
-    one = job(batch)
-    one.place(placement, 60, "gpu")
-    one.advance(60, 60)
-    one.advance(120, 60)
-
-    assert one.life.epochs == [60 + end for end in epochs]
-    assert (one.life.started, one.life.ended, one.life.restarts) == (60, 60 + epochs[-1], 0)
-    assert one.life.completion == one.life.ended
-
-
 def test_each_change_among_devices_is_a_restart_with_a_pause():
     """The first start is none, and neither is the loss of all devices; a return and a move are."""
     one = job()
@@ -52,17 +30,6 @@ def test_each_change_among_devices_is_a_restart_with_a_pause():
     assert one.life.epochs == []
     one.advance(190, 60)
     assert one.life.epochs == [180 + 30 + 20, 180 + 30 + 40]
-
-
-def test_a_policy_sees_what_a_job_has_had():
-    """Age, device time and restarts are those of the life so far, and the batch is the user's."""
-    one = job(submitted=10)
-    one.place(ONE, 60, "gpu")
-    one.place(TWO, 120, "gpu")
-    one.advance(120, 15)
-    seen = one.seen(135, {"gpu": 2})
-
-    assert (seen.age, seen.attained, seen.restarts, seen.batch, seen.devices) == (125, 30, 1, 4, None)
 
 
 def mixed_job(rules=FREE_MOVES, **limits):

@@ -1,6 +1,5 @@
 """The machine of a live cluster: whatever happens, and with one of its rules taken out."""
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -16,14 +15,11 @@ from scheduler.cluster.events import (
     Decided,
     Drain,
     Ended,
-    Held,
     JobRequest,
     NodeJoined,
     NodeLost,
-    Recovered,
     Say,
     Submitted,
-    Suspend,
     Suspended,
     Tick,
     WorkerGone,
@@ -164,21 +160,6 @@ def said(actions):
     return [action.text for action in actions if isinstance(action, Say)]
 
 
-def test_two_jobs_that_change_places_are_not_stuck():
-    """Each waits for the other's device: one gives up its own, its state is kept, and both go on."""
-    machine = machine_with("a", "b")
-    decide(machine, 0, Submitted(JobRequest("x", 1)), {"x": (("a", 1),)})
-    actions = decide(machine, 0, Submitted(JobRequest("y", 1)), {"x": (("a", 1),), "y": (("b", 1),)})
-    assert actions == [Begin("y", 1), Add("y", 1, "w0", "b")]
-    for name in "xy":
-        machine.handle(1, WorkerJoined(name, 1, "w0"))
-    assert decide(machine, 100, Tick(), {"x": (("b", 1),), "y": (("a", 1),)}) == [Suspend("x", 1)]
-    machine = ClusterMachine.restored(json.loads(json.dumps(machine.saved())))
-    assert Add("y", 1, "w1", "a") in decide(machine, 101, Suspended("x", 1), machine.target)
-    assert machine.handle(102, WorkerJoined("y", 1, "w1")) == [Drain("y", 1, "w0")]
-    assert machine.handle(103, WorkerGone("y", 1, "w0")) == [Begin("x", 2), Add("x", 2, "w1", "b")]
-
-
 def test_a_node_on_which_no_worker_starts_is_tried_later_each_time():
     """After 1 s, 2 s, 4 s, and never more than a minute; a worker that starts is the first again."""
     machine = machine_with("a")
@@ -235,17 +216,6 @@ def test_what_a_policy_decided_last_stands_where_it_fails(placements, error, tex
     assert machine.target == {"x": (("a", 1),)}
 
 
-def test_a_held_job_gives_up_what_it_has_and_waits():
-    """Until it is decided about again."""
-    machine = machine_with("a")
-    decide(machine, 0, Submitted(JobRequest("x", 1)), {"x": (("a", 1),)})
-    machine.handle(1, WorkerJoined("x", 1, "w0"))
-    assert machine.handle(2, Held("x", True)) == [Suspend("x", 1)]
-    assert machine.handle(3, Suspended("x", 1)) == []
-    actions = decide(machine, 4, Held("x", False), {"x": (("a", 1),)})
-    assert actions == [Begin("x", 2), Add("x", 2, "w1", "a")]
-
-
 def test_one_name_is_one_job():
     """Who submits again for want of an answer changes nothing; another job of the name is refused."""
     machine = machine_with("a")
@@ -254,25 +224,3 @@ def test_one_name_is_one_job():
     assert machine.handle(2, Submitted(JobRequest("x", 2))) == [Say("x: there is another job of this name")]
     machine.handle(3, Cancelled("x"))
     assert (machine.jobs["x"].state, machine.jobs["x"].how) == ("ended", "cancelled")
-
-
-def test_workers_that_nobody_knows_are_named():
-    """After a restart, those of a job that the machine has never had are left to who follows."""
-    machine = ClusterMachine.restored(machine_with("a").saved())
-    actions = machine.handle(0, Recovered((Node("a", "cpu", 1),), (("ghost", 3, "w0", "a"),)))
-    assert said(actions) == ["w0 of job ghost in attempt 3 is not known"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"name": ""}, "a job needs a name"),
-        ({"devices": 0}, "job 'x' asks for 0 devices: at least 1 is needed"),
-        ({"weight": 0.0}, "job 'x' has the weight 0.0: must be above 0"),
-        ({"weight": float("nan")}, "job 'x' has the weight nan: must be above 0"),
-    ],
-)
-def test_an_impossible_request_is_refused(fields, error):
-    """The error names the value and what is allowed."""
-    with pytest.raises(ValueError, match=f"^{error}$"):
-        JobRequest(**({"name": "x", "devices": 1} | fields))

@@ -79,24 +79,3 @@ def test_no_job_could_do_better_by_free_devices(jobs):
             parts = tuple((node, count) for node, count in enumerate(counts) if count)
             if valid([*assigned[:place], parts, *assigned[place + 1 :]]):
                 assert cost(job, parts) >= now * (1 - 1e-6)
-
-
-def test_a_job_stays_where_another_place_is_no_better():
-    """It is not moved for nothing, even to a place that would cost the same."""
-    falling = np.array([10.0, 4.0, 3.0])
-    job = Costs(falling, np.array([10.0, np.inf]), 3.0, ((1, 2),))
-    assert assign([2, 2], [job], 16) == [((1, 2),)]
-
-
-def test_jobs_make_room_for_one_that_gains_more():
-    """Two jobs of one device each are brought together, so that a third gets a whole node."""
-    small = np.array([100.0, 1.0])
-    jobs = [
-        Costs(small, np.array([100.0, np.inf]), 0.9, ((0, 1),)),
-        Costs(small, np.array([100.0, np.inf]), 0.9, ((1, 1),)),
-        Costs(np.array([100.0, 50.0, 1.0]), np.array([100.0, np.inf, 60.0])),
-    ]
-    first, second, third = assign([2, 2], jobs, 16)
-    assert len(third) == 1
-    assert third[0][1] == 2
-    assert first[0][0] == second[0][0]

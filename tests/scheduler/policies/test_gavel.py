@@ -71,15 +71,6 @@ def test_the_least_throughput_is_at_least_that_of_an_equal_split(programme):
     assert ((rates * shares).sum(axis=1) >= equal_split(rates, wanted, sizes) * (1 - 1e-3) - 1e-3).all()
 
 
-def test_the_least_throughput_worked_out_by_hand():
-    """Each on the kind where it is twice as fast, two jobs have all they can: 4/3 of an equal split."""
-    rates = np.array([[2.0, 1.0], [1.0, 2.0]])
-    one, sizes = np.ones(2, dtype=int), np.ones(2, dtype=int)
-
-    assert equal_split(rates, one, sizes) == pytest.approx([1.5, 1.5])
-    assert max_min_shares(rates, one, sizes, np.ones(2)) == pytest.approx(np.eye(2), abs=1e-4)
-
-
 def test_throughputs_are_by_weight():
     """Of one device a job of three times the weight has three quarters of the time."""
     one = np.ones(2, dtype=int)
@@ -99,14 +90,3 @@ def test_jobs_take_turns():
 
     assert sum(ran.values()) == 30
     assert max(ran.values()) - min(ran.values()) <= 2
-
-
-def test_a_job_that_goes_on_keeps_its_devices():
-    """A new job gets others, and the old one does not move."""
-    cluster = Cluster.of([("slow", 2, 2)])
-    first, second = (with_speeds(name, 1, slow=1.0, fast=1.0) for name in "ab")
-    policy = Gavel()
-    before = policy.allocate(Round(0.0, [first, second], cluster, Allocation()))
-    after = policy.allocate(Round(360.0, [second], cluster, before))
-
-    assert after["b"] == before["b"]

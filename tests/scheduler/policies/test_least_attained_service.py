@@ -35,24 +35,3 @@ def test_jobs_that_have_had_little_come_first():
     assert numbers(allocate(LeastAttainedService(), old, new, before=before)) == {"new": 4}
     small = replace(old, devices=4, most_devices=4)
     assert numbers(allocate(LeastAttainedService(), small, new)) == {"new": 4, "old": 4}
-
-
-def test_a_job_below_the_threshold_is_not_passed():
-    """Until then the one submitted first comes first."""
-    old, new = asking("old", 6, attained=57_599.0), asking("new", 4)
-    assert numbers(allocate(LeastAttainedService(), old, new)) == {"old": 6}
-
-
-def test_the_second_queue_is_in_the_order_of_entry():
-    """The job that reached the threshold first comes first there, though it was submitted last."""
-    policy = LeastAttainedService(threshold=100.0)
-    first, second = asking("first", 8, attained=99.0), asking("second", 8, attained=100.0)
-    allocate(policy, first, second)
-
-    assert numbers(allocate(policy, replace(first, attained=500.0), second)) == {"second": 8}
-
-
-def test_the_node_with_most_free_devices_is_taken_first():
-    """Of equal ones the first; a second node has the rest."""
-    placements = allocate(LeastAttainedService(), asking("a", 1), asking("b", 5))
-    assert placements == {"a": (("gpu-0", 1),), "b": (("gpu-1", 4), ("gpu-0", 1))}

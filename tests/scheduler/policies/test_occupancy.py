@@ -69,15 +69,3 @@ def test_devices_across_nodes_are_on_as_few_as_possible(taken):
             == next(i for i, n in enumerate(reach, 1) if n >= number)
         )
         assert occupancy.fits(parts)
-
-
-@given(partly_taken())
-def test_devices_are_as_free_after_their_release_as_before(taken):
-    """What a job had may be had again, by a job that spans nodes, too."""
-    occupancy, _ = taken
-    before = list(occupancy.free), occupancy.most_within(), occupancy.most_across()
-    if number := before[2]:
-        parts = occupancy.find_across(number)
-        occupancy.take(99, parts)
-        occupancy.release(99, parts)
-    assert (occupancy.free, occupancy.most_within(), occupancy.most_across()) == before

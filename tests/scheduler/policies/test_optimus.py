@@ -65,16 +65,3 @@ def test_devices_go_where_they_save_the_most(jobs, most, expected):
     """And stay free where they save nothing; the order of submission decides among equals."""
     its = [lasting(name, seconds, len(seconds)) for name, seconds in jobs]
     assert numbers(allocate(*its, cluster=Cluster.of([("gpu", 1, most)]))) == expected
-
-
-def test_a_job_with_as_many_devices_as_before_stays():
-    """The others are placed around it, those with few devices first."""
-    stays, grows, starts = (lasting(name, [30, 20, 20]) for name in ("stays", "grows", "starts"))
-    before = {"stays": (("gpu-1", 1), ("gpu-0", 1)), "grows": (("gpu-1", 1),)}
-    starts = replace(starts, most_devices=1)
-
-    assert allocate(stays, grows, starts, before=before) == {
-        "stays": before["stays"],
-        "starts": (("gpu-0", 1),),
-        "grows": (("gpu-1", 2),),
-    }

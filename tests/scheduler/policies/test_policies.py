@@ -29,12 +29,15 @@ def cases(clusters):
 def test_allocations_fit_the_cluster_and_its_jobs_and_repeat(name, cases, data):
     """No node has more devices in use than it has, nor any while it is away; no job more than it can use.
 
+    A job has devices of one kind at a time, as those of two kinds would wait for each other.
     Two objects of a policy that see the same rounds choose the same placements.
     """
     case = data.draw(cases)
     first, second, losing = (list(play(POLICIES[name](), *case, lose=lose)) for lose in (False, False, True))
     for at, allocation in first + losing:
         allocation.check(at.cluster)
+        nodes = at.cluster.by_name
+        assert all(len({nodes[node].kind for node, _ in its}) == 1 for its in allocation.placements.values())
         most = {job.name: job.most_devices for job in at.jobs}
         assert all(devices(placement) <= most[job] for job, placement in allocation.placements.items())
     chosen, again = ([allocation.placements for _, allocation in played] for played in (first, second))

@@ -15,7 +15,7 @@ from scheduler.job import Job
 from scheduler.nodes import Cluster
 from scheduler.policies.base import Round
 from scheduler.policies.sia import Configuration, Sia, choose, configurations
-from tests.scheduler.policies.rounds import THROUGHPUT
+from tests.scheduler.policies.rounds import THROUGHPUT, jobs, mixed_clusters, play
 
 MIXED = Cluster.of([("slow", 2, 4), ("fast", 1, 8)])
 FAST = replace(THROUGHPUT, gradient_per_sample=THROUGHPUT.gradient_per_sample / 10)
@@ -117,3 +117,18 @@ def test_whole_nodes_go_to_the_jobs_with_the_most_devices():
 
     assert placed["wide"] == (("slow-0", 4), ("slow-1", 4))
     assert placed["small"] == (("slow-2", 1),)
+
+
+@settings(max_examples=40, deadline=None)  # a programme for each round takes its time
+@given(mixed_clusters.flatmap(lambda cluster: st.tuples(st.just(cluster), jobs(cluster.kinds))), st.data())
+def test_a_job_that_pauses_keeps_its_configuration(case, data):
+    """While a change goes on, kind and number of devices stay, though they may move to other nodes."""
+    policy = Sia()
+    for at, allocation in play(policy, *case):
+        paused = {job.name for job in at.jobs if allocation[job.name] and data.draw(st.booleans())}
+        present = [replace(job, paused=job.name in paused, age=job.age + 60) for job in at.jobs]
+        after = policy.allocate(Round(at.now + 60, present, at.cluster, allocation))
+        for name in paused:
+            kinds = {at.cluster.by_name[node].kind for node, _ in (*after[name], *allocation[name])}
+            assert len(kinds) == 1
+            assert devices(after[name]) == devices(allocation[name])

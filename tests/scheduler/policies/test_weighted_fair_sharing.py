@@ -41,26 +41,17 @@ def test_no_device_is_free_that_a_job_could_use(case):
 
 
 @given(weighted())
-def test_a_running_job_goes_on(case):
-    """Jobs are made smaller, but none is suspended."""
+def test_jobs_are_admitted_by_weight_at_the_cost_of_no_larger_one(case):
+    """Jobs are made smaller for one of their weight or a larger one, and none is suspended.
+
+    No job has devices while one of larger weight, or of the same submitted before, has never had any.
+    """
     for at, allocation in play(WeightedFairSharing(), *case):
         assert all(allocation[job] for job in at.allocation.placements)
-
-
-@given(weighted())
-def test_an_admission_takes_nothing_from_a_larger_weight(case):
-    """A job loses devices only where one of its weight or a larger one is admitted."""
-    for at, allocation in play(WeightedFairSharing(), *case):
         admitted = [job.weight for job in at.jobs if not at.allocation[job.name] and allocation[job.name]]
         for job in at.jobs:
             if devices(allocation[job.name]) < devices(at.allocation[job.name]):
                 assert max(admitted, default=0.0) >= job.weight
-
-
-@given(weighted())
-def test_jobs_wait_behind_those_of_larger_weight(case):
-    """No job has devices while one of larger weight, or of the same submitted before, has never had any."""
-    for at, allocation in play(WeightedFairSharing(), *case):
         ranked = sorted(at.jobs, key=lambda job: -job.weight)
         queued = [bool(allocation[job.name]) for job in ranked if not at.allocation[job.name]]
         assert queued == sorted(queued, reverse=True)
