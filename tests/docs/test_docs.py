@@ -31,6 +31,14 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("command", ["demo", "test"])
+def test_the_readmes_first_screen_names_both_commands(command):
+    """Each stands there with the time that it takes, and is a target of the Makefile."""
+    screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:32])
+    assert re.search(rf"^\| `make {command}` \|.*\| \d+ minutes.*\|$", screen, re.MULTILINE)
+    assert re.search(rf"^{command}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
     """Every relative link of a document names a file or folder that is there, and a heading in it."""

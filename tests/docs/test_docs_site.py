@@ -85,6 +85,12 @@ def test_the_python_api_is_there(site):
         assert argument in page
 
 
+def test_what_only_tests_read_is_left_out(site):
+    """Comments that say how a block is run are on no page."""
+    for page in site.glob("*.html"):
+        assert "<!-- run:" not in page.read_text(), page.name
+
+
 def test_the_search_knows_the_pages(site):
     """The search's index has the words of the documents, and not those of the sources that are shown."""
     index = (site / "search" / "search_index.json").read_text()
