@@ -82,7 +82,7 @@ def test_a_job_is_shown_with_its_gradient_noise(busy, command):
         worker.iterate(drawn_norms(iteration, [5, 5], 10.0))
     known, unknown = (invoke(*command, job, "--manager", busy).output for job in ("noisy", "first"))
     worker.close()
-    assert re.search(r"gradient noise: \d+ samples; a batch twice as large would do 1\.", known)
+    assert re.search(r"gradient noise: [\d.]+ samples; a batch twice as large would do 1\.", known)
     assert re.search(r"goodput [\d,]+ samples/s, efficiency 100%", known)
     assert "gradient noise: not measured: it takes two gradients in each step" in unknown
     assert "goodput" not in unknown
