@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import itertools
+import re
 import socket
 import subprocess
 import sys
@@ -93,7 +94,8 @@ def test_fuzzer_finds_nothing_in_bounded_time(tmp_path):
     command = [*limited, "-rss_limit_mb=0", "-runs=20000", "-seed=1", "-max_len=800"]
     done = subprocess.run([*command, str(tmp_path)], check=False, cwd=ROOT, capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
-    assert b"Done 20000 runs" in done.stderr
+    runs = re.search(rb"^Done (\d+) runs", done.stderr, re.MULTILINE)
+    assert int(runs[1]) >= 20000  # what follows from an input may come on top
 
 
 def test_what_the_fuzzer_calls_sees_a_broken_invariant(monkeypatch):
