@@ -92,7 +92,7 @@ class Cluster:
         assert generation > one.generation
         if name not in services:
             assert all(self.seen[service].address for service in services), f"{name} before its services"
-            assert self.seen[MANAGER].generation >= generation or not self.job.all_reduce
+            assert self.seen[MANAGER].generation >= generation or not self.job.fixed_group
         address = f"10.0.0.1:{4000 + services.index(name)}" if name in services else None
         self.seen[name] = replace(
             one, phase="running", generation=generation, status=None, address=address, reason=""
