@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from idl.endings import GONE
 from idl.errors import InvalidRequestError
 from scheduler.ray.submission import MANAGER, Submission
 
@@ -312,7 +313,7 @@ class Supervisor:
         for name, one in seen.items():
             self._generations[name] = max(self._generations.get(name, -1), one.generation)
         finish = (
-            self._without_state(job_state, job_reason)
+            self._without_state(seen, job_state, job_reason)
             or self._failed(seen, now)
             or self._done(seen, job_state)
             or self._suspended(job_state)
@@ -390,14 +391,25 @@ class Supervisor:
                 return finish
         return None
 
-    def _without_state(self, job_state: str, reason: str) -> Finish | None:
+    def _without_state(self, seen: Mapping[str, Seen], job_state: str, reason: str) -> Finish | None:
         """Return the end of a job whose workers have lost its parameters, which they alone had.
 
         They would begin anew, and nobody would know.
         """
-        if not self._submission.all_reduce or self._submission.fixed_group or job_state != "failed":
+        if not self._submission.all_reduce or self._submission.fixed_group:
             return None
-        return Finish("failed", f"{reason}: --resume starts it again, from the script's own checkpoint")
+        workers = {name: one for name, one in seen.items() if name not in self._submission.services}
+        deserted = (job_state, reason) == ("ended", GONE) and not any(
+            one.finished and name not in self._draining for name, one in workers.items()
+        )
+        if job_state != "failed" and not deserted:
+            return None
+        why = f"{reason}, and with them its parameters" if deserted else reason
+        failed = [f"\n{name}: {one.reason}" for name, one in workers.items() if one.failed and one.reason]
+        return Finish(
+            "failed",
+            f"{why}; --resume starts it again, from the script's own checkpoint{''.join(failed[:1])}",
+        )
 
     def _count(self, key: str, name: str, one: Seen) -> Finish | None:
         """Count a failure, and return the end of a job that has too many."""

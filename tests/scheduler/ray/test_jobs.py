@@ -293,8 +293,10 @@ def test_a_group_that_has_lost_its_parameters_ends_and_is_resumed(jobs, wait_unt
         group.trains_with("w0")
         job_processes("lost", "w0")[0].kill()
         assert group.status == 1
-    assert "job 'lost' failed: no worker has its state any more" in group.text
-    assert "--resume starts it again, from the script's own checkpoint" in group.text
+    assert (
+        "job 'lost' failed: all members have gone, and with them its parameters; --resume starts"
+        in group.text
+    )
     with FormedGroup(jobs, "lost", wait_until, "--workers", 2, "--resume") as group:
         group.trains_with("w0", "w1")
         group.end()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from idl.endings import GONE
 from idl.errors import InvalidRequestError
 from scheduler.ray.submission import MANAGER, Scale, Submission
 from scheduler.ray.supervisor import (
@@ -272,18 +273,35 @@ def test_a_group_fails_for_want_of_a_lost_node_without_a_failure(then, failures)
     assert made.finish is None
 
 
-def test_a_job_whose_workers_have_lost_its_parameters_ends():
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("failed", "no worker has its state any more", "no worker has its state any more; --resume"),
+        ("ended", GONE, f"{GONE}, and with them its parameters; --resume"),
+    ],
+)
+def test_a_job_whose_workers_have_lost_its_parameters_ends(state, reason, said):
     """It does not begin anew without a word; a fixed group does, from the script's checkpoint."""
     made = Cluster(submission(2, shards=0)).until_all_run()
-    made.end("w0", 1)
     made.end("w1", 1)
-    made.state, made.reason = "failed", "no worker has its state any more"
+    made.state, made.reason = state, reason
     made.step()
     assert made.finish.state == "failed"
-    assert made.finish.reason.startswith("no worker has its state any more: --resume starts it again")
+    assert made.finish.reason.startswith(f"{said} starts it again")
+    assert made.finish.reason.endswith("w1: its last words")
     made = Cluster(submission(2, shards=0, fixed_group=True)).until_all_run()
-    made.state = "failed"
+    made.state, made.reason = state, reason
     assert made.step().finish is None
+
+
+def test_a_worker_that_is_killed_after_another_has_finished_loses_nothing():
+    """The one that finished had the parameters to the end."""
+    made = Cluster(submission(2, shards=0)).until_all_run()
+    made.end("w0", 0)
+    made.end("w1", -9)
+    made.state, made.reason = "ended", GONE
+    made.step()
+    assert made.finish == Finish("done")
 
 
 @pytest.mark.parametrize(("iteration_seconds", "last_moment"), [(0.0, 1.0), (10.0, 13.5)])

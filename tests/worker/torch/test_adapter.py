@@ -248,7 +248,9 @@ def test_loading_processes_have_the_scripts_data_set(job, persistent):
     With `persistent_workers` they see nothing of it, since all epochs' samples come from the same process.
     """
     data = Changing()
-    options = {"num_workers": 1, "persistent_workers": persistent, "worker_init_fn": _open}
+    options = {"num_workers": 1, "worker_init_fn": _open} | (
+        {"persistent_workers": True} if persistent else {}
+    )
     loader = DataLoader(data, 4, session=job(1)("w"), **options)
     model = nn.Linear(1, 1)
     optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1), loader)
