@@ -185,7 +185,7 @@ class Controller:
         self._waits: dict[str, str] = {}
         self._seen: dict[str, Seen] = {}
         self._changed = time.monotonic()  # when a process took a step towards running, or an end
-        self._manager = ManagerCalls(submission.job, secrets)
+        self._manager = ManagerCalls(submission.job, secrets, asks_for_members=attempt > 0)
         self._logs = submission.folder / "logs"
         self._prepared = False  # whether the folder is this job's
         threading.Thread(target=self._run, name="evenpace-controller", daemon=True).start()

@@ -63,10 +63,17 @@ class Pace:
 
 
 class ManagerCalls:
-    """A thread that calls a job's manager: asks how far the job has come, and has it change the job."""
+    """A thread that calls a job's manager: asks how far the job has come, and has it change the job.
 
-    def __init__(self, job: str, secrets: JobSecrets) -> None:
+    Args:
+        job: The job.
+        secrets: Its certificates and tokens.
+        asks_for_members: Whether each question is for the job's members, too, of whom there may be many.
+    """
+
+    def __init__(self, job: str, secrets: JobSecrets, *, asks_for_members: bool = False) -> None:
         self._job = job
+        self._asks_for_members = asks_for_members
         self._folder = make_folder()
         self._credentials = Access.write(self._folder, secrets.client).credentials
         self._manager: Address | None = None
@@ -77,7 +84,8 @@ class ManagerCalls:
         self._wake = threading.Event()
         self._stopped = False
         self.progress: Progress | None = None  # the last answer about the job
-        self.members: tuple[str, ...] = ()  # the workers that were the job's members then
+        # The workers that were the job's members then, if it is asked for them.
+        self.members: tuple[str, ...] = ()
         self._pace = Pace()
         self._thread = threading.Thread(target=self._run, name="evenpace-manager-calls", daemon=True)
         self._thread.start()
@@ -148,10 +156,12 @@ class ManagerCalls:
                 then()
             del self._changes[key]
         for summary in client.jobs(self._job).jobs[:1]:
-            state, members = summary.state, client.status(self._job).members
-            if state == "paused" and any(one.state == "working" for one in members):
-                state = PAUSING
-            self.members = tuple(one.worker for one in members)
+            state = summary.state
+            if state == "paused" or self._asks_for_members:
+                members = client.status(self._job).members
+                self.members = tuple(one.worker for one in members)
+                if state == "paused" and any(one.state == "working" for one in members):
+                    state = PAUSING
             self.job_state = state
             self.progress = Progress(summary.state, summary.iteration, summary.batch_size, summary.reason)
             self._pace.note(summary.iteration, time.monotonic())
