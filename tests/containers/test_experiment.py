@@ -18,7 +18,9 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path, monkeypatch):
     except ContainerError as error:
         pytest.skip(str(error))
     schedule = tmp_path / "schedule.csv"
-    schedule.write_text("worker,start,end,cpu,memory\n0,4,1000,1,0\n")
+    # Three beside one worker show also where other processes of the machine leave containers less than their share.
+    tasks = [f"0,{start},1000,1,0\n" for start in (4, 4.1, 4.2)]
+    schedule.write_text("worker,start,end,cpu,memory\n" + "".join(tasks))
     arguments = [
         *("lab", "experiment", "contention", "--containers"),
         *("--workload", "cifarnet", "--schemes", "lb-bsp:ema", "--shares", "0.3,0.3"),
@@ -33,10 +35,10 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path, monkeypatch):
 
     assert result.exit_code == 0, result.output
     for figures in report["schemes"].values():
-        assert figures["tasks_started"] == 1
+        assert figures["tasks_started"] == 3
         disturbed, free = (figures["workers"][f"worker-{rank}"][12:] for rank in (0, 1))
         assert mean(disturbed, 1) < 0.75 * mean(free, 1)
-        assert mean(disturbed, 3) > mean(free, 3) + 0.2
+        assert mean(disturbed, 3) > mean(free, 3) + 0.1
     balanced = report["schemes"]["lb-bsp:ema"]["workers"]
     assert mean(balanced["worker-0"][12:], 0) < 0.8 * mean(balanced["worker-1"][12:], 0)
     assert len(networks) == len(report["schemes"])
