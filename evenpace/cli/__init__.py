@@ -18,6 +18,7 @@ _SECTIONS = {
         "run": "evenpace.cli.run:run",
         "submit": "evenpace.cli.submit:submit",
         "attach": "evenpace.cli.submit:attach",
+        "cluster": "evenpace.cli.cluster:cluster",
     },
     "Watch and change jobs": {
         "status": "evenpace.cli.overview:status",
@@ -50,7 +51,7 @@ _EXTRAS = {
     **dict.fromkeys(("profile", "plan"), "manager"),
     **dict.fromkeys(("status", "top", "dashboard"), "watch"),
     **dict.fromkeys(("report", "demo", "lab"), "pages"),
-    **dict.fromkeys(("submit", "attach"), "ray"),
+    **dict.fromkeys(("submit", "attach", "cluster"), "ray"),
 }
 """Extra of pyproject.toml that a command needs beyond a worker's installation, by the command's name."""
 

@@ -1,10 +1,11 @@
 """`evenpace submit` and `evenpace attach`: jobs on a Ray cluster, followed on the terminal."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,35 +30,93 @@ _HTTP = click.option(
 )
 
 
+def with_job(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options and arguments that make a job, which the command takes as `job`.
+
+    Args:
+        *without: Fields of `Submission` that get no option.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @configured(Submission, "submission", without=("shards", "fixed_group", *without))
+        @with_exchange
+        @click.option(
+            "--fixed-group",
+            is_flag=True,
+            help="With --all-reduce: the script makes the workers' group, by torchrun's variables. It keeps "
+            "its size; a loss starts all workers again.",
+        )
+        @passed_on
+        @click.option(
+            "--resource",
+            "resources",
+            multiple=True,
+            metavar="NAME=AMOUNT",
+            help="A further resource of Ray's that is set aside for each worker; may be repeated.",
+        )
+        @click.option(
+            "--service-resource",
+            "service_resources",
+            multiple=True,
+            metavar="NAME=AMOUNT",
+            help="A resource of Ray's that is set aside for the manager and for each shard, which keeps them "
+            "on nodes that have it; may be repeated.",
+        )
+        @click.option(
+            "--env",
+            "environment",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Set a variable for the workers.",
+        )
+        @click.argument("script", type=click.Path(path_type=Path))
+        @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+        @functools.wraps(function)
+        def command(
+            submission: Submission,
+            shards: int,
+            fixed_group: bool,
+            manager_options: tuple[str, ...],
+            ps_options: tuple[str, ...],
+            worker_options: tuple[str, ...],
+            resources: tuple[str, ...],
+            service_resources: tuple[str, ...],
+            environment: tuple[str, ...],
+            script: Path,
+            arguments: tuple[str, ...],
+            working_dir: Path | None = None,
+            **others: Any,
+        ) -> Any:
+            found = working_dir / script if working_dir is not None else script
+            if not found.is_file():
+                raise InvalidRequestError(f"training script {str(found)!r}: no such file")
+            with user_mistakes():
+                job = replace(
+                    submission,
+                    name=submission.name or name_now(script.stem),
+                    script=script if working_dir is not None else script.resolve(),
+                    arguments=arguments,
+                    shards=shards,
+                    fixed_group=fixed_group,
+                    storage=submission.storage.expanduser().absolute(),
+                    manager_options=manager_options,
+                    shard_options=ps_options,
+                    worker_options=worker_options,
+                    resources_per_worker=_amounts("resource", resources),
+                    resources_per_service=_amounts("service-resource", service_resources),
+                    environment=_pairs("env", environment),
+                )
+            _check_options(job)
+            return function(job=job, **({"working_dir": working_dir} if working_dir else {}), **others)
+
+        return command
+
+    return add
+
+
 @click.command(context_settings={"allow_interspersed_args": False})
 @example("evenpace submit --workers 4 --shards 2 --address 10.0.0.1:6379 train.py --epochs 10")
-@configured(Submission, "submission", without=("shards", "fixed_group"))
-@with_exchange
-@click.option(
-    "--fixed-group",
-    is_flag=True,
-    help="With --all-reduce: the script makes the workers' group, by torchrun's variables. It keeps its "
-    "size; a loss starts all workers again.",
-)
-@passed_on
-@click.option(
-    "--resource",
-    "resources",
-    multiple=True,
-    metavar="NAME=AMOUNT",
-    help="A further resource of Ray's that is set aside for each worker; may be repeated.",
-)
-@click.option(
-    "--service-resource",
-    "service_resources",
-    multiple=True,
-    metavar="NAME=AMOUNT",
-    help="A resource of Ray's that is set aside for the manager and for each shard, which keeps them on "
-    "nodes that have it; may be repeated.",
-)
-@click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set a variable for the workers."
-)
+@with_job()
 @click.option(
     "--working-dir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -68,24 +127,12 @@ _HTTP = click.option(
 @RAY_ADDRESS
 @_HTTP
 @click.option("--detach", is_flag=True, help="Do not follow the job.")
-@click.argument("script", type=click.Path(path_type=Path))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def submit(
-    submission: Submission,
-    shards: int,
-    fixed_group: bool,
-    manager_options: tuple[str, ...],
-    ps_options: tuple[str, ...],
-    worker_options: tuple[str, ...],
-    resources: tuple[str, ...],
-    service_resources: tuple[str, ...],
-    environment: tuple[str, ...],
-    working_dir: Path | None,
+    job: Submission,
     address: str | None,
     http: Address | None,
     detach: bool,
-    script: Path,
-    arguments: tuple[str, ...],
+    working_dir: Path | None = None,
 ) -> None:
     """Train with SCRIPT as a job on a Ray cluster, and follow it.
 
@@ -100,26 +147,6 @@ def submit(
         raise click.UsageError(
             "give --detach or --http, not both: the page is there while the job is followed"
         )
-    found = working_dir / script if working_dir is not None else script
-    if not found.is_file():
-        raise InvalidRequestError(f"training script {str(found)!r}: no such file")
-    with user_mistakes():
-        job = replace(
-            submission,
-            name=submission.name or name_now(script.stem),
-            script=script if working_dir is not None else script.resolve(),
-            arguments=arguments,
-            shards=shards,
-            fixed_group=fixed_group,
-            storage=submission.storage.expanduser().absolute(),
-            manager_options=manager_options,
-            shard_options=ps_options,
-            worker_options=worker_options,
-            resources_per_worker=_amounts("resource", resources),
-            resources_per_service=_amounts("service-resource", service_resources),
-            environment=_pairs("env", environment),
-        )
-    _check_options(job)
     with _page(http) as page, cluster.connection(address, cpus=job.cpus, working_dir=working_dir) as where:
         handle = cluster.submit(job)
         click.echo(f"job {job.job} on the Ray cluster at {where}; its folder is {job.folder}", err=True)

@@ -25,7 +25,7 @@ class JobRequest:
         ValueError: The job has no name, no device, or a weight that is not above 0.
     """
 
-    name: str  # unlike that of any job that the cluster has had
+    name: str  # unlike that of any job that has not ended
     devices: int  # the most that it can use
     weight: float = 1.0  # share of the cluster, relative to other jobs'
     batch: int | None = None  # samples of the whole batch; None where it follows from the goodput
@@ -193,7 +193,7 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Start a job's services, from its state if it has been begun before.
+    """Start a job's services, from its state if there is one.
 
     `Ended` or `Suspended` is the answer if this attempt has ended already.
     """

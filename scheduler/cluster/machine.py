@@ -26,6 +26,7 @@ from scheduler.cluster.events import (
     Event,
     Held,
     How,
+    JobRequest,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -45,6 +46,8 @@ from scheduler.job import Job
 from scheduler.nodes import Cluster, Node
 from scheduler.policies.base import Round
 
+_KEPT = 100  # jobs that have ended, and are remembered
+
 
 class ClusterMachine:
     """All jobs of a cluster."""
@@ -56,7 +59,7 @@ class ClusterMachine:
             interval: Seconds from one round of the policy to the next.
             by_rounds: Ask the policy in its rounds alone, and not when something has changed.
         """
-        self.jobs: dict[str, LiveJob] = {}  # in the order of submission, with those that have ended
+        self.jobs: dict[str, LiveJob] = {}  # in the order of submission, with the last that have ended
         self.nodes: dict[str, Node] = {}  # that are there, in the order in which they came
         self.leaving: set[str] = set()  # names of nodes that will go
         # What each job shall have, as decided last, less what is not there any more.
@@ -146,12 +149,7 @@ class ClusterMachine:
 
     def _hear_user(self, event: Submitted | Cancelled | Held) -> None:
         if isinstance(event, Submitted):
-            name = event.request.name
-            if (known := self.jobs.get(name)) is None:
-                self.jobs[name] = LiveJob(event.request, self._now)
-                self._ask_soon()
-            elif known.request != event.request:  # else the user asks again, for want of an answer
-                self._say(f"{name}: there is another job of this name")
+            self._hear_submission(event.request)
             return
         job = self.jobs.get(event.job)
         if job is None or job.state in ("ending", "ended"):
@@ -168,6 +166,20 @@ class ClusterMachine:
             job.drain_all()
             self.target.pop(event.job, None)
             self._actions.append(End(event.job, job.attempt))
+
+    def _hear_submission(self, request: JobRequest) -> None:
+        known = self.jobs.get(request.name)
+        if known is not None and known.request == request:  # the user asks again, for want of an answer
+            return
+        if known is not None and known.state != "ended":
+            self._say(f"{request.name}: there is another job of this name")
+            return
+        job = LiveJob(request, self._now)
+        if known is not None:  # it goes on with what an earlier job of this name has left
+            job.attempt, job.made = known.attempt, known.made
+            del self.jobs[request.name]  # so that it comes last in the order of submission
+        self.jobs[request.name] = job
+        self._ask_soon()
 
     def _see_node(self, event: NodeJoined | NodeLeaving | NodeLost) -> None:
         if isinstance(event, NodeJoined):
@@ -443,6 +455,9 @@ class ClusterMachine:
         job.leases.clear()
         self.target.pop(job.request.name, None)
         self._capped.pop(job.request.name, None)
+        ended = [name for name, other in self.jobs.items() if other.state == "ended"]
+        for name in ended[:-_KEPT]:
+            del self.jobs[name]
         self._ask_soon()
 
     def _say(self, text: str) -> None:

@@ -20,7 +20,6 @@ from scheduler.ray.controller import (
     NAMESPACE,
     Controller,
     News,
-    Placed,
     actor_name,
     actor_names,
     process_actor,
@@ -31,7 +30,9 @@ from scheduler.ray.secrets import make_secrets
 from scheduler.ray.submission import MANAGER, Submission
 
 _OBJECT_STORE = 80 * 2**20  # bytes; gradients do not go through it, and Ray takes no less
-_HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to a cluster's head
+HEAD_RESOURCE = "node:__internal_head__"
+"""Resource that Ray gives to a cluster's head."""
+
 _ANSWER_SECONDS = 10.0
 _CHECK_SECONDS = 2.0  # from one look at the cluster's head to the next, while an answer is waited for
 _KNOCK_SECONDS = 5.0
@@ -126,76 +127,28 @@ def _quiet() -> Iterator[None]:
         os.close(saved)
 
 
-class JobHandle:
-    """A job on the cluster that this process is connected to.
+class Handle:
+    """An actor of ours on the cluster that this process is connected to.
 
     Args:
-        controller: The actor that runs it.
+        what: What it is, for messages.
+        advice: What is done where the cluster is lost, as the end of a sentence.
     """
 
-    def __init__(self, name: str, controller: Any) -> None:
-        self.name = name
-        self._controller = controller
+    def __init__(self, what: str, actor: Any, advice: str = "") -> None:
+        self.actor = actor
+        self._what = what
+        self._advice = advice
 
-    def news(self, known: News | None = None) -> News:
-        """Return what is new since the news that are known; without any, all lines that are kept.
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the actor, and return its answer.
 
         Raises:
-            DeadlineExceededError: The controller does not answer; Ray may be starting it again.
+            DeadlineExceededError: It does not answer; Ray may be starting it again.
             UnavailableError: It has ended, or the whole cluster has.
+            EvenpaceError: As the method does.
         """
-        asked = self._controller.news.remote(*((known.start, known.last) if known else ("", 0)))
-        news: News = self._ask(asked)
-        return news
-
-    def credentials(self) -> Mapping[str, bytes]:
-        """Return the files of a certificate and a token with which the job's services can be called."""
-        files: Mapping[str, bytes] = self._ask(self._controller.credentials.remote())
-        return files
-
-    def reports(self) -> list[dict[str, Any]]:
-        """Return what workers have reported; see `scheduler.ray.training.read_reports`."""
-        reports: list[dict[str, Any]] = self._ask(self._controller.reports.remote())
-        return reports
-
-    def cancel(self) -> None:
-        """End the job; `news` tells when it has ended."""
-        self._ask(self._controller.cancel.remote())
-
-    def resize(self, workers: int) -> None:
-        """Have the job use up to so many workers from now on (InvalidRequestError: it cannot)."""
-        self._ask(self._controller.resize.remote(workers))
-
-    def place(self, version: int, workers: Mapping[str, str]) -> None:
-        """Have a placed job use these workers, each on the node of Ray's id; see `Controller.place`."""
-        self._ask(self._controller.place.remote(version, workers))
-
-    def suspend(self) -> None:
-        """Have a placed job pause and end with its state kept; `placed` tells when it has."""
-        self._ask(self._controller.suspend.remote())
-
-    def placed(self) -> Placed:
-        """Return what whoever places the job has to know."""
-        placed: Placed = self._ask(self._controller.placed.remote())
-        return placed
-
-    def goodbye(self) -> None:
-        """Let the controller end, too, once the job has: its end is known."""
-        with contextlib.suppress(UnavailableError, DeadlineExceededError):
-            self._ask(self._controller.goodbye.remote())
-
-    def _check_cluster(self) -> None:
-        """Check that the cluster's head listens (UnavailableError: it does not)."""
-        where = ray.get_runtime_context().gcs_address
-        try:
-            _knock(where)
-        except OSError as error:
-            raise UnavailableError(
-                f"job {self.name!r}: the head of the Ray cluster at {where} is lost, and with it the cluster "
-                "itself; on another one, --resume goes on with the job"
-            ) from error
-
-    def _ask(self, reference: Any) -> Any:
+        reference = getattr(self.actor, method).remote(*arguments)
         deadline = time.monotonic() + _ANSWER_SECONDS
         try:
             while not ray.wait([reference], timeout=_CHECK_SECONDS)[0] and time.monotonic() < deadline:
@@ -204,13 +157,70 @@ class JobHandle:
         except (GetTimeoutError, ActorUnavailableError) as error:
             self._check_cluster()
             raise DeadlineExceededError(
-                f"job {self.name!r}: its controller has not answered for {_ANSWER_SECONDS:g} s; its node may "
-                "be lost"
+                f"{self._what} has not answered for {_ANSWER_SECONDS:g} s; its node may be lost"
             ) from error
         except RayTaskError as error:
             raise error.cause from None  # an error of ours
         except RayError as error:
-            raise UnavailableError(f"job {self.name!r}: its controller has ended: {error}") from error
+            raise UnavailableError(f"{self._what} has ended: {error}") from error
+
+    def _check_cluster(self) -> None:
+        """Check that the cluster's head listens (UnavailableError: it does not)."""
+        where = ray.get_runtime_context().gcs_address
+        try:
+            _knock(where)
+        except OSError as error:
+            raise UnavailableError(
+                f"{self._what}: the head of the Ray cluster at {where} is lost, and with it the cluster "
+                f"itself{self._advice}"
+            ) from error
+
+
+class JobHandle(Handle):
+    """A job on the cluster that this process is connected to.
+
+    Args:
+        controller: The actor that runs it.
+    """
+
+    def __init__(self, name: str, controller: Any) -> None:
+        super().__init__(
+            f"job {name!r}: its controller", controller, "; on another one, --resume goes on with the job"
+        )
+        self.name = name
+
+    def news(self, known: News | None = None) -> News:
+        """Return what is new since the news that are known; without any, all lines that are kept.
+
+        Raises:
+            DeadlineExceededError: The controller does not answer; Ray may be starting it again.
+            UnavailableError: It has ended, or the whole cluster has.
+        """
+        news: News = self.ask("news", *((known.start, known.last) if known else ("", 0)))
+        return news
+
+    def credentials(self) -> Mapping[str, bytes]:
+        """Return the files of a certificate and a token with which the job's services can be called."""
+        files: Mapping[str, bytes] = self.ask("credentials")
+        return files
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return what workers have reported; see `scheduler.ray.training.read_reports`."""
+        reports: list[dict[str, Any]] = self.ask("reports")
+        return reports
+
+    def cancel(self) -> None:
+        """End the job; `news` tells when it has ended."""
+        self.ask("cancel")
+
+    def resize(self, workers: int) -> None:
+        """Have the job use up to so many workers from now on (InvalidRequestError: it cannot)."""
+        self.ask("resize", workers)
+
+    def goodbye(self) -> None:
+        """Let the controller end, too, once the job has: its end is known."""
+        with contextlib.suppress(UnavailableError, DeadlineExceededError):
+            self.ask("goodbye")
 
 
 def submit(submission: Submission, attempt: int = 0) -> JobHandle:
@@ -218,7 +228,7 @@ def submit(submission: Submission, attempt: int = 0) -> JobHandle:
 
     Args:
         submission: The job.
-        attempt: Which start of a placed job this is, from 1 on: it has the workers that `JobHandle.place`
+        attempt: Which start of a placed job this is, from 1 on: it has the workers that `Controller.place`
             names. 0 for a job that has as many workers as it was submitted with.
 
     Raises:
@@ -231,7 +241,7 @@ def submit(submission: Submission, attempt: int = 0) -> JobHandle:
         lifetime="detached",
         num_cpus=0,
         # The loss of the head ends all jobs anyway.
-        resources={_HEAD_RESOURCE: 0.001},
+        resources={HEAD_RESOURCE: 0.001},
         max_concurrency=16,
         max_restarts=-1,
         max_task_retries=-1,

@@ -171,7 +171,7 @@ class Supervisor:
         self._paused = False  # by this supervisor
         # The workers that are wanted, each with the node (Ray's id) on which it has to run; None: on any.
         self._wanted: dict[str, str | None] = {} if placed else self._numbered(submission.workers.most)
-        self._made: set[str] = set()  # workers of a placed job whose actors were made
+        self._made: set[str] = set()  # workers of a placed job whose actors were seen; others have never run
         self._version = 0  # of its placement
         self.cancelled = False  # whether the job is to be ended
         self._suspending = False
@@ -310,6 +310,7 @@ class Supervisor:
         if self.cancelled:
             return [Finish("cancelled", "it was ended by its user")]
         self._wanted = {name: self._wanted[name] for name in self.present(seen) if name in self._wanted}
+        self._made.update(name for name in seen if self._placed and name not in self._submission.services)
         for name, one in seen.items():
             self._generations[name] = max(self._generations.get(name, -1), one.generation)
         finish = (
@@ -327,8 +328,6 @@ class Supervisor:
         missing = [name for name in missing if name not in removed]
         if self._finishing:
             missing = [name for name in missing if name in self._submission.services]
-        if self._placed:
-            self._made.update(name for name in missing if name not in self._submission.services)
         staying = {name: one for name, one in seen.items() if name not in removed}
         return [*moves, *map(Create, missing), *self._starts(staying, now)]
 

@@ -65,6 +65,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser()
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--pace", type=float, default=0.0, help="Seconds that an iteration takes at least.")
+    parser.add_argument("--go", type=Path, help="File from whose existence on there is no pace.")
     parser.add_argument("--computed", type=Path, help="Append iteration, start and count of each slice.")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
@@ -75,7 +76,8 @@ def main(arguments=None):
             part = session.assignment
             with options.computed.open("a") as stream:
                 stream.write(f"{part.iteration} {part.start} {part.count}\n")
-        time.sleep(options.pace)
+        if options.go is None or not options.go.exists():
+            time.sleep(options.pace)
 
     session = evenpace.session()
     for _ in go_through(session, options.iterations, at=computed):

@@ -82,7 +82,7 @@ class Jobs:
     def run(self, *arguments):
         """Start a command with the cluster's address."""
         self._count += 1
-        words = 2 if arguments[0] == "job" else 1
+        words = 2 if arguments[0] in ("job", "cluster") else 1
         command = (*arguments[:words], *self._address, *arguments[words:])
         return Command(self._folder, f"{arguments[0]}-{self._count}", self._environment, *command)
 

@@ -13,8 +13,7 @@ import pytest
 
 from tests import ROOT
 from tests.evenpace.dashboard.live_pages import Page
-from tests.scheduler.ray.submitted import SCRIPT, FormedGroup, Jobs, left_folders
-from tests.scripts.train_least_squares import SPEC
+from tests.scheduler.ray.submitted import FormedGroup, Jobs, left_folders
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
@@ -243,27 +242,6 @@ def test_a_job_that_cannot_run_says_why(jobs, tmp_path):
     assert not job_processes("broken")
 
 
-def test_a_job_is_placed_suspended_and_goes_on(head, jobs, tmp_path):
-    """Whoever places a job says which workers it has and where, and may suspend it; no sample is lost."""
-    program = tmp_path / "program.py"
-    program.write_text(_PLACER)
-    arguments = ("--iterations", 600, "--pace", 0.02, "--out", jobs.out("placed"))
-    line = [sys.executable, program, head.address, jobs.storage, SCRIPT, *arguments]
-    done = subprocess.run(
-        [*map(str, line), "--computed", str(tmp_path / "placed.computed")],
-        env={**os.environ, **head.environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr + jobs.log("placed")
-    jobs.assert_trained("placed", 600)
-    assert jobs.computed("placed") == sum(SPEC.batch(iteration)[2] for iteration in range(600))
-    assert re.search(r"^\d{4}-\d\d-\d\d [\d:.]{12} the job is suspended$", jobs.log("placed"), re.MULTILINE)
-
-
 def test_workers_of_all_reduce_come_and_go(jobs, wait_until):
     """The job grows, loses a worker and its manager, and shrinks: the parameters are one process's.
 
@@ -374,52 +352,4 @@ while first or not go.exists():
             break
     if go.exists():
         break
-"""
-
-_PLACER = """
-import sys, time
-from dataclasses import replace
-from pathlib import Path
-
-import ray
-
-from scheduler.ray import cluster
-from scheduler.ray.submission import Scale, Submission
-
-address, storage, script, *arguments = sys.argv[1:]
-
-
-def until(condition, job):
-    begun = time.monotonic()
-    while not condition(now := job.placed()):
-        assert now.finish is None and time.monotonic() - begun < 120, now
-        time.sleep(0.05)
-    print(f"{time.monotonic() - begun:.2f} s: {now}", flush=True)
-
-
-with cluster.connection(address):
-    (node,) = [one["NodeID"] for one in ray.nodes() if one["Alive"]]
-    submission = Submission(
-        Path(script),
-        tuple(arguments),
-        name="placed",
-        workers=Scale(1, 3),
-        cpus_per_worker=0.1,
-        storage=Path(storage),
-    )
-    job = cluster.submit(submission, attempt=1)
-    job.place(1, {"a-1": node, "a-2": node})
-    until(lambda now: set(now.members) == {"a-1", "a-2"}, job)
-    job.place(2, {"a-2": node})
-    until(lambda now: set(now.workers) == {"a-2"}, job)
-    job.place(3, {"a-2": node, "a-3": node})
-    until(lambda now: set(now.members) == {"a-2", "a-3"}, job)
-    job.suspend()
-    until(lambda now: now.finish is not None and now.finish.state == "suspended", job)
-    job.goodbye()
-    while "placed" in cluster.jobs():
-        time.sleep(0.05)
-    job = cluster.submit(replace(submission, resume=True), attempt=2)
-    job.place(1, {"b-1": node})
-    until(lambda now: now.finish is not None and now.finish.state == "done", job)
 """

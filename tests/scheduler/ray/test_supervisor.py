@@ -398,6 +398,8 @@ def placed():
     made = Cluster(submission(Scale(1, 4)), placed=True).step().step()
     assert set(made.seen) == {"manager", "ps-0"}, "no worker before one is placed"
     made.supervisor.place(1, {"a-1": "north", "a-2": "south"})
+    made.supervisor.decide(made.seen, made.now)
+    assert made.supervisor.present(made.seen) == ["a-1", "a-2"], "they are about to have actors"
     made.until_all_run().state = "running"
     return made
 

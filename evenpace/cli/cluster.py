@@ -1,0 +1,220 @@
+"""`evenpace cluster`: many jobs that share one Ray cluster."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from evenpace.cli.options import F, example
+from evenpace.cli.peers import RAY_ADDRESS
+from evenpace.cli.settings import configured
+from evenpace.cli.submit import with_job
+from idl.errors import DeadlineExceededError
+from scheduler.ray.cluster_settings import LIVE_POLICIES, ClusterSettings
+from scheduler.ray.submission import Submission
+
+if TYPE_CHECKING:
+    from scheduler.ray.cluster_scheduler import SchedulerHandle
+
+_POLL_SECONDS = 0.5
+_START_SECONDS = 60.0  # for the scheduler to begin
+_JOBS = 20  # jobs that have ended, and are shown
+_LINES = 5  # of the log
+
+
+@click.group()
+def cluster() -> None:
+    """Share a Ray cluster among many jobs: they wait, start, grow, shrink, and give way to others.
+
+    A policy decides which devices each job has. Jobs grow and shrink without a restart; one that has to give
+    up all devices keeps its state, and goes on later. `evenpace attach` follows one that runs.
+    """
+
+
+def _command(name: str, text: str) -> Callable[[F], Any]:
+    def add(function: F) -> Any:
+        settings = {"allow_interspersed_args": False} if name == "submit" else {}
+        return cluster.command(name, context_settings=settings)(example(text)(RAY_ADDRESS(function)))
+
+    return add
+
+
+@contextlib.contextmanager
+def _scheduler(address: str | None) -> "Iterator[SchedulerHandle]":
+    """Connect to a cluster, and find its scheduler."""
+    from scheduler.ray import cluster, cluster_scheduler
+
+    with cluster.connection(address or "auto"):
+        yield cluster_scheduler.find()
+
+
+@_command(
+    "up", "evenpace cluster up --policy priority --storage /mnt/shared/evenpace --address 10.0.0.1:6379"
+)
+@configured(ClusterSettings, "settings")
+def up(settings: ClusterSettings, address: str | None) -> None:
+    """Start the scheduler of a Ray cluster, which outlives this command.
+
+    In a storage that `evenpace cluster down` has left, it goes on with the jobs of before.
+    """
+    from scheduler.ray import cluster, cluster_scheduler
+
+    with cluster.connection(address or "auto") as where:
+        handle = cluster_scheduler.start(replace(settings, storage=settings.storage.expanduser().absolute()))
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                now = handle.ask("status")
+                break
+            except DeadlineExceededError:
+                if time.monotonic() > deadline:
+                    raise
+        left = sum(job["state"] != "ended" for job in now["jobs"])
+        click.echo(
+            f"the cluster at {where} is shared by {now['policy']}; its folder is {now['folder']}"
+            + (f"; {left} jobs go on" if left else "")
+        )
+
+
+@_command("submit", "evenpace cluster submit --workers 4 --weight 2 train.py --epochs 10")
+@with_job("cpus_per_worker", "gpus_per_worker", "storage", "start_timeout")
+@click.option(
+    "--weight",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Share of the cluster, relative to other jobs'; with `priority`, who comes first.",
+)
+def submit(job: Submission, weight: float, address: str | None) -> None:
+    """Have SCRIPT wait for its turn on a shared cluster, and return at once.
+
+    --workers is the number of devices that it can use; it starts with one where no more are free.
+    """
+    with _scheduler(address) as scheduler:
+        scheduler.submit(job, weight)
+    click.echo(f"job {job.job} is submitted: `evenpace cluster status` tells when it runs")
+
+
+@_command("status", "evenpace cluster status --json")
+@click.option("--json", "as_json", is_flag=True, help="Print all that is known, for programs.")
+@click.option("--all", "everything", is_flag=True, help="Show all jobs that have ended, and more of the log.")
+def status(as_json: bool, everything: bool, address: str | None) -> None:
+    """Show who has which devices, who waits, and what was decided last."""
+    with _scheduler(address) as scheduler:
+        now = scheduler.ask("status")
+    if as_json:
+        click.echo(json.dumps(now, indent=1))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(_nodes(now), _jobs(now, None if everything else _JOBS))
+    for line in now["log"][-(len(now["log"]) if everything else _LINES) :]:
+        console.print(line, markup=False, soft_wrap=True)
+    if now["trouble"]:
+        click.echo(f"in trouble: {now['trouble']}", err=True)
+
+
+@_command("cancel", "evenpace cluster cancel digits")
+@click.argument("name")
+def cancel(name: str, address: str | None) -> None:
+    """End the job NAME, or take it out of the queue."""
+    with _scheduler(address) as scheduler:
+        scheduler.ask("cancel", name)
+
+
+@_command("pause", "evenpace cluster pause digits")
+@click.argument("name")
+def pause(name: str, address: str | None) -> None:
+    """Suspend the job NAME, with its state kept, until `evenpace cluster resume`."""
+    with _scheduler(address) as scheduler:
+        scheduler.ask("hold", name, True)
+
+
+@_command("resume", "evenpace cluster resume digits")
+@click.argument("name")
+def resume(name: str, address: str | None) -> None:
+    """Let the job NAME go on after `evenpace cluster pause`, when it is its turn."""
+    with _scheduler(address) as scheduler:
+        scheduler.ask("hold", name, False)
+
+
+@_command("policy", "evenpace cluster policy priority")
+@click.argument("name", type=click.Choice(LIVE_POLICIES))
+def policy(name: str, address: str | None) -> None:
+    """Have another policy decide from now on; jobs keep what it does not change."""
+    with _scheduler(address) as scheduler:
+        scheduler.ask("change_policy", name)
+
+
+@_command("drain", "evenpace cluster drain 10.0.0.3")
+@click.argument("node")
+def drain(node: str, address: str | None) -> None:
+    """Take all workers off NODE before it is switched off; by its address or its id's beginning."""
+    with _scheduler(address) as scheduler:
+        name = scheduler.ask("drain", node)
+    click.echo(f"node {name} gets no more workers; those that it has leave: `evenpace cluster status`")
+
+
+@_command("down", "evenpace cluster down")
+def down(address: str | None) -> None:
+    """Suspend all jobs, and end the scheduler; `evenpace cluster up` goes on with them."""
+    with _scheduler(address) as scheduler:
+        said: list[str] = []
+        while left := scheduler.ask("close"):
+            if left != said:
+                click.echo(f"waiting for {', '.join(left)} to be suspended ...", err=True)
+            said = left
+            time.sleep(_POLL_SECONDS)
+        scheduler.end()
+
+
+def _nodes(now: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(
+        "node", "address", f"devices ({now['device']})", "used", "", title=f"shared by {now['policy']}"
+    )
+    for node in now["nodes"]:
+        state = "is about to go" if node["leaving"] else ""
+        table.add_row(node["node"][:8], node["host"], str(node["devices"]), str(node["used"]), state)
+    return table
+
+
+def _jobs(now: Mapping[str, Any], ended: int | None) -> Any:
+    """Return the table of jobs, with so many of those that have ended."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from evenpace.overview import phrases
+    from scheduler.ray.cluster_scheduler import in_one_line
+
+    table = Table("job", "state", "weight", "devices", "of", "where", "for", "why")
+    over = [job["job"] for job in now["jobs"] if job["state"] == "ended"]
+    left_out = set(over[: max(0, len(over) - ended)]) if ended is not None else set()
+    hosts = {node["node"]: node["host"] for node in now["nodes"]}
+    for job in now["jobs"]:
+        if job["job"] in left_out:
+            continue
+        where = [hosts.get(node, node[:8]) for node, _ in job["workers"].values()]
+        places = ", ".join(f"{where.count(host)} on {host}" for host in dict.fromkeys(where))
+        since = (job["ended"] or now["now"]) - job["submitted"]
+        have = str(len(where)) if len(where) == job["target"] else f"{len(where)} → {job['target']}"
+        state = job["how"] if job["state"] == "ended" else job["state"]
+        why = in_one_line(job["reason"]) or ("paused by its user" if job["held"] else "")
+        row = (
+            job["job"],
+            state,
+            f"{job['weight']:g}",
+            have,
+            str(job["most"]),
+            places,
+            phrases.seconds(since),
+            why,
+        )
+        table.add_row(*map(Text, row))
+    return table

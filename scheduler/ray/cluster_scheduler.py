@@ -1,0 +1,553 @@
+"""The scheduler of a Ray cluster's jobs: an actor that does what the cluster's machine decides.
+
+It lives as long as the cluster, and Ray starts it again when its process dies. At each look it compares what
+the machine wants with what the controllers of jobs say, and asks for what is missing: so nothing that was
+asked for is lost with its process, and nothing done twice.
+"""
+
+import base64
+import json
+import logging
+import pickle
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+from math import inf
+from queue import Empty, Queue
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+
+from idl.errors import InvalidRequestError, UnavailableError
+from rpc.tokens import write_secret
+from scheduler.allocation import Allocation, Placement
+from scheduler.cluster.events import (
+    Action,
+    Cancelled,
+    Decide,
+    Decided,
+    Ended,
+    Event,
+    Held,
+    JobRequest,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
+    PolicyChanged,
+    Recovered,
+    Say,
+    Submitted,
+    Suspended,
+    Tick,
+    WorkerGone,
+    WorkerJoined,
+)
+from scheduler.cluster.jobs import LiveJob
+from scheduler.cluster.machine import ClusterMachine
+from scheduler.nodes import Node
+from scheduler.policies import POLICIES
+from scheduler.policies.base import Policy, Round
+from scheduler.ray import cluster
+from scheduler.ray.cluster_settings import LIVE_POLICIES, ClusterSettings
+from scheduler.ray.controller import NAMESPACE, RESULT_FILE, Placed, actor_name
+from scheduler.ray.nodes import draining_nodes
+from scheduler.ray.submission import Scale, Submission
+
+FOLDER = "_cluster"
+"""Folder of the scheduler in the storage; no job has such a name."""
+
+LOG_FILE = "cluster.log"
+
+_STATE_FILE = "cluster.json"
+_LOOK_SECONDS = 0.25  # between two looks at the jobs
+_NODES_SECONDS = 1.0  # between two looks at the cluster's nodes
+_LINES = 200  # of the log that are kept for `status`
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Led:
+    """A job's controller, and what it was asked last."""
+
+    controller: Any = None
+    asked: Any = None  # the reference of the answer that is awaited
+    version: int = 0  # of the last placement
+    workers: Mapping[str, str] | None = None  # that placement: nodes by worker
+
+
+class _Nobody(Policy):
+    """Gives no job a device, so that all are suspended."""
+
+    def allocate(self, at: Round) -> Allocation:
+        """Return an empty allocation."""
+        return Allocation()
+
+
+class ClusterScheduler:
+    """The actor; its methods may be called by many at once, and again for want of an answer.
+
+    Args:
+        settings: How the cluster is shared; all but the policy is as it was, where Ray has started this actor
+            again.
+    """
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings = settings
+        self._folder = settings.storage / FOLDER
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = self._folder / _STATE_FILE
+        self._lock = threading.RLock()  # of the machine
+        self._inbox: Queue[tuple[Event, Future[None] | None]] = Queue()
+        self._led: dict[str, _Led] = {}
+        self._hosts: dict[str, str] = {}  # addresses of nodes, by Ray's id
+        self._looked_at_nodes = -inf
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._trouble = ""  # what went wrong in the last look
+        self._due: list[
+            tuple[list[Action], Future[None] | None]
+        ] = []  # to be done, and answered, once it is kept
+        self._changed = False  # whether something is to be kept
+        self._closing = False
+        self._thinker = ThreadPoolExecutor(1, "evenpace-policy")
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        saved = json.loads(self._file.read_text()) if self._file.exists() else {}
+        chosen = saved.get("policy") if again else settings.policy or saved.get("policy")
+        self._policy_name = chosen or LIVE_POLICIES[0]
+        self._policy: Policy = POLICIES[self._policy_name]()
+        if saved:
+            self._machine = ClusterMachine.restored(saved["machine"])
+            self._say("goes on" if not again else "was started again")
+            # What has ended meanwhile is seen at the first look.
+            workers = tuple(
+                (name, job.attempt, worker, lease.node)
+                for name, job in self._machine.jobs.items()
+                for worker, lease in job.leases.items()
+            )
+            self._inbox.put((Recovered(tuple(self._nodes()), workers), None))
+        else:
+            self._machine = ClusterMachine(settings.interval)
+        self._inbox.put((PolicyChanged(settings.interval), None))
+        threading.Thread(target=self._run, name="evenpace-cluster", daemon=True).start()
+
+    # -- calls
+
+    def submit(self, submission: Submission, weight: float, once: str) -> None:
+        """Have a job wait for its turn; it is kept once this returns.
+
+        Args:
+            submission: The job; its `workers.most` is the number of devices that it can use.
+            weight: Its share, or its priority, relative to other jobs'.
+            once: What tells this submission from others of the same job.
+
+        Raises:
+            InvalidRequestError: There is such a job, a value is not allowed, or the scheduler is going down.
+        """
+        if self._closing:
+            raise InvalidRequestError(f"job {submission.job!r}: the cluster is going down")
+        if submission.all_reduce:
+            raise InvalidRequestError(
+                f"job {submission.job!r}: on a shared cluster jobs are suspended, and with all-reduce the "
+                "workers alone have the parameters: give it shards of a parameter server"
+            )
+        # It starts with one worker, where no more are free.
+        workers, storage = Scale(1, submission.workers.most), self._settings.storage
+        job = self._settings.device.taken_by(replace(submission, workers=workers, storage=storage))
+        cluster.check_resources(job)
+        try:
+            packed = base64.b64encode(pickle.dumps(job)).decode()
+            request = JobRequest(job.job, job.workers.most, weight, work={"submission": packed, "once": once})
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
+        another = f"job {job.job!r}: there is another one of this name, which has not ended"
+        with self._lock:
+            known = self._machine.jobs.get(job.job)
+        if known is not None and known.request == request:  # it is asked again
+            return
+        if known is not None and known.state != "ended":
+            raise InvalidRequestError(another)
+        if job.folder.exists() and not submission.resume:
+            raise InvalidRequestError(
+                f"{job.folder} is the folder of a job of this name: --resume goes on with it, another --name "
+                "starts another job"
+            )
+        self._ask(Submitted(request))
+        with self._lock:
+            if self._machine.jobs[job.job].request != request:  # submitted at the same time
+                raise InvalidRequestError(another)
+
+    def cancel(self, name: str) -> None:
+        """End a job, or take it out of the queue (InvalidRequestError: there is none)."""
+        self._check_job(name)
+        self._ask(Cancelled(name))
+
+    def hold(self, name: str, held: bool) -> None:
+        """Take a job's devices away until it is no longer held (InvalidRequestError: there is none)."""
+        self._check_job(name)
+        self._ask(Held(name, held))
+
+    def change_policy(self, name: str) -> None:
+        """Have another policy decide from now on; jobs keep what it does not change."""
+        self._policy_name, self._policy = name, POLICIES[name]()
+        self._ask(PolicyChanged(self._settings.interval))
+
+    def drain(self, node: str) -> str:
+        """Take workers off a node, which is about to go, and give it no more; return its id.
+
+        Args:
+            node: Ray's id, or its beginning, or an address that no other node has.
+
+        Raises:
+            InvalidRequestError: There is no such node, or more than one.
+        """
+        with self._lock:
+            found = [
+                name for name in self._machine.nodes if name.startswith(node) or self._hosts.get(name) == node
+            ]
+        if len(found) != 1:
+            nodes = (
+                ", ".join(f"{name[:8]} at {self._hosts.get(name)}" for name in self._machine.nodes) or "none"
+            )
+            raise InvalidRequestError(
+                f"node {node!r}: {'more than one' if found else 'none'} is; there are: {nodes}"
+            )
+        self._ask(NodeLeaving(found[0]))
+        return found[0]
+
+    def close(self) -> list[str]:
+        """Suspend all jobs, and accept no more; return those that have processes yet."""
+        if not self._closing:
+            self._closing, self._policy = True, _Nobody()
+            self._ask(PolicyChanged(self._settings.interval))
+        with self._lock:
+            return [name for name, job in self._machine.jobs.items() if job.has_processes]
+
+    def status(self) -> dict[str, Any]:
+        """Return how the cluster is shared, as JSON can hold it."""
+        with self._lock:
+            machine = self._machine
+            used = [lease.node for job in machine.jobs.values() for lease in job.leases.values()]
+            return {
+                "policy": self._policy_name,
+                "device": str(self._settings.device),
+                "folder": str(self._folder),
+                "closing": self._closing,
+                "trouble": self._trouble,
+                "now": time.time(),
+                "nodes": [
+                    {
+                        "node": name,
+                        "host": self._hosts.get(name, ""),
+                        "kind": node.kind,
+                        "devices": node.devices,
+                        "used": used.count(name),
+                        "leaving": name in machine.leaving,
+                    }
+                    for name, node in machine.nodes.items()
+                ],
+                "jobs": [
+                    {
+                        "job": name,
+                        "state": job.state,
+                        "held": job.held,
+                        "weight": job.request.weight,
+                        "most": job.request.devices,
+                        "target": sum(count for _, count in machine.target.get(name, ())),
+                        "workers": {worker: [its.node, its.phase] for worker, its in job.leases.items()},
+                        "attempt": job.attempt,
+                        "submitted": job.submitted,
+                        "started": job.started,
+                        "ended": job.ended,
+                        "how": job.how,
+                        "reason": job.reason,
+                    }
+                    for name, job in machine.jobs.items()
+                ],
+                "log": list(self._lines),
+            }
+
+    def _check_job(self, name: str) -> None:
+        with self._lock:
+            job = self._machine.jobs.get(name)
+            there = [other for other, its in self._machine.jobs.items() if its.state != "ended"]
+        if job is None or job.state == "ended":
+            what = "has ended" if job is not None else "is not known"
+            raise InvalidRequestError(f"job {name!r} {what}; there are: {', '.join(there) or 'none'}")
+
+    def _ask(self, event: Event) -> None:
+        """Have an event handled, and return once that is kept."""
+        kept: Future[None] = Future()
+        self._inbox.put((event, kept))
+        kept.result()
+
+    # -- the loop
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._turn()
+                self._trouble = ""
+            except Exception as error:
+                # Ray's head may be away for a while, or the disk full.
+                if repr(error) != self._trouble:
+                    log.exception("the cluster's scheduler is in trouble")
+                self._trouble = repr(error)
+                time.sleep(_LOOK_SECONDS)
+
+    def _turn(self) -> None:
+        """Take in what has come, look at nodes and jobs, and do what follows."""
+        try:
+            self._tell(*self._inbox.get(timeout=_LOOK_SECONDS))
+            while True:
+                self._tell(*self._inbox.get_nowait())
+        except Empty:
+            pass
+        self._keep()
+        for event in [*self._node_events(), *self._job_events()]:
+            self._tell(event)
+        if self._machine.next_tick <= time.time():
+            self._tell(Tick())
+        self._keep()
+
+    def _tell(self, event: Event, kept: "Future[None] | None" = None) -> None:
+        with self._lock:
+            before = {name: (job.state, job.held) for name, job in self._machine.jobs.items()}
+            target = dict(self._machine.target)
+            actions = self._machine.handle(time.time(), event)
+            self._due.append((actions, kept))
+            self._changed = self._changed or bool(actions) or not isinstance(event, Tick)
+            self._say_changes(before, target if isinstance(event, Decided) else None)
+
+    def _keep(self) -> None:
+        """Write down what the machine knows, then answer, and ask the policy if it is to be asked.
+
+        Raises:
+            OSError: It cannot be written; it is tried again at the next turn.
+        """
+        if self._changed:
+            state = {"policy": self._policy_name, "machine": self._machine.saved()}
+            write_secret(self._file, json.dumps(state) + "\n")
+            self._changed = False
+        due, self._due = self._due, []
+        for actions, kept in due:
+            for action in actions:
+                if isinstance(action, Decide):
+                    self._thinker.submit(self._decide, action, self._policy)
+                elif isinstance(action, Say):
+                    self._say(action.text)
+            if kept is not None:
+                kept.set_result(None)
+
+    def _decide(self, question: Decide, policy: Policy) -> None:
+        try:
+            answer = Decided(question.number, policy.allocate(question.round).placements)
+        except Exception as error:  # noqa: BLE001 - a defect of a policy must not stop the others
+            answer = Decided(question.number, None, repr(error))
+        self._inbox.put((answer, None))
+
+    # -- what is seen
+
+    def _nodes(self) -> Iterator[Node]:
+        """Yield the nodes that are there and have a device."""
+        device = self._settings.device
+        for node in ray.nodes():  # type: ignore[no-untyped-call]
+            devices = int(node["Resources"].get(device.resource, 0.0) / device.amount + 1e-6)
+            if node["Alive"] and devices > 0:
+                self._hosts[node["NodeID"]] = node["NodeManagerAddress"]
+                kinds = [
+                    name.partition(":")[2]
+                    for name in node["Resources"]
+                    if name.startswith("accelerator_type:")
+                ]
+                yield Node(node["NodeID"], kinds[0] if kinds else device.resource, devices)
+
+    def _node_events(self) -> Iterator[Event]:
+        if time.monotonic() - self._looked_at_nodes < _NODES_SECONDS:
+            return
+        self._looked_at_nodes = time.monotonic()
+        known, there = self._machine.nodes, {node.name: node for node in self._nodes()}
+        yield from [NodeLost(name) for name in known if name not in there]
+        yield from [NodeJoined(node) for name, node in there.items() if name not in known]
+        yield from [
+            NodeLeaving(name)
+            for name in draining_nodes()
+            if name in there and name not in self._machine.leaving
+        ]
+
+    def _job_events(self) -> Iterator[Event]:
+        for name, job in list(self._machine.jobs.items()):
+            if job.has_processes:
+                try:
+                    yield from self._look_at(name, job, self._led.setdefault(name, _Led()))
+                except (RayError, InvalidRequestError, OSError) as error:
+                    log.warning("job %s: %s", name, error)
+
+    def _look_at(self, name: str, job: LiveJob, led: _Led) -> list[Event]:
+        """Ask a job's controller, take its answer, and ask it for what is missing."""
+        if led.controller is None:
+            return self._find_or_begin(name, job, led)
+        if led.asked is None:
+            led.asked = led.controller.placed.remote()
+        if not ray.wait([led.asked], timeout=0)[0]:
+            return []
+        reference, led.asked = led.asked, None
+        try:
+            placed: Placed = ray.get(reference)
+        except ActorUnavailableError:
+            return []
+        except RayError:  # it has ended, and its result says how
+            del self._led[name]
+            return []
+        if placed.finish is not None:
+            led.controller.goodbye.remote()
+        if placed.finish is not None or placed.attempt != job.attempt:
+            del self._led[name]
+        if placed.attempt != job.attempt:  # an earlier one, which is about to go
+            return []
+        if placed.finish is not None:
+            return [_end(name, job.attempt, placed.finish.state, placed.finish.reason)]
+        if job.state == "ending":
+            led.controller.cancel.remote()
+        elif job.state == "suspending":
+            led.controller.suspend.remote()
+        else:
+            self._place(job, led, placed)
+        return seen(name, job, placed, led.version)
+
+    def _find_or_begin(self, name: str, job: LiveJob, led: _Led) -> list[Event]:
+        """Find the controller of a job's attempt, or make it, unless the attempt is over."""
+        submission: Submission = pickle.loads(base64.b64decode(job.request.work["submission"]))
+        result = submission.folder / RESULT_FILE
+        ended = json.loads(result.read_text()) if result.exists() else {}
+        if ended.get("attempt") == job.attempt:
+            del self._led[name]
+            return [_end(name, job.attempt, ended["state"], ended["reason"])]
+        try:
+            led.controller = ray.get_actor(actor_name(name), NAMESPACE)
+        except ValueError:
+            # Where it was begun before, and all of it was lost with the cluster, it goes on, too.
+            cluster.submit(replace(submission, resume=True), job.attempt)
+        return []
+
+    def _place(self, job: LiveJob, led: _Led, placed: Placed) -> None:
+        """Tell a controller which workers the job shall have, unless it knows."""
+        wanted = {worker: lease.node for worker, lease in job.kept.items()}
+        if wanted != led.workers:
+            # What an earlier process of this actor has sent may arrive yet, and is late.
+            led.version = max(time.time_ns(), placed.version + 1)
+            led.workers = wanted
+        if placed.version < led.version:
+            led.controller.place.remote(led.version, wanted)
+
+    # -- words
+
+    def _say_changes(
+        self, before: Mapping[str, tuple[str, bool]], target: Mapping[str, Placement] | None
+    ) -> None:
+        """Log what an event has changed of jobs' states, and of the target where it was decided anew."""
+        for name, job in self._machine.jobs.items():
+            placement = self._machine.target.get(name, ())
+            if target is not None and sorted(placement) != sorted(target.get(name, ())):
+                where = ", ".join(
+                    f"{count} on {self._hosts.get(node, node[:8])}" for node, count in placement
+                )
+                self._say(f"{name} shall have {where or 'no device'}")
+            state, held = before.get(name, ("", False))
+            if job.held != held:
+                self._say(f"{name} is {'paused' if job.held else 'no longer paused'} by its user")
+            if job.state != state:
+                how = f": {job.how}{', ' if job.reason else ''}{in_one_line(job.reason)}" if job.state == "ended" else ""
+                self._say(f"{name} is {job.state}{how}")
+
+    def _say(self, text: str) -> None:
+        line = f"{datetime.now().isoformat(' ', 'milliseconds')} {text}"
+        self._lines.append(line)
+        try:
+            with (self._folder / LOG_FILE).open("a") as stream:
+                stream.write(f"{line}\n")
+        except OSError as error:
+            log.warning("the cluster's log cannot be written: %s", error)
+
+
+def in_one_line(reason: str) -> str:
+    """Return the first and the last line of why a job has ended, which may have a traceback between them."""
+    lines = reason.splitlines()
+    return reason if len(lines) < 2 else f"{lines[0]} {lines[-1]}"
+
+
+def seen(name: str, job: LiveJob, placed: Placed, version: int) -> list[Event]:
+    """Return what a controller's answer says of the workers of a job.
+
+    Args:
+        name: The job's name.
+        job: The job, as the machine knows it.
+        placed: The answer.
+        version: The last placement's; an earlier one's says nothing of workers that are not there.
+    """
+    events: list[Event] = []
+    for worker, lease in job.leases.items():
+        if worker not in placed.workers:
+            if placed.version >= version:
+                events.append(WorkerGone(name, job.attempt, worker))
+        elif lease.phase == "starting" and worker in placed.members:
+            events.append(WorkerJoined(name, job.attempt, worker))
+    return events
+
+
+def _end(name: str, attempt: int, state: Any, reason: str) -> Event:
+    return Suspended(name, attempt) if state == "suspended" else Ended(name, attempt, state, reason)
+
+
+class SchedulerHandle(cluster.Handle):
+    """The scheduler of the cluster that this process is connected to."""
+
+    def __init__(self, actor: Any) -> None:
+        super().__init__("the cluster's scheduler", actor)
+
+    def submit(self, submission: Submission, weight: float) -> None:
+        """Have a job wait for its turn; see `ClusterScheduler.submit`."""
+        self.ask("submit", submission, weight, uuid.uuid4().hex)
+
+    def end(self) -> None:
+        """End the scheduler, whose jobs have no processes any more."""
+        ray.kill(self.actor, no_restart=True)
+
+
+def start(settings: ClusterSettings) -> SchedulerHandle:
+    """Start the scheduler of the cluster that this process is connected to.
+
+    Raises:
+        InvalidRequestError: It has one.
+        UnavailableError: It cannot begin.
+    """
+    actor = ray.remote(ClusterScheduler).options(
+        name=_NAME,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        resources={cluster.HEAD_RESOURCE: 0.001},
+        max_concurrency=64,
+        max_restarts=-1,
+        max_task_retries=-1,
+    )
+    try:
+        return SchedulerHandle(actor.remote(settings))
+    except ValueError as error:
+        raise InvalidRequestError("the cluster has a scheduler: `evenpace cluster status`") from error
+
+
+def find() -> SchedulerHandle:
+    """Return the scheduler of the connected cluster (UnavailableError: it has none)."""
+    try:
+        return SchedulerHandle(ray.get_actor(_NAME, NAMESPACE))
+    except ValueError as error:
+        raise UnavailableError("the cluster has no scheduler: `evenpace cluster up` starts it") from error
+
+
+_NAME = actor_name("", "scheduler")

@@ -1,0 +1,158 @@
+"""Many jobs that share one real Ray cluster, by the real commands."""
+
+import json
+import tempfile
+
+import psutil
+import pytest
+
+from tests.scheduler.ray.submitted import SCRIPT, Jobs
+from tests.scripts.train_least_squares import SPEC
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
+
+from lab.ray_nodes import RayNode, job_processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
+
+
+class Shared(Jobs):
+    """Jobs on a cluster that they share."""
+
+    def cluster(self, command, *arguments):
+        """Run a command of `evenpace cluster`, which must be well; what it prints."""
+        with self.run("cluster", command, *arguments) as run:
+            assert run.end() == 0, run.out.read_text()
+            return run.out.read_text()
+
+    def refused(self, command, *arguments):
+        """Run a command of `evenpace cluster` that must be refused; what it says."""
+        with self.run("cluster", command, *arguments) as run:
+            assert run.end() == 1, run.text
+            return run.text
+
+    def queue(self, name, *options, iterations, pace):
+        """Submit a small job, whose pace ends with `hurry`."""
+        arguments = (
+            "--iterations",
+            iterations,
+            "--pace",
+            pace,
+            "--go",
+            self._go(name),
+            "--out",
+            self.out(name),
+        )
+        arguments += ("--computed", self._computed(name))
+        self.cluster("submit", "--workers", 4, "--name", name, *options, SCRIPT, *arguments)
+
+    def hurry(self, name):
+        """Let a job come to its end soon."""
+        self._go(name).touch()
+
+    def _go(self, name):
+        return self.out(name).with_suffix(".go")
+
+    @property
+    def now(self):
+        """The jobs by name, as the scheduler has kept them."""
+        file = self.storage / "_cluster/cluster.json"
+        saved = json.loads(file.read_text()) if file.exists() else {"machine": {"jobs": []}}
+        return {job["request"]["name"]: job for job in saved["machine"]["jobs"]}
+
+    def have(self, **running):
+        """Whether so many workers of these jobs train, and none else is there."""
+        now = self.now
+        phases = {name: [phase for _, phase in now[name]["leases"].values()] for name in running}
+        return all(phases[name] == ["running"] * count for name, count in running.items())
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    """The only node of a cluster, with four devices."""
+    folder = tmp_path_factory.mktemp("ray")
+    with (
+        tempfile.TemporaryDirectory(prefix="evenpace-", ignore_cleanup_errors=True) as temporary,
+        RayNode("head", folder, cpus=4, environment={"TMPDIR": temporary}) as head,
+    ):
+        yield head
+
+
+@pytest.fixture
+def jobs(head, tmp_path):
+    """Commands about jobs that share that cluster, until the end of the test."""
+    jobs = Shared(tmp_path, head.environment, head.address)
+    yield jobs
+    with jobs.run("cluster", "down") as command:
+        command.end()
+
+
+def test_two_jobs_share_a_cluster(jobs, wait_until):
+    """By weights: the first gives way, and grows again; a pause and a killed scheduler lose nothing.
+
+    The parameters of each are one process's, and no sample is computed twice.
+    """
+    jobs.cluster("up", "--storage", jobs.storage)
+    jobs.queue("first", iterations=900, pace=0.2)
+    wait_until(lambda: jobs.have(first=4), "the first job on all devices")
+    jobs.queue("second", "--weight", 2, iterations=300, pace=0.2)
+    wait_until(lambda: jobs.have(first=1, second=3), "the second job's share")
+    (scheduler,) = [
+        one for one in psutil.process_iter() if "ray::ClusterScheduler" in " ".join(one.cmdline())
+    ]
+    scheduler.kill()
+    status = json.loads(jobs.cluster("status", "--json"))
+    assert [(job["job"], job["target"]) for job in status["jobs"]] == [("first", 1), ("second", 3)]
+    jobs.hurry("second")
+    wait_until(lambda: jobs.have(first=4, second=0), "all devices for the first again")
+    assert jobs.now["second"]["how"] == "done"
+    jobs.cluster("pause", "first")
+    wait_until(lambda: jobs.now["first"]["state"] == "suspended", "the first job's suspension")
+    assert not job_processes("first")
+    jobs.cluster("resume", "first")
+    wait_until(lambda: jobs.have(first=4), "the first job's resumption")
+    jobs.hurry("first")
+    wait_until(lambda: jobs.now["first"]["how"] == "done", "the first job's end")
+    for name, iterations in (("first", 900), ("second", 300)):
+        jobs.assert_trained(name, iterations)
+        assert jobs.computed(name) == sum(SPEC.batch(iteration)[2] for iteration in range(iterations))
+
+
+def test_what_cannot_be_is_refused_or_said_and_others_go_on(jobs, tmp_path, wait_until):
+    """A job fails, one is cancelled as it waits; another goes on after the scheduler was ended."""
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise RuntimeError('no such luck')\n")
+    assert "the cluster has no scheduler: `evenpace cluster up`" in jobs.refused("status")
+    jobs.cluster("up", "--storage", jobs.storage, "--policy", "priority")
+    assert "the cluster has a scheduler" in jobs.refused("up", "--storage", tmp_path)
+    jobs.queue("long", iterations=300, pace=0.2)
+    jobs.cluster("submit", "--workers", 2, "--name", "broken", "--max-failures", 0, broken)
+    jobs.queue("waits", "--weight", 2, iterations=300, pace=0.2)
+    wait_until(lambda: jobs.have(long=4), "the first job on all devices")
+    for words, command in {
+        "job 'long': there is another one of this name, which has not ended": (
+            "submit",
+            "--name",
+            "long",
+            SCRIPT,
+        ),
+        "give it shards of a parameter server": ("submit", "--all-reduce", SCRIPT),
+        "job 'none' is not known; there are: long, broken, waits": ("pause", "none"),
+        "node '10.0.0.1': none is; there are": ("drain", "10.0.0.1"),
+    }.items():
+        assert words in jobs.refused(*command)
+    assert jobs.now["waits"]["state"] == "waiting"
+    jobs.cluster("cancel", "waits")
+    assert jobs.now["waits"]["how"] == "cancelled"
+    assert "job 'waits' has ended" in jobs.refused("resume", "waits")
+    jobs.cluster("down")
+    assert not job_processes("long")
+    jobs.cluster("up", "--storage", jobs.storage)
+    wait_until(lambda: jobs.have(long=4), "the first job again")
+    jobs.hurry("long")
+    wait_until(lambda: jobs.now["broken"]["how"] == "failed", "the end of both")
+    assert "no such luck" in jobs.now["broken"]["reason"]
+    jobs.assert_trained("long", 300)
+    assert "priority" in jobs.cluster("status")
+    jobs.cluster("policy", "tiresias")
+    assert "shared by tiresias" in jobs.cluster("status", "--all")
