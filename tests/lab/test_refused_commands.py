@@ -29,7 +29,7 @@ FILES = {
             1,
             "smallest 9: must be at most the largest, 8",
         ),
-        ("lab trace contention --noise 2 --out out.csv", 2, "'--noise': 2.0 is not in the range 0<=x<=1"),
+        ("lab trace contention --workers 0 --out out.csv", 2, "'--workers': 0 is not in the range x>=1"),
         ("lab bench groups --workers 5", 1, "batch size 48: must be a multiple of the 5 workers"),
         ("lab bench shards --shards 0", 1, "shards '0'"),
         ("lab bench balance --curves notes.txt", 1, "notes.txt"),

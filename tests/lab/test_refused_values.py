@@ -21,7 +21,6 @@ from lab.experiments.mapping import MappedTraining, MappingConfig
 from lab.experiments.noise import NoiseConfig
 from lab.experiments.sizers import SizersConfig
 from lab.trace_usage import UsageTraceConfig, usage_trace
-from lab.traces import Perturbation
 
 OUT, QUIET = Path("nowhere"), Console(quiet=True)
 MACHINES = dict.fromkeys("abc", (np.linspace(0, 1, 4),) * 2)
@@ -64,7 +63,6 @@ def settled(synchronous):
             "schemes 'flexrr': there are bsp, asp, ssp, lb-bsp",
         ),
         (lambda: Disturbance(file=OUT, usage=OUT), "--schedule and --usage: give one of them"),
-        (lambda: Perturbation(noise=-0.1), "noise -0.1"),
     ],
 )
 def test_a_setting_that_is_not_allowed_is_named(make, said):
