@@ -190,6 +190,7 @@ def _text(value: float) -> str:
 
 _SPIKE = 0.5  # share of its speed that a worker has left in a spike
 
+
 @dataclass(frozen=True)
 class Perturbation:
     """Unpredictable changes of speed: each iteration's is multiplied by noise, and at times by a spike.

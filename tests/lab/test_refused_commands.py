@@ -30,7 +30,7 @@ FILES = {
             "smallest 9: must be at most the largest, 8",
         ),
         ("lab trace contention --workers 0 --out out.csv", 2, "'--workers': 0 is not in the range x>=1"),
-        ("lab bench groups --workers 5", 1, "batch size 48: must be a multiple of the 5 workers"),
+        ("lab bench groups --workers 5", 1, "workers 5: must divide the batch, of 48 samples"),
         ("lab bench shards --shards 0", 1, "shards '0'"),
         ("lab bench balance --curves notes.txt", 1, "notes.txt"),
         ("lab bench balance --micro-batch 300 --total 600", 1, "at most 256 samples"),
