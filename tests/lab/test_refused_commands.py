@@ -16,6 +16,7 @@ FILES = {
     "machines.csv": "vm,step,cpu_percent,mem_percent\na,0,50,50\na,1,50,50\n",
     "trace.csv": "worker,iteration,speed,cpu,memory\nw,0,1,0,0\nw,1,1,3,0\n",
     "notes.txt": "some notes\n",
+    "tasks.csv": "worker,start,end,cpu,memory\n7,0,1,1,0\n",
     "train.py": "",
 }
 
@@ -36,7 +37,7 @@ FILES = {
         ("lab bench balance --micro-batch 300 --total 600", 1, "at most 256 samples"),
         (PREDICTORS + "--trace trace.csv", 1, "trace.csv, line 3: cpu '3': must be a number from 0 to 1"),
         (CONTENTION + "--schemes best", 1, "no scheme 'best'"),
-        (CONTENTION + "--contended 0,7", 1, "a task for worker 7, but there are 2 workers"),
+        (CONTENTION + "--schedule tasks.csv", 1, "a task for worker 7, but there are 2 workers"),
         ("lab experiment fig6 --workloads digits,best --out out", 1, "no workload 'best'"),
         ("lab experiment fig6 --report notes.txt --out out", 1, "notes.txt: not JSON"),
         (FIG8 + "--cut-worker 4", 1, "cut of worker 4: there are 4 workers"),
