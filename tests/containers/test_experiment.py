@@ -18,7 +18,8 @@ def test_competitors_in_a_container_slow_its_worker_down(tmp_path, monkeypatch):
     except ContainerError as error:
         pytest.skip(str(error))
     schedule = tmp_path / "schedule.csv"
-    # Three beside one worker show also where other processes of the machine leave containers less than their share.
+    # Three beside one worker show also where other processes of the machine leave containers less than their
+    # share.
     tasks = [f"0,{start},1000,1,0\n" for start in (4, 4.1, 4.2)]
     schedule.write_text("worker,start,end,cpu,memory\n" + "".join(tasks))
     arguments = [
