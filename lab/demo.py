@@ -44,10 +44,9 @@ _ITERATIONS = 84  # about so many, unless epochs are given
 def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any]:
     """Run both trainings, show them live, write the report, and return the summary."""
     console = Console()
-    if config.http is not None:
-        # Each run has a manager, and so a page, of its own; a browser that stays open follows both.
-        config = replace(config, http=free_page_address(config.http))
-        console.print(f"Live page, while the demo runs: http://{config.http}/", soft_wrap=True)
+    # Each run has a manager, and so a page, of its own; a browser that stays open follows both.
+    config = replace(config, http=free_page_address(config.http))
+    console.print(f"Live page, while the demo runs: http://{config.http}/", soft_wrap=True)
     training = Training("digits", ("--data", config.data, "--seed", str(config.seed)))
     evaluator = Evaluator(training)
     data = config.data.partition(":")[0]
@@ -65,13 +64,9 @@ def run_demo(config: DemoConfig, json_path: Path | None = None) -> dict[str, Any
         f"{kind_name}; {data}, batches of {config.total_batch_size}, {epochs} epochs"
     )
     trained = evaluator.run_config(
-        replace(config, limit_kind=kind),
-        per_epoch * epochs,
-        config.total_batch_size,
-        tolerance=config.tolerance,
-        snapshots=_SNAPSHOTS,
+        config.shares, per_epoch * epochs, config.total_batch_size, limit_kind=kind, snapshots=_SNAPSHOTS
     )
-    schemes = (Scheme("even", "even", config.predictor), Scheme("balanced", config.policy, config.predictor))
+    schemes = (Scheme("even", "even"), Scheme("balanced", config.policy))
     taken = {scheme.name: _train(config, trained, scheme, console) for scheme in schemes}
     runs = {name: _figures(run, evaluator, trained) for name, (run, _) in taken.items()}
     even, balanced = (run.snapshots[-1].parameters for run, _ in taken.values())
@@ -122,7 +117,6 @@ def _train(
     reports: list[RunReport] = []
     bar = make_progress()
     task = bar.add_task(f"{scheme.name}: starting", total=trained.iterations)
-    page = () if config.http is None else ("--http", str(config.http))
     shown = 0  # records
     with Live(bar, console=console, refresh_per_second=4) as live:
 
@@ -138,7 +132,9 @@ def _train(
                 source = LiveRuns(client, f"the manager of the demo's run {scheme.name!r}").source("default")
                 reports.append(gather(source, time.time(), lambda count: None))
 
-        run = run_unequal(scheme, trained, config.out / scheme.name, watch, more=page, end=end)
+        run = run_unequal(
+            scheme, trained, config.out / scheme.name, watch, more=("--http", str(config.http)), end=end
+        )
     if not console.is_terminal:
         console.line()  # there, rich leaves the last one open
     return run, reports[0]

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from batchsize_manager.config import TOLERANCE, ManagerConfig
-from batchsize_manager.policies import POLICIES, PolicyOptions, Tolerance
+from batchsize_manager.config import ManagerConfig
+from batchsize_manager.policies import POLICIES
 from evenpace.local.fields import Limit
 from idl.settings import Checked, Setting
-from lab.fields import ImageData, Seed, Shards, Shares
-from predictors import PREDICTORS
+from lab.fields import ImageData, Seed, Shares
 from rpc.address import Address
 
 _BATCH_SIZES = {"digits": 720}  # by data set; others have the next
@@ -27,16 +26,11 @@ class DemoConfig(Checked):
     epochs: Annotated[int | None, Setting("Passes over the data.  [default: by data set]", least=1)] = None
     batch_size: Annotated[int | None, Setting("Over all workers.  [default: by data set]", least=1)] = None
     policy: Annotated[str, Setting("Of the balanced run.", choices=POLICIES)] = ManagerConfig.policy
-    predictor: Annotated[str, Setting("Of the policy proportional.", choices=PREDICTORS)] = (
-        PolicyOptions.predictor
-    )
-    tolerance: Tolerance = TOLERANCE
-    shards: Shards = 1
     seed: Seed = 1
     limit_kind: Limit = "auto"
     out: Annotated[Path, Setting("Folder for report and logs.")] = Path("runs/demo")
-    # Where the live page is, on loopback; None for no page.
-    http: Annotated[Address | None, Setting("Where the live page is; port 0 takes a free one.")] = _ANY_PORT
+    # Where the live page is, on loopback.
+    http: Annotated[Address, Setting("Where the live page is; port 0 takes a free one.")] = _ANY_PORT
 
     @property
     def total_batch_size(self) -> int:

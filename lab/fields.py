@@ -45,9 +45,6 @@ ImageData = Annotated[str, Setting("The images to train on.", metavar="digits|mn
 Folder = Annotated[Path, Setting("Folder for figures, plots and logs.")]
 """Where an experiment's files go."""
 
-Shards = Annotated[int, Setting("Parameter-server processes.", name="ps-shards", least=1)]
-"""Processes of the parameter server."""
-
 Mib = Annotated[int, Setting("Size of the gradient.", least=1, most=1900)]
 """MiB of parameters that are sent at once."""
 

@@ -18,6 +18,7 @@ from rpc.places import Where
 from worker.config import SessionConfig
 
 _POLL_SECONDS = 0.5  # seconds between two looks at the job
+_IDLE_SECONDS = 300.0  # seconds without a new iteration after which to stop
 _ANSWER_SECONDS = 10.0  # seconds in which the manager must answer each
 
 
@@ -28,16 +29,11 @@ _ANSWER_SECONDS = 10.0  # seconds in which the manager must answer each
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The trace, a CSV file."
 )
-@click.option(
-    "--idle",
-    type=click.FloatRange(0, min_open=True),
-    default=300.0,
-    show_default=True,
-    help="Seconds without a new iteration after which to stop.",
-)
 @as_client
-def trace_live(manager: Where, job: str, out: Path, idle: float, credentials: Credentials | None) -> None:
+def trace_live(manager: Where, job: str, out: Path, credentials: Credentials | None) -> None:
     """Record a job, until it ends: one that is running, is about to start, or has just ended.
+
+    It also stops where no iteration has ended for five minutes.
 
     A file that is there is continued if it has the same run of the job, so the command may be stopped and
     started again. A worker's first iteration is left out: the usage before it is not known.
@@ -45,11 +41,11 @@ def trace_live(manager: Where, job: str, out: Path, idle: float, credentials: Cr
     with user_mistakes():
         observer = Observer(manager, (), job, credentials, timeout=_ANSWER_SECONDS)
         with contextlib.closing(observer), contextlib.closing(TraceRecorder(out)) as recorder:
-            rows, why = _follow(observer, recorder, job, idle)
+            rows, why = _follow(observer, recorder, job)
     click.echo(f"{why}: {rows:,} new rows in {out}")
 
 
-def _follow(observer: Observer, recorder: TraceRecorder, job: str, idle: float) -> tuple[int, str]:
+def _follow(observer: Observer, recorder: TraceRecorder, job: str) -> tuple[int, str]:
     """Record until the job ends; return the number of rows, and the reason of the end in words."""
     rows, taken = 0, 0
     latest = time.monotonic()
@@ -72,8 +68,10 @@ def _follow(observer: Observer, recorder: TraceRecorder, job: str, idle: float) 
                 )
             if taken and not (known and observer.members):
                 return rows, "The job has ended"
-            if time.monotonic() - latest > idle:
+            if time.monotonic() - latest > _IDLE_SECONDS:
                 if not taken:
-                    raise UnavailableError(f"no iteration of job {job!r} has ended within {idle:g} s")
-                return rows, f"No iteration has ended for {idle:g} s"
+                    raise UnavailableError(
+                        f"no iteration of job {job!r} has ended within {_IDLE_SECONDS:g} s"
+                    )
+                return rows, f"No iteration has ended for {_IDLE_SECONDS:g} s"
             time.sleep(_POLL_SECONDS)

@@ -188,29 +188,29 @@ def _text(value: float) -> str:
 # -- made traces
 
 
+_SPIKE = 0.5  # share of its speed that a worker has left in a spike
+
+
 @dataclass(frozen=True)
-class Perturbation(Checked):
+class Perturbation:
     """Unpredictable changes of speed: each iteration's is multiplied by noise, and at times by a spike.
 
     The noise is log-normal with a mean of 1.
     """
 
-    noise: Annotated[float, Setting("Relative standard deviation of each speed.", least=0, most=1)] = 0.05
-    spikes: Annotated[float, Setting("Share of iterations with a spike.", least=0, most=1)] = 0.03
-    spike_factor: Annotated[
-        float, Setting("Of its speed that a worker has left in a spike.", above=0, most=1)
-    ] = 0.5
+    noise: float = 0.05  # relative standard deviation of each speed
+    spikes: float = 0.03  # share of iterations with a spike
 
     @property
     def mean(self) -> float:
         """Return the mean factor, with which a perfect predictor multiplies."""
-        return 1 - self.spikes * (1 - self.spike_factor)
+        return 1 - self.spikes * (1 - _SPIKE)
 
     def draw(self, iterations: int, random: "np.random.Generator") -> Array:
         """Draw factors, (iterations,)."""
         sigma = math.sqrt(math.log1p(self.noise**2))
         noise = np.exp(sigma * random.standard_normal(iterations) - sigma**2 / 2)
-        return noise * np.where(random.random(iterations) < self.spikes, self.spike_factor, 1.0)
+        return noise * np.where(random.random(iterations) < self.spikes, _SPIKE, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

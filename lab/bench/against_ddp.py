@@ -26,7 +26,6 @@ from batchsize_manager.policies import POLICIES
 from batchsize_manager.policies.solver import split_evenly_in_time
 from batchsize_manager.policies.step_times import StepTimeCurves, StepTimes
 from evenpace.local.cluster import LOOPBACK, LocalCluster, share_cpus
-from evenpace.local.fields import Limit
 from evenpace.local.terminal import make_table
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
@@ -73,7 +72,6 @@ class TrainConfig:
     # From 0 to 1; the time until an epoch ends with it is printed.
     target_accuracy: Annotated[float, Setting("On the test set.", least=0, most=1)] = 0.9
     seed: Seed = 1
-    limit_kind: Limit = "auto"
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -132,7 +130,7 @@ def _measure(config: TrainConfig, mode: str) -> list[Mapping[str, NDArray[Any]]]
         if mode != "ddp":
             cluster.start()
             services = {"manager": str(cluster.manager), "ps": [*map(str, cluster.shard_addresses)]}
-        for rank, share in enumerate(share_cpus(config.shares, config.limit_kind)):
+        for rank, share in enumerate(share_cpus(config.shares, "auto")):
             options = as_argument(
                 mode=mode,
                 store=folder / "store",

@@ -16,7 +16,7 @@ Example:
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,7 +99,7 @@ class BalanceConfig:
         ),
     ] = ()
     iterations: Annotated[int, Setting("Of each run.", least=2)] = 300
-    noise: Noise = field(default_factory=Noise)  # noise of the first seed
+    seed: Annotated[int, Setting("Of the noise; the first.", least=0)] = 0
     seeds: Annotated[int, Setting("Runs of each policy.", least=1)] = 1  # how many seeds there are
     changes: Annotated[
         tuple[Change, ...] | None,
@@ -162,7 +162,7 @@ def run(config: BalanceConfig, console: Console) -> dict[str, Any]:
 
     They are, with None for what never happens::
 
-        {"options": {"curves": file or "made-up", "noise": share, "spikes": share, "seeds": [number],
+        {"options": {"curves": file or "made-up", "noise": share, "seeds": [number],
                      "iterations": count, "all_reduce": share, "links": [share], "buckets": count,
                      "backward": [share], "micro_batch": samples or null},
          "clusters": [{"model": name, "gpus": [worker], "total": samples,
@@ -194,9 +194,8 @@ def run(config: BalanceConfig, console: Console) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "options": {
             "curves": "made-up" if config.curves is None else config.curves.name,
-            "noise": config.noise.deviation,
-            "spikes": config.noise.spikes,
-            "seeds": [config.noise.seed + n for n in range(config.seeds)],
+            "noise": Noise.deviation,
+            "seeds": [config.seed + n for n in range(config.seeds)],
             "iterations": config.iterations,
             "all_reduce": config.all_reduce,
             "links": list(config.links),
@@ -216,10 +215,15 @@ def run(config: BalanceConfig, console: Console) -> dict[str, Any]:
             for name in names:
                 runs = []
                 for seed in figures["options"]["seeds"]:
-                    noise = Noise(config.noise.deviation, config.noise.spikes, seed)
                     policy = make_policy(name, PolicyOptions(tolerance=config.tolerance))
                     played = play(
-                        policy, cluster, changes, noise, config.iterations, transfers, config.micro_batch
+                        policy,
+                        cluster,
+                        changes,
+                        Noise(seed=seed),
+                        config.iterations,
+                        transfers,
+                        config.micro_batch,
                     )
                     first[-1].setdefault(name, played)
                     runs.append(played.figures())

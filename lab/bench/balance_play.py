@@ -6,7 +6,7 @@ best split comes from a solver of its own, which shares nothing with the policie
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,8 @@ from idl.bounds import Bounds
 from idl.errors import EvenpaceError
 from idl.plan import JobSpec
 from idl.records import Report
-from idl.settings import Checked, Setting
 from lab.bench.step_times import Cluster
 from predictors import Array
-
-_SPIKE = 3.0  # factor on a worker's time in a spike
 
 
 @dataclass(frozen=True)
@@ -41,23 +38,17 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Noise(Checked):
+class Noise:
     """Noise on the true times, from which the measured ones follow."""
 
-    # Relative standard deviation.
-    deviation: Annotated[float, Setting("Relative deviation of a time.", name="noise", least=0, below=1)] = (
-        0.03
-    )
-    # Share of iterations in which a worker takes three times as long.
-    spikes: Annotated[float, Setting("Share of times that are three times as long.", least=0, most=1)] = 0.0
-    seed: Annotated[int, Setting("Of the noise; the first.", least=0)] = 0  # seed of both
+    deviation: float = 0.03  # relative standard deviation of a time
+    seed: int = 0
 
     def factors(self, iterations: int, workers: int) -> Array:
         """Return factors on the true times, (iterations, workers); the same for every policy."""
         random = np.random.default_rng(self.seed)
-        factors = np.maximum(0.1, random.normal(1.0, self.deviation, (iterations, workers)))
-        spiked: Array = np.where(random.random((iterations, workers)) < self.spikes, _SPIKE, 1.0) * factors
-        return spiked
+        factors: Array = np.maximum(0.1, random.normal(1.0, self.deviation, (iterations, workers)))
+        return factors
 
 
 CLOSE = 1.05  # ratio to the best split's iteration time up to which a split is close to it

@@ -57,7 +57,6 @@ class GroupChangesConfig:
             read=partial(whole_numbers, "parameters", least=8),
         ),
     ] = (10_000_000,)
-    batch_size: Annotated[int, Setting("Samples, a multiple of the workers.", least=1)] = 48
     turns: Annotated[int, Setting("Turns of 10 iterations beside those of stock DDP; 0: none.", least=0)] = 10
     # By their names in `GROUP_CHANGES`, in this order.
     changes: Annotated[
@@ -74,12 +73,13 @@ class GroupChangesConfig:
         check_settings(self)
         if unknown := sorted(set(self.changes) - set(GROUP_CHANGES)):
             raise InvalidRequestError(f"changes {', '.join(unknown)}: there are {', '.join(GROUP_CHANGES)}")
-        if self.batch_size % self.workers:
+        if _BATCH_SIZE % self.workers:
             raise InvalidRequestError(
-                f"batch size {self.batch_size}: must be a multiple of the {self.workers} workers"
+                f"workers {self.workers}: must divide the batch, of {_BATCH_SIZE} samples, evenly"
             )
 
 
+_BATCH_SIZE = 48  # samples
 _LOOK_SECONDS = 0.1  # seconds between two looks at the job, which disturb it
 _FORMING_LOOK_SECONDS = 0.005  # the same, for the moment at which a group begins to be formed
 _JOB = "default"
@@ -107,7 +107,7 @@ class _Job:
     def __init__(
         self, config: GroupChangesConfig, parameters: int, folder: Path, cluster: LocalCluster
     ) -> None:
-        self._options = {"parameters": parameters, "batch_size": config.batch_size}
+        self._options = {"parameters": parameters, "batch_size": _BATCH_SIZE}
         self._ranks = config.workers
         self._folder = folder
         self._cluster = cluster

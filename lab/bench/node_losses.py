@@ -11,7 +11,6 @@ Example:
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from math import inf
 from typing import Annotated, Any
 
 from rich.console import Console
@@ -39,12 +38,12 @@ class NodesConfig(Checked):
     workers: Annotated[int, Setting("Of the job.", least=2, most=16)] = 2
     shards: Annotated[int, Setting("Of the parameter server.", least=1, most=8)] = 2
     checkpoint_every: Annotated[int, Setting("Versions, at a shard.", least=1)] = 20
-    pause: Annotated[float, Setting("Seconds that each iteration takes longer.", least=0, below=inf)] = 0.05
     silence: Silence = None
     repeats: Repeats = 3
 
 
 _CALM = 40  # steps between two losses
+_PAUSE = 0.05  # seconds that each iteration takes longer
 
 
 class _Losses:
@@ -132,7 +131,7 @@ def run(config: NodesConfig, console: Console) -> dict[str, Any]:
             str(config.workers),
             config.shards,
             config.checkpoint_every,
-            pause=config.pause,
+            pause=_PAUSE,
         )
         losses = _Losses(config, cluster, job)
         losses.add_nodes()

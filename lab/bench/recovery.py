@@ -35,7 +35,6 @@ class RecoveryConfig(Checked):
     """The job, and what happens to it (InvalidRequestError: a value is out of its range)."""
 
     workers: Annotated[int, Setting("Of the job.", least=2)] = 3
-    shards: Annotated[int, Setting("Of the parameter server.", least=1)] = 2
     away: Annotated[
         float,
         Setting(
@@ -48,6 +47,7 @@ class RecoveryConfig(Checked):
     events: tuple[str, ...] = ()
 
 
+_SHARDS = 2  # of the parameter server
 _CALM = 50  # steps between two faults
 
 
@@ -175,7 +175,7 @@ def run(config: RecoveryConfig, console: Console) -> dict[str, Any]:
     """Cause all faults to a job, one after the other, and print and return their costs."""
     events = chosen("events", config.events, EVENTS)
     settings = ChaosConfig(
-        1.0, 0, ("kill",), config.workers, config.shards, checkpoint_every=config.checkpoint_every
+        1.0, 0, ("kill",), config.workers, _SHARDS, checkpoint_every=config.checkpoint_every
     )
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-recovery-") as folder,
@@ -192,7 +192,7 @@ def run(config: RecoveryConfig, console: Console) -> dict[str, Any]:
 
 def _show(console: Console, figures: dict[str, Any]) -> None:
     title = (
-        f"{figures['workers']} workers, {figures['shards']} shards, {figures['step_s'] * 1e3:.0f} ms a step; "
+        f"{figures['workers']} workers, {_SHARDS} shards, {figures['step_s'] * 1e3:.0f} ms a step; "
         f"what is killed is started again after {figures['away']:g} s"
     )
     table = make_table(title, "", "stands still s", "at most s", "steps done again", "attempts")

@@ -15,7 +15,6 @@ import time
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -29,47 +28,29 @@ from evenpace.local.terminal import make_table
 from idl.errors import UnavailableError
 from idl.records import IterationRecord
 from idl.settings import Setting, check_settings
-from lab.fields import Repeats, whole_numbers
+from lab.fields import Repeats
 from lab.observer import Observer
 from lab.script_options import as_argument
-
-_sizes = partial(whole_numbers, "sizes", least=1)
 
 
 @dataclass(frozen=True)
 class SizesConfig:
-    """The job, its sizes and its epochs (ValueError: a value is not allowed)."""
+    """The job and its epochs (ValueError: a value is not allowed)."""
 
     workers: Annotated[int, Setting("Of the job.", least=1, most=32)] = 2
-    # Two sizes of the whole batch, so near each other that their iterations take as long.
-    sizes: Annotated[
-        tuple[int, ...],
-        Setting("Two, of the whole batch.", metavar="SAMPLES,SAMPLES", read=_sizes),
-    ] = (64, 66)
-    batches: Annotated[int, Setting("Of an epoch, all of them whole.", least=2)] = 4  # batches of an epoch
     epochs: Annotated[int, Setting("The size changes before every second; a multiple of 4.", least=16)] = 200
-    lookahead: Annotated[int, Setting("Of the trainings with one.", least=1)] = 2
     repeats: Repeats = 5  # trainings of each kind
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if len(self.sizes) != 2 or not 1 <= min(self.sizes) < max(self.sizes):
-            raise ValueError(f"sizes {self.sizes}: must be two different numbers, of at least 1")
-        least, most = sorted(self.sizes)
-        if self.batches * (most - least) >= least:
-            raise ValueError(
-                f"sizes {self.sizes}: differ too much for epochs of {self.batches} batches of either size; "
-                f"the larger one must be below {least + least / self.batches:g}"
-            )
         if self.epochs % 4:
             raise ValueError(f"epochs {self.epochs}: must be a multiple of 4")
-        if self.lookahead >= self.batches:
-            raise ValueError(
-                f"lookahead {self.lookahead}: must be below {self.batches}, the batches of an epoch"
-            )
 
 
 _SCRIPT = Path(__file__).with_name("size_changes_worker.py")
+_SIZES = (64, 66)  # samples of the whole batch, so near each other that their iterations take as long
+_BATCHES = 4  # of an epoch, all of them whole
+_LOOKAHEAD = 2  # of the trainings with one
 _WARM_UP = 8  # first epochs that do not count, a multiple of 4
 _POLL_SECONDS = 1.0  # seconds between two looks at the job, which disturb it
 _PLANS = 'evenpace_policy_seconds_count{step="split"}'
@@ -93,10 +74,10 @@ def run(config: SizesConfig, console: Console) -> dict[str, Any]:
 
 def _round(config: SizesConfig, way: str) -> dict[str, Any]:
     """Train once, and return the durations of groups of iterations, in seconds."""
-    lookahead = config.lookahead if way == AHEAD else 0
+    lookahead = _LOOKAHEAD if way == AHEAD else 0
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory(prefix="evenpace-sizes-") as folder:
-        options = as_argument(sizes=config.sizes, batches=config.batches, epochs=config.epochs)
+        options = as_argument(sizes=_SIZES, batches=_BATCHES, epochs=config.epochs)
         with LocalCluster(
             Path(folder),
             workers=config.workers,
@@ -113,7 +94,7 @@ def _round(config: SizesConfig, way: str) -> dict[str, Any]:
                 observer.poll()
                 records = observer.iterations
             plans = _plans(port)
-    due = config.epochs * config.batches
+    due = config.epochs * _BATCHES
     if [record.iteration for record in records] != list(range(due)):
         raise UnavailableError(f"{len(records)} records, where {due} were due")
     return {
@@ -133,7 +114,7 @@ def _groups(records: Sequence[IterationRecord], config: SizesConfig, ahead: int)
     """
     groups: dict[str, list[float]] = {"changed": [], "same": [], "again": []}
     for epoch in range(_WARM_UP, config.epochs):
-        first = records[epoch * config.batches]
+        first = records[epoch * _BATCHES]
         is_changed = first.total != records[first.iteration - 1].total
         name = "changed" if is_changed else ("same", "again")[epoch // 4 % 2]
         groups[name].append(records[first.iteration - ahead].duration)
@@ -194,7 +175,7 @@ def _show(console: Console, figures: Mapping[str, Any]) -> None:
         counts = [f"{its[key]:,}" for key in ("changes", "attempts", "plans_beyond")]
         for when in ("computed", "planned") if way == AHEAD else ("computed",):
             one = its[when]
-            name = f"{way} {figures['lookahead']}, when {when}" if way == AHEAD else way
+            name = f"{way} {_LOOKAHEAD}, when {when}" if way == AHEAD else way
             table.add_row(
                 name,
                 *(_in_ms(one[key]) for key in ("changed_s", "without_s")),

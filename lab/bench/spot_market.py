@@ -46,15 +46,13 @@ class SpotConfig(Checked):
         float,
         Setting("Seconds before a loss at which it is announced; 0 for none.", least=0, below=inf),
     ] = 10.0
-    per_sample: Annotated[
-        float, Setting("Seconds that a sample takes on each node; batches are of 96.", above=0, below=inf)
-    ] = 0.04
-    shards: Annotated[int, Setting("Of the parameter server.", least=1, most=8)] = 1
     silence: Silence = None
 
 
 _CALM_SECONDS, _CALM_STEPS = 20.0, 10  # before the trace, at least, in which nothing changes
 _CHECKPOINT_EVERY = 20  # versions
+_PER_SAMPLE = 0.04  # seconds that a sample takes on each node; batches are of 96
+_SHARDS = 1  # of the parameter server
 
 
 @dataclass(frozen=True)
@@ -168,13 +166,13 @@ def run(config: SpotConfig, console: Console) -> dict[str, Any]:
         raise InvalidRequestError(f"{config.trace}: no node is there at its begin, at 0 s")
     pace = 60 * config.minutes / trace[-1].time  # seconds for each of the trace's
     with RayCluster(config.silence) as cluster, _Market(cluster) as market:
-        cluster.add(STEADY, 1 + config.shards)
+        cluster.add(STEADY, 1 + _SHARDS)
         job = RayJob(
             cluster,
             f"1:{config.nodes}",
-            config.shards,
+            _SHARDS,
             _CHECKPOINT_EVERY,
-            per_sample=config.per_sample,
+            per_sample=_PER_SAMPLE,
         )
         first = [event for event in events if event.time == 0]
         for event in first:
@@ -185,7 +183,7 @@ def run(config: SpotConfig, console: Console) -> dict[str, Any]:
         calm = _Window(job)
         long_enough = calm.lasted(_CALM_SECONDS)
         job.until("nothing changes", lambda: long_enough() and len(calm.reached) > _CALM_STEPS)
-        calm_share = calm.rate / (len(first) / config.per_sample)
+        calm_share = calm.rate / (len(first) / _PER_SAMPLE)
         window = _Window(job)
         with make_progress(console) as bar:
             task = bar.add_task("what happens", total=len(events) - len(first))
@@ -203,7 +201,7 @@ def run(config: SpotConfig, console: Console) -> dict[str, Any]:
             cluster.add(PLACE)
         iterations, error = job.finish()
     capacity = sum(max(0.0, min(life.down, window.ended) - max(life.up, window.began)) for life in lives)
-    useful = window.useful * config.per_sample
+    useful = window.useful * _PER_SAMPLE
     lost = capacity * calm_share - useful
     changes = len(events) - len(first)
     figures = asdict(config) | {

@@ -1,6 +1,5 @@
 """`evenpace demo`."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,13 +12,12 @@ from lab.demo_config import DemoConfig
 @click.command()
 @example("evenpace demo --shares 0.8,0.4,0.2,0.1 --json demo.json")
 @configured(DemoConfig, "config")
-@click.option("--no-http", is_flag=True, help="No live page.")
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write the summary here."
 )
-def demo(config: DemoConfig, no_http: bool, json_path: Path | None) -> None:
+def demo(config: DemoConfig, json_path: Path | None) -> None:
     """Train on uneven workers, first with an even split, then balanced, and compare."""
     from lab.demo import run_demo
 
     with user_mistakes():
-        run_demo(replace(config, http=None) if no_http else config, json_path)
+        run_demo(config, json_path)

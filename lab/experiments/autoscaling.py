@@ -25,7 +25,7 @@ from rich.console import Console
 from evenpace.reports import style
 from idl.noise import Noise
 from idl.settings import Setting
-from lab.experiments.scheduling_fields import NodesConfig
+from lab.experiments.scheduling_fields import DEVICES, MOST_NODES, RESTART_COST, Traces
 from lab.plots import panels, save, styled
 from lab.report import Columns, options_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
@@ -36,14 +36,15 @@ from scheduler.autoscaling import scale_up
 from scheduler.goodput import Goodput
 
 GOODPUT, THROUGHPUT = "goodput", "throughput"
+_MODEL = "imagenet"
 _ALL_NOISE = Noise(0.0, 1.0)  # with which every sample counts alike, so that goodput is throughput
 
 
 @dataclass(frozen=True)
-class AutoscalingConfig(NodesConfig):
+class AutoscalingConfig:
     """The configuration of one job that rents nodes."""
 
-    model: Annotated[str, Setting("Model to train, a folder of the traces.", metavar="MODEL")] = "imagenet"
+    traces: Traces
     plot: Annotated[
         Path | None, Setting("Draw nodes and efficiency against the time, a PNG file.", folder=False)
     ] = None
@@ -57,41 +58,41 @@ def run(config: AutoscalingConfig, console: Console) -> dict[str, Any]:
     "efficiency"}]}`.
     """
     applications = read_applications([config.traces], [PLAIN], LIMITS["pollux"])
-    if (application := applications.get(config.model)) is None:
-        raise ValueError(f"model {config.model!r}: there are {', '.join(sorted(applications))}")
+    if (application := applications.get(_MODEL)) is None:
+        raise ValueError(f"{config.traces}: there is no {_MODEL}, only {', '.join(sorted(applications))}")
     figures: dict[str, Any] = {"config": options_of(config)}
     for rule in (GOODPUT, THROUGHPUT):
-        figures[rule] = result_of(scaled(application, rule, config), config.devices_per_node)
+        figures[rule] = result_of(scaled(application, rule))
     _print(console, figures)
     if config.plot is not None:
         save(draw(figures), config.plot)
     return figures
 
 
-def scaled(application: Application, rule: str, config: AutoscalingConfig) -> list[TrainedEpoch]:
+def scaled(application: Application, rule: str) -> list[TrainedEpoch]:
     """Train with the nodes that a rule, goodput or throughput, chooses."""
-    batches, devices = application.batches[PLAIN], config.devices_per_node
-    counts = np.arange(1, most_nodes(batches, config.nodes, devices) + 1)
-    throughput = profile(application, len(counts), devices)
+    batches = application.batches[PLAIN]
+    counts = np.arange(1, most_nodes(batches, MOST_NODES, DEVICES) + 1)
+    throughput = profile(application, len(counts), DEVICES)
 
     def choose(epoch: int, before: TrainedEpoch | None) -> Configuration:
         noise = _ALL_NOISE
         if rule == GOODPUT:
             noise = application.noise(batches.initial if before is None else before.batch, epoch)
-        best = Goodput(throughput, noise, batches).best(counts, devices * counts)
+        best = Goodput(throughput, noise, batches).best(counts, DEVICES * counts)
         nodes = scale_up(best.goodput, 1 if before is None else before.nodes)
         return Configuration(nodes, int(best.local[nodes - 1]), int(best.accumulations[nodes - 1]))
 
-    return train(application, choose, devices, config.restart_cost)
+    return train(application, choose, DEVICES, RESTART_COST)
 
 
-def result_of(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, Any]:
+def result_of(epochs: Sequence[TrainedEpoch]) -> dict[str, Any]:
     """Return the figures of a training of at least one epoch, as the module describes."""
     seconds = math.fsum(epoch.seconds for epoch in epochs)
     ends = accumulate(epoch.seconds for epoch in epochs)
     return {
         "hours": seconds / 3600,
-        "device_hours": math.fsum(epoch.seconds * epoch.nodes * devices for epoch in epochs) / 3600,
+        "device_hours": math.fsum(epoch.seconds * epoch.nodes * DEVICES for epoch in epochs) / 3600,
         "efficiency": math.fsum(epoch.efficiency * epoch.seconds for epoch in epochs) / seconds,
         "epochs": [
             {"end_h": end / 3600, "nodes": epoch.nodes, "batch": epoch.batch, "efficiency": epoch.efficiency}
@@ -127,7 +128,7 @@ def _print(console: Console, figures: Mapping[str, Any]) -> None:
         "epochs": ("nodes, first to last", lambda epochs: f"{epochs[0]['nodes']} to {epochs[-1]['nodes']}"),
     }
     first, second = (figures[rule] for rule in (GOODPUT, THROUGHPUT))
-    title = f"{figures['config']['model']} on up to {figures['config']['nodes']} nodes"
+    title = f"{_MODEL} on up to {MOST_NODES} nodes"
     table = table_of(title, "nodes chosen by", columns, ((GOODPUT, first), (THROUGHPUT, second)))
     changes = [f"{100 * (first[key] / second[key] - 1):+.1f}%" for key in ("device_hours", "hours")]
     table.add_section()

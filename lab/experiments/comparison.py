@@ -56,8 +56,10 @@ class Evaluator:
         """Return the number of training samples."""
         return len(self._workload.train_set)
 
-    def run_config(self, options: Any, iterations: int, total_batch_size: int, **more: Any) -> RunConfig:
-        """Return the configuration of a run with the workers and shards of an experiment's options."""
+    def run_config(
+        self, shares: tuple[float, ...], iterations: int, total_batch_size: int, **more: Any
+    ) -> RunConfig:
+        """Return the configuration of a run with workers of these shares."""
         if total_batch_size > self.samples:
             raise ValueError(
                 f"batch size {total_batch_size}: {self.training.name} has {self.samples} samples to train on"
@@ -65,11 +67,9 @@ class Evaluator:
         return RunConfig(
             training=self.training,
             elements=sum(parameter.numel() for parameter in self._parameters),
-            shares=options.shares,
+            shares=shares,
             iterations=iterations,
             total_batch_size=total_batch_size,
-            limit_kind=options.limit_kind,
-            shards=options.shards,
             **more,
         )
 
@@ -137,7 +137,7 @@ def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions,
     schedule = options.disturbance.schedule(workers, options.iterations, options.seed)
     evaluator = Evaluator(Training(workload, options.arguments))
     batch_size = options.batch_size or BATCH_SIZES[workload]
-    config = evaluator.run_config(options, options.iterations, batch_size, tolerance=options.tolerance)
+    config = evaluator.run_config(options.shares, options.iterations, batch_size, tolerance=options.tolerance)
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     write_schedule(schedule, out / "schedule.csv")
@@ -162,7 +162,7 @@ def compare(schemes: Sequence[Scheme], workload: str, options: ContendedOptions,
             writer.writerows(_iteration_rows(measured))
             stream.flush()
             figures["schemes"][scheme.name] = _figures(measured, evaluator, options.settle)
-            _relate(figures["schemes"], options.target)
+            _relate(figures["schemes"])
             # After each run, so that an experiment that is stopped keeps the runs that are done.
             files.write_json(figures, out / "report.json")
     plots.write_all(figures, out)
@@ -213,11 +213,11 @@ def _worker_row(record: analysis.Record, name: str) -> list[float | None]:
     ]
 
 
-def _relate(schemes: dict[str, Figures], target: float | None) -> None:
+def _relate(schemes: dict[str, Figures]) -> None:
     """Set the schemes' figures in relation to each other."""
     ema = schemes.get("lb-bsp:ema", {}).get("relative_rmse")
     reference = schemes.get("bsp") or next(iter(schemes.values()))
-    goal = target if target is not None else _TARGET * reference["accuracy"]
+    goal = _TARGET * reference["accuracy"]
     for figures in schemes.values():
         baseline = schemes.get(figures["baseline"])
         figures["of_baseline"] = figures["iteration_s"] / baseline["iteration_s"] if baseline else None

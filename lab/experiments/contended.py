@@ -14,7 +14,6 @@ from rich.progress import Progress
 from batchsize_manager.config import TOLERANCE
 from batchsize_manager.policies import Tolerance
 from evenpace.local.cluster import LocalCluster
-from evenpace.local.fields import Limit
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from lab.experiments.containers import ContainerCluster
@@ -30,12 +29,13 @@ from lab.experiments.scheme_run import (
     training,
 )
 from lab.experiments.schemes import Scheme
-from lab.fields import Folder, Seed, Shards, Shares
+from lab.fields import Folder, Seed, Shares
 from lab.observer import Observer
 from lab.traces import TraceRecorder
 from lab.workloads.by_name import Arguments
 from predictors import PredictorOptions
 
+_MEMORY_BYTES = 256 * 2**20  # what a schedule's shares of memory refer to
 _RECENT = 10  # last iterations, whose mean time is taken for that of the current one
 _SNAPSHOTS = 15  # snapshots of the parameters in a run, about, for the curves of loss and accuracy
 
@@ -57,15 +57,7 @@ class ContendedOptions:
         Path | None, Setting("Start predictors from kept models: a file, or a folder of them.", exists=True)
     ] = None
     tolerance: Tolerance = TOLERANCE
-    target: Annotated[
-        float | None, Setting("Accuracy that is to be reached.  [default: 98% of BSP's]", least=0, most=1)
-    ] = None
-    memory_bytes: Annotated[
-        int, Setting("What a schedule's shares of memory refer to.", name="memory-mib", least=1, unit=2**20)
-    ] = 256 * 2**20
-    limit_kind: Limit = "auto"
     containers: Annotated[bool, Setting("Run each part in a container; see docs/containers.md.")] = False
-    shards: Shards = 1
     arguments: Arguments = ()
 
     def __post_init__(self) -> None:
@@ -99,7 +91,6 @@ def run_contended(
     cluster = (ContainerCluster if options.containers else LocalCluster)(
         folder,
         workers=workers,
-        shards=config.shards,
         **manager_options(scheme, config),
         replicas_to_aggregate=len(config.shares) if extra else None,
         first_fit=options.learning.first_fit,
@@ -115,7 +106,7 @@ def run_contended(
         return [*words, "--batch-size", str(batch_size)]
 
     with training(cluster, config, shares, arguments) as observer:
-        places = [_place(cluster, rank, share, options.memory_bytes) for rank, share in enumerate(shares)]
+        places = [_place(cluster, rank, share) for rank, share in enumerate(shares)]
         watch = _Watch(observer, config, schedule.unit, cluster)
         task = progress.add_task(scheme.name, total=config.iterations)
         with contextlib.closing(Contention(schedule.of_first(workers), places)) as contention:
@@ -132,12 +123,12 @@ def run_contended(
         return ContendedRun(scheme, records, watch.snapshots, *measured)
 
 
-def _place(cluster: LocalCluster, rank: int, cores: float, memory_bytes: int) -> Place:
+def _place(cluster: LocalCluster, rank: int, cores: float) -> Place:
     """Return the place of a worker's competing tasks: beside it, or in its container."""
     name = f"worker-{rank}"
     if isinstance(cluster, ContainerCluster):
-        return ContainerPlace(cluster.container(name), cores, memory_bytes)
-    return ProcessPlace(cluster.pid(name), cores, memory_bytes, cluster.shares[name].cpu)
+        return ContainerPlace(cluster.container(name), cores, _MEMORY_BYTES)
+    return ProcessPlace(cluster.pid(name), cores, _MEMORY_BYTES, cluster.shares[name].cpu)
 
 
 class _Watch:

@@ -16,13 +16,13 @@ import numpy as np
 from idl.errors import InvalidRequestError
 from idl.settings import Setting, check_settings
 from lab.csv_rows import read_rows
-from lab.fields import numbers, parse_names
 from lab.traces import read_usage
 from predictors import Array
 
 Unit = Literal["iterations", "seconds"]
 
 COLUMNS = ("worker", "start", "end", "cpu", "memory")
+_STEP_SECONDS = 5.0  # seconds that a step of a trace lasts here
 _LEVELS = 10  # levels to which a trace's CPU demand is rounded, so that tasks last longer than a step
 _MOST_MEMORY = 0.5  # of a worker's memory that a trace's task holds at most: the worker needs some itself
 
@@ -84,27 +84,16 @@ class Disturbance:
     file: Annotated[
         Path | None,
         Setting(
-            "Who is disturbed when: worker,start,end,cpu,memory.  [default: at random]",
+            "Who is disturbed when: worker,start,end,cpu,memory; in iterations.  [default: at random]",
             name="schedule",
             folder=False,
             exists=True,
         ),
     ] = None
-    unit: Annotated[Unit, Setting("Of --schedule's times.")] = "iterations"
     usage: Annotated[
         Path | None,
         Setting("Disturb as machines were used: vm,step,cpu_percent,mem_percent.", folder=False, exists=True),
     ] = None
-    step_seconds: Annotated[
-        float, Setting("How long a step of --usage lasts here.", above=0, below=math.inf)
-    ] = 5.0
-    machines: Annotated[
-        tuple[str, ...], Setting("Of --usage.  [default: at random]", metavar="NAME,...", read=parse_names)
-    ] = ()
-    contended: Annotated[
-        tuple[int, ...],
-        numbers("contended", "Workers that are disturbed at random.  [default: all]", "RANK,...", 0),
-    ] = ()
     phases: Annotated[
         tuple[int, int],
         Setting("Iterations that random contention is on, or off.", metavar="SHORTEST LONGEST", least=1),
@@ -118,14 +107,12 @@ class Disturbance:
     def schedule(self, workers: int, iterations: int, seed: int) -> Schedule:
         """Return the tasks beside workers; the seed draws a random schedule, or a trace's machines."""
         if self.file is not None:
-            schedule = read_schedule(self.file, self.unit)
-        elif self.usage is not None:
-            machines = self.machines or None
-            schedule = trace_schedule(self.usage, workers, self.step_seconds, seed, machines)
-        else:
-            schedule = random_schedule(self.contended or range(workers), iterations, seed, *self.phases)
-        schedule.check_workers(workers)
-        return schedule
+            schedule = read_schedule(self.file)
+            schedule.check_workers(workers)
+            return schedule
+        if self.usage is not None:
+            return trace_schedule(self.usage, workers, seed)
+        return random_schedule(range(workers), iterations, seed, *self.phases)
 
 
 def random_schedule(
@@ -152,15 +139,18 @@ def random_schedule(
     return Schedule(tuple(tasks), "iterations", f"random, seed {seed}")
 
 
-def read_schedule(path: Path, unit: Unit) -> Schedule:
-    """Read a CSV file with the columns worker, start, end, cpu and memory, as `Task` has them."""
+def read_schedule(path: Path) -> Schedule:
+    """Read a CSV file with the columns worker, start, end, cpu and memory, as `Task` has them.
+
+    Its times are in iterations.
+    """
     tasks = []
     for row in read_rows(path, COLUMNS):
         try:
             tasks.append(Task(int(row.values["worker"]), *(float(row.values[name]) for name in COLUMNS[1:])))
         except ValueError as error:
             raise ValueError(f"{path}, line {row.line}: {error}") from error
-    return Schedule(tuple(tasks), unit, str(path))
+    return Schedule(tuple(tasks), "iterations", str(path))
 
 
 def write_schedule(schedule: Schedule, path: Path) -> None:
@@ -171,39 +161,26 @@ def write_schedule(schedule: Schedule, path: Path) -> None:
         writer.writerows([t.worker, t.start, t.end, t.cpu, t.memory] for t in schedule.tasks)
 
 
-def trace_schedule(
-    path: Path, workers: int, step_seconds: float, seed: int, machines: Sequence[str] | None = None
-) -> Schedule:
+def trace_schedule(path: Path, workers: int, seed: int) -> Schedule:
     """Make tasks with the CPU and memory demand of a trace's machines, one machine for each worker.
 
     As in LB-BSP (section 5.3), the usage of a machine's tasks is the demand that competes with the worker.
     Usage that stays the same, to a tenth of the CPU, is one task. The file is one for
-    `lab.traces.read_usage`, such as the Google cluster trace; without names of machines, the seed chooses
-    them.
+    `lab.traces.read_usage`, such as the Google cluster trace; the seed chooses the machines.
     """
     usage = read_usage(path)
-    if machines is None:
-        if len(usage) < workers:
-            raise ValueError(f"{path}: {len(usage)} machines, but {workers} workers")
-        machines = np.random.default_rng(seed).choice(sorted(usage), workers, replace=False).tolist()
-    unknown = [machine for machine in machines if machine not in usage]
-    if unknown:
-        raise ValueError(f"{path}: there is no machine {unknown[0]!r}")
-    if len(machines) != workers:
-        raise ValueError(f"machines {', '.join(machines)}: give one for each of {workers} workers")
-    tasks = [
-        task
-        for worker, machine in enumerate(machines)
-        for task in _tasks_of(worker, *usage[machine], step_seconds)
-    ]
+    if len(usage) < workers:
+        raise ValueError(f"{path}: {len(usage)} machines, but {workers} workers")
+    machines = np.random.default_rng(seed).choice(sorted(usage), workers, replace=False).tolist()
+    tasks = [task for worker, machine in enumerate(machines) for task in _tasks_of(worker, *usage[machine])]
     return Schedule(tuple(tasks), "seconds", f"{path}, machines {', '.join(machines)}")
 
 
-def _tasks_of(worker: int, cpu: Array, memory: Array, seconds: float) -> list[Task]:
+def _tasks_of(worker: int, cpu: Array, memory: Array) -> list[Task]:
     tasks: list[Task] = []
     for step, (demand, held) in enumerate(zip(cpu, memory, strict=True)):
         level = round(float(demand) * _LEVELS) / _LEVELS
-        start, end = step * seconds, (step + 1) * seconds
+        start, end = step * _STEP_SECONDS, (step + 1) * _STEP_SECONDS
         if tasks and tasks[-1].cpu == level:
             tasks[-1] = Task(worker, tasks[-1].start, end, level, tasks[-1].memory)
         else:

@@ -26,7 +26,6 @@ from rich.console import Console
 
 from batchsize_manager.policies import POLICIES
 from evenpace.cli.values import positive_number
-from evenpace.local.fields import Limit
 from evenpace.local.terminal import make_progress
 from evenpace.reports import files
 from idl.errors import InvalidRequestError
@@ -36,7 +35,7 @@ from lab.experiments.comparison import Evaluator
 from lab.experiments.scheme_run import RunConfig, SchemeRun
 from lab.experiments.schemes import SCHEMES, Scheme
 from lab.experiments.unequal import UnequalShares, run_unequal
-from lab.fields import Folder, Shards, numbers, parse_names
+from lab.fields import Folder, numbers, parse_names
 from lab.plots import save
 from lab.report import Columns, table_of
 from lab.workloads.by_name import BATCH_SIZES, WORKLOADS, Arguments, Training, by_workload
@@ -79,8 +78,6 @@ class CoordinationConfig:
         ),
     ] = 0.5
     seeds: Annotated[tuple[int, ...], numbers("seeds", "A run with each; means.", "SEED,...", 0)] = (1,)
-    limit_kind: Limit = "auto"
-    shards: Shards = 1
     data: Annotated[
         tuple[str, ...],
         Setting(
@@ -145,7 +142,7 @@ def _workloads(config: CoordinationConfig) -> Iterator[tuple[Evaluator, RunConfi
         data = ("--data", specs[name]) if name in specs else ()
         evaluator = Evaluator(Training(name, (*config.arguments, *data)))
         iterations = counts.get(name, _ITERATIONS.get(name, _OTHER_ITERATIONS))
-        run_config = evaluator.run_config(config, iterations, sizes.get(name, BATCH_SIZES[name]))
+        run_config = evaluator.run_config(config.shares, iterations, sizes.get(name, BATCH_SIZES[name]))
         yield evaluator, run_config, targets.get(name)
 
 

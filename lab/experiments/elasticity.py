@@ -52,6 +52,7 @@ _LIMITS = {"cifar10": JobLimits(epochs=100), "imagenet": JobLimits(epochs=1), "b
 _NODE = Cluster.of([("gpu", 1, 4)])
 _NODES = Cluster.of([("gpu", 4, 4)])
 _PRIORITIES = (1.0, 5.0, 10.0)
+_RESIZE_COST = 1  # seconds without progress after a start or a resize; the paper says less than one
 _JOBS = 20
 _GAP = 300.0  # seconds between arrivals, in the mean
 # Rows of Table 3, of which each is as likely: a model with its batches, each with the devices that it fills.
@@ -74,8 +75,6 @@ class ElasticityConfig(Checked):
     ] = (1, 2, 3)
     # Seconds from one round of the policy to the next; the paper's acts at once.
     interval: Annotated[int, Setting("Seconds from round to round.", least=1)] = 5
-    # Seconds without progress after a start or a resize; the paper says less than one.
-    resize_cost: Annotated[int, Setting("Seconds without progress after a resize.", least=0)] = 1
 
 
 def run(config: ElasticityConfig, console: Console) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def run(config: ElasticityConfig, console: Console) -> dict[str, Any]:
     applications = read_applications([config.traces], [PLAIN], _LIMITS)
     if lacking := _LIMITS.keys() - applications.keys():
         raise ValueError(f"{config.traces}: there is no {', '.join(sorted(lacking))}, which the jobs train")
-    rules = Rules(config.interval, config.resize_cost)
+    rules = Rules(config.interval, _RESIZE_COST)
     three = _compared(three_jobs(), applications, _NODE, rules)
     twenty: list[dict[str, Any]] = [
         {"seed": seed, **_compared(twenty_jobs(seed), applications, _NODES, rules)} for seed in config.seeds

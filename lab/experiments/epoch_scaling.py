@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from idl.settings import Setting
-from lab.experiments.scheduling_fields import NodesConfig
+from idl.settings import Checked, Setting
+from lab.experiments.scheduling_fields import DEVICES, MOST_NODES, RESTART_COST, Traces
 from lab.report import Columns, cells_of, options_of, table_of
 from lab.simulations.trace_files import PLAIN, read_applications
 from lab.simulator.applications import Application
@@ -36,9 +36,10 @@ RULES: dict[str, Callable[[Array], int]] = {"time": quickest, "cost": cheapest}
 
 
 @dataclass(frozen=True)
-class EpochScalingConfig(NodesConfig):
+class EpochScalingConfig(Checked):
     """The configuration of jobs that choose their nodes by epoch."""
 
+    traces: Traces
     # A higher one asks for larger batches.
     similarity: Annotated[float, Setting("Threshold that batch sizes follow.", above=0, below=1)] = 0.1
 
@@ -62,10 +63,7 @@ def run(config: EpochScalingConfig, console: Console) -> dict[str, Any]:
         for application in chosen:
             sizes = batch_sizes(application, config.similarity)
             for rule in RULES:
-                results = {
-                    name: _result(scaled(application, sizes, name, rule, config), config.devices_per_node)
-                    for name in FORECASTS
-                }
+                results = {name: _result(scaled(application, sizes, name, rule)) for name in FORECASTS}
                 models.append({"model": application.name, "rule": rule, "results": results})
     figures = {
         "config": options_of(config),
@@ -102,33 +100,31 @@ def expected(sizes: Array, epoch: int, name: str, first: int) -> float:
     return float(forecast(sizes[:epoch], 1, name)[0]) if epoch else float(first)
 
 
-def scaled(
-    application: Application, sizes: Array, name: str, rule: str, config: EpochScalingConfig
-) -> list[TrainedEpoch]:
+def scaled(application: Application, sizes: Array, name: str, rule: str) -> list[TrainedEpoch]:
     """Train with the nodes that suit the batch sizes expected by a forecast, for the least time or cost.
 
     The batch sizes that occur are (epochs,).
     """
-    batches, devices = application.batches[PLAIN], config.devices_per_node
-    counts = range(1, most_nodes(batches, config.nodes, devices) + 1)
+    batches = application.batches[PLAIN]
+    counts = range(1, most_nodes(batches, MOST_NODES, DEVICES) + 1)
 
     def seconds(batch: float, nodes: int) -> float:
         """Return the seconds of a sample with a batch, or with the least that fills the devices."""
-        its = configure(batches, batch, nodes, devices)
-        return step_seconds(application, its, devices) / (its.local * (its.accumulations + 1) * nodes)
+        its = configure(batches, batch, nodes, DEVICES)
+        return step_seconds(application, its, DEVICES) / (its.local * (its.accumulations + 1) * nodes)
 
     def choose(epoch: int, before: TrainedEpoch | None) -> Configuration:
         batch = min(expected(sizes, epoch, name, batches.initial), batches.largest)
         nodes = RULES[rule](np.array([seconds(batch, count) for count in counts]))
-        return configure(batches, sizes[epoch], nodes, devices)
+        return configure(batches, sizes[epoch], nodes, DEVICES)
 
-    return train(application, choose, devices, config.restart_cost)
+    return train(application, choose, DEVICES, RESTART_COST)
 
 
-def _result(epochs: Sequence[TrainedEpoch], devices: int) -> dict[str, float]:
+def _result(epochs: Sequence[TrainedEpoch]) -> dict[str, float]:
     return {
         "hours": sum(epoch.seconds for epoch in epochs) / 3600,
-        "device_hours": sum(epoch.seconds * epoch.nodes for epoch in epochs) * devices / 3600,
+        "device_hours": sum(epoch.seconds * epoch.nodes for epoch in epochs) * DEVICES / 3600,
         "changes": sum(before.nodes != after.nodes for before, after in pairwise(epochs)),
     }
 

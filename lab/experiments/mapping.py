@@ -38,7 +38,7 @@ from lab.experiments import plots
 from lab.experiments.mapping_reference import state_vector, train_alone
 from lab.experiments.mappings import MAPPINGS, VIRTUALFLOW, Event, Mapping
 from lab.experiments.scheme_run import RunTooShortError, followed
-from lab.fields import Folder, Seed, Shards, parse_names
+from lab.fields import Folder, Seed, parse_names
 from lab.observer import Observer
 from lab.plots import save
 from lab.report import Columns, options_of, table_of
@@ -47,6 +47,7 @@ from lab.workloads.common import Workload, evaluate
 from rpc.processes import Process
 
 _SCRIPT = Path(__file__).with_name("train_workload.py")
+_MICRO_BATCH = 4  # samples
 _POLL_SECONDS = 0.02  # seconds between two looks at the job
 _PATIENCE_SECONDS = 300.0  # seconds within which a worker joins
 _JOB = "default"
@@ -70,8 +71,7 @@ class MappingConfig:
         Setting("Mappings to train under.", metavar="NAME,...", choices=MAPPINGS, read=parse_names),
     ] = tuple(MAPPINGS)
     iterations: Annotated[int, Setting("Of each training.", least=1)] = 20
-    batch_size: Annotated[int, Setting("Over all workers.", least=1)] = 48
-    micro_batch: Annotated[int, Setting("Samples of a micro-batch.", least=1)] = 4
+    batch_size: Annotated[int, Setting("Over all workers.", least=_MICRO_BATCH)] = 48
     dtype: Annotated[
         Literal["float64", "float32"], Setting("In float32, rounding differs with the mapping.")
     ] = "float64"
@@ -82,7 +82,6 @@ class MappingConfig:
     samples: Annotated[int, Setting("First samples of the data, to train on.", least=1)] = 250
     test_samples: Annotated[int, Setting("First samples of the test data.", least=1)] = 500
     seed: Seed = 1
-    shards: Shards = 1
     data: Annotated[
         tuple[str, ...],
         Setting(
@@ -95,10 +94,6 @@ class MappingConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.micro_batch > self.batch_size:
-            raise InvalidRequestError(
-                f"micro-batch {self.micro_batch}: must be at most the batch size, {self.batch_size}"
-            )
 
 
 @dataclass(frozen=True)
@@ -127,6 +122,7 @@ class MappedTraining:
             raise ValueError(f"batch size {config.batch_size}: must be at most the {config.samples} samples")
         values = ((f"--{name.replace('_', '-')}", str(getattr(config, name))) for name in _PASSED)
         words = [word for pair in values for word in pair]
+        words += ["--micro-batch", str(_MICRO_BATCH)]
         words += ["--data", data] if data is not None else []
         self.training = Training(name, (*words, *_RANDOM.get(name, ())))
         self.options = self.training.options()
@@ -137,7 +133,7 @@ class MappedTraining:
         """Return all that the outcome of `run` on a mapping, or of `alone`, depends on."""
         if mapping is None:
             return repr(self.training)
-        return repr((self.training, mapping, self._config.exact, self._config.shards))
+        return repr((self.training, mapping, self._config.exact))
 
     def alone(self, *, backwards: bool = False) -> torch.Tensor:
         """Train in this process by `train_alone`; return parameters and running statistics, (elements,)."""
@@ -186,7 +182,6 @@ class MappedTraining:
 _PASSED = (
     "iterations",
     "batch_size",
-    "micro_batch",
     "dtype",
     "dropout",
     "lr",
@@ -263,8 +258,7 @@ class _Play:
 
     def _most(self, share: float) -> int:
         """Return the samples that a part of the whole batch has, in whole micro-batches."""
-        size = self._config.micro_batch
-        return max(1, math.ceil(share * self._config.batch_size / size)) * size
+        return max(1, math.ceil(share * self._config.batch_size / _MICRO_BATCH)) * _MICRO_BATCH
 
     def _do(self, event: Event, client: ManagerClient, observer: Observer) -> None:
         name = f"worker-{event.worker}"
@@ -426,7 +420,7 @@ def _cluster(mapping: Mapping, folder: Path, config: MappingConfig) -> LocalClus
     return LocalCluster(
         folder.resolve(),
         workers=mapping.workers,
-        shards=0 if mapping.all_reduce else config.shards,
+        shards=0 if mapping.all_reduce else 1,
         policy="even",
         surroundings=surroundings,
         # A worker that is only held up keeps its part.

@@ -20,7 +20,6 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from batchsize_manager.policies import POLICIES
-from evenpace.local.fields import Limit
 from evenpace.local.terminal import make_progress
 from evenpace.reports import files
 from idl.settings import Checked, Setting
@@ -30,7 +29,7 @@ from lab.experiments.equilibrium import Trajectory
 from lab.experiments.scheme_run import RunConfig
 from lab.experiments.schemes import Scheme
 from lab.experiments.unequal import UnequalShares, run_unequal
-from lab.fields import Folder, Shards
+from lab.fields import Folder
 from lab.network import WorkerNetwork
 from lab.plots import save
 from lab.report import Columns, table_of
@@ -66,8 +65,6 @@ class MigrationConfig(Checked):
     iterations: Annotated[int, Setting("Of each training.", least=20)] = 300
     batch_size: Annotated[int, Setting("Over all workers.", least=1)] = 256
     cut: BandwidthCut = field(default_factory=BandwidthCut)
-    limit_kind: Limit = "auto"
-    shards: Shards = 1
     out: Folder = Path("runs/fig8")
     no_cut: Annotated[bool, Setting("Without a cut and without network namespaces.")] = False
     arguments: Arguments = ()
@@ -85,7 +82,7 @@ def run(config: MigrationConfig, console: Console, json_path: Path | None = None
     folder where there is no other path.
     """
     evaluator = Evaluator(Training(config.workload, config.arguments))
-    trained = evaluator.run_config(config, config.iterations, config.batch_size, snapshots=0)
+    trained = evaluator.run_config(config.shares, config.iterations, config.batch_size, snapshots=0)
     _check(config)
     config.out.mkdir(parents=True, exist_ok=True)
     figures = run_migration(config, trained, console)

@@ -15,7 +15,6 @@ Example:
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +36,8 @@ Array = NDArray[np.float64]
 OURS = "analysis of variance"
 AVERAGE = "local average"
 WEIGHTED = "Theorem 4.1"
+_NORM = 3.0  # of the true gradient
+_DEVIATION = 0.5  # σ, of each element of one sample's gradient
 _AT_ONCE = 2**20  # numbers that are drawn at once
 
 
@@ -57,11 +58,6 @@ class NoiseConfig:
     )
     draws: Annotated[int, Setting("Iterations that are drawn.", least=2)] = 40_000
     dimensions: Annotated[int, Setting("Elements of a gradient.", least=1)] = 100
-    norm: Annotated[float, Setting("Norm of the true gradient.", above=0, below=inf)] = 3.0
-    # Σ, of each element of one sample's gradient.
-    deviation: Annotated[
-        float, Setting("Deviation of each element of a sample's gradient.", above=0, below=inf)
-    ] = 0.5
     seed: Annotated[int, Setting("Seed of the draws.", least=0)] = 1
     training: NoiseTrainingConfig = field(default_factory=NoiseTrainingConfig)
     plot: Annotated[Path | None, Setting("Draw a training, a PNG file.", folder=False)] = None
@@ -125,7 +121,7 @@ def looks(config: NoiseConfig, console: Console) -> list[dict[str, Any]]:
 
 def true_noise(config: NoiseConfig) -> Noise:
     """Return the noise that gradients are drawn with."""
-    return Noise(config.norm * config.norm, config.dimensions * config.deviation * config.deviation)
+    return Noise(_NORM * _NORM, config.dimensions * _DEVIATION * _DEVIATION)
 
 
 def estimators(config: NoiseConfig) -> dict[str, dict[str, dict[str, float]]]:
@@ -196,8 +192,8 @@ def theorem_weights(counts: NDArray[np.int64]) -> tuple[Array, Array]:
 def _draw(config: NoiseConfig, counts: NDArray[np.int64]) -> Iterator[Array]:
     """Yield contributions' gradients, (some of the draws, n, dimensions)."""
     rng = np.random.default_rng(config.seed)
-    gradient = np.full(config.dimensions, config.norm / np.sqrt(config.dimensions))
-    deviations = config.deviation / np.sqrt(counts)[:, None]
+    gradient = np.full(config.dimensions, _NORM / np.sqrt(config.dimensions))
+    deviations = _DEVIATION / np.sqrt(counts)[:, None]
     step = max(_AT_ONCE // (len(counts) * config.dimensions), 1)
     for start in range(0, config.draws, step):
         some = min(step, config.draws - start)

@@ -1,10 +1,9 @@
-"""Fields of the configurations of experiments with schedulers on measured step times."""
+"""Fields and constants of experiments with schedulers on measured step times."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from idl.settings import Checked, Setting
+from idl.settings import Setting
 
 Traces = Annotated[
     Path, Setting("Folder of MODEL folders: placements.csv, scalability.csv, validation-M.csv.", folder=True)
@@ -12,13 +11,11 @@ Traces = Annotated[
 """Measured step times, and trainings epoch by epoch."""
 
 
-@dataclass(frozen=True)
-class NodesConfig(Checked):
-    """The configuration of jobs that choose their nodes."""
+MOST_NODES = 16
+"""Nodes that a job may have."""
 
-    traces: Traces
-    nodes: Annotated[int, Setting("Nodes that a job may have at most.", least=1)] = 16
-    devices_per_node: Annotated[int, Setting("Devices of each node.", least=1)] = 4
-    restart_cost: Annotated[
-        int, Setting("Seconds without progress after a changed number of nodes.", least=0)
-    ] = 30
+DEVICES = 4
+"""Devices of each node."""
+
+RESTART_COST = 30
+"""Seconds without progress after a changed number of nodes."""

@@ -18,6 +18,7 @@ from lab.observer import Observer
 from lab.workloads.by_name import Training
 from worker.resources.cpu_limits import LimitKind
 
+_SHARDS = 1  # processes of the parameter server, as a local cluster has by default
 _POLL_SECONDS = 0.05  # seconds between two looks at the job
 _SCRIPT = Path(__file__).with_name("train_workload.py")
 
@@ -37,7 +38,6 @@ class RunConfig:
     total_batch_size: int  # samples of an iteration, over all workers
     tolerance: float = TOLERANCE  # the manager's
     limit_kind: LimitKind = "auto"  # see `worker.resources.cpu_limits.limit_cpu`
-    shards: int = 1  # processes of the parameter server
     snapshots: int = 30  # of the parameters in a run on unequal workers, about; 0 for none
 
     def __post_init__(self) -> None:
@@ -78,7 +78,6 @@ class Snapshots:
 
     def __init__(self, observer: Observer, config: RunConfig, gradients: int = 1) -> None:
         self._observer = observer
-        self._shards = config.shards
         self._gradients = gradients
         self._parameters = np.empty(config.elements, dtype=np.float32)
         self.taken: list[ParameterSnapshot] = []
@@ -86,7 +85,7 @@ class Snapshots:
     def take(self, seconds: float, version: int = -1) -> None:
         """Take one of at least this version, -1 for the present one, `seconds` after training began."""
         updates = self._gradients * self._observer.pull(self._parameters, version)
-        self.taken.append(ParameterSnapshot(seconds, updates, self._parameters.copy(), self._shards))
+        self.taken.append(ParameterSnapshot(seconds, updates, self._parameters.copy(), _SHARDS))
 
 
 def manager_options(scheme: Scheme, config: RunConfig) -> dict[str, Any]:

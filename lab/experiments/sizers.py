@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
 
-from batchsize_manager.policies import POLICIES
 from batchsize_manager.sizers import SIZERS
 from evenpace.local.cluster import LocalCluster
 from idl.errors import InvalidRequestError, UnavailableError
@@ -53,12 +52,10 @@ class SizersConfig:
         Setting("Sizer and rule of learning rates.", metavar="SIZER:RULE,...", read=parse_names),
     ] = ("fixed:none", "goodput:adascale", "goodput:none")
     workers: Annotated[int, Setting("Number of workers.", least=1)] = 2
-    policy: Annotated[str, Setting("Balancing policy.", choices=POLICIES)] = "learned"
     batch_size: Annotated[int, Setting("Samples of the first batch, and the least.", least=1)] = 32
     most: Annotated[int, Setting("Samples of a batch at most.", least=1)] = 512
     loss: Annotated[float, Setting("Loss over all samples that ends a training.", above=0, below=inf)] = 0.05
     epochs: Annotated[int, Setting("Epochs at most.", least=1)] = 3000
-    rate: Annotated[float, Setting("Learning rate of the first batch.", above=0, below=inf)] = 0.05
     seeds: Annotated[tuple[int, ...], numbers("seeds", "A run with each; medians.", "SEED,...", 0)] = (1,)
     plot: Annotated[Path | None, Setting("Draw losses and sizes by the time, a PNG file.", folder=False)] = (
         None
@@ -105,14 +102,14 @@ def run(config: SizersConfig, console: Console) -> dict[str, Any]:
 
 def _train(config: SizersConfig, sizer: str, rule: str, seed: int) -> dict[str, Any]:
     """Return one training, by epoch."""
-    options = {name: getattr(config, name) for name in ("data", "batch_size", "rate", "loss", "epochs")}
+    options = {name: getattr(config, name) for name in ("data", "batch_size", "loss", "epochs")}
     argument = json.dumps({**options, "rule": rule, "seed": seed})
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalCluster(
             Path(folder),
             workers=config.workers,
-            policy=config.policy,
+            policy="learned",
             sizer=sizer,
             batch_size=f"{config.batch_size}:{config.most}",
         ) as cluster,

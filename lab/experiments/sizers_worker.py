@@ -17,6 +17,7 @@ import evenpace
 from lab.data import load
 
 _HIDDEN = 128  # units
+_RATE = 0.05  # learning rate of the first batch
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(images[0].numel(), _HIDDEN), nn.Tanh(), nn.Linear(_HIDDEN, data.classes)
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=options.rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
     loader = evenpace.torch.DataLoader(
         TensorDataset(images, labels), options.batch_size, shuffle=True, seed=options.seed
     )

@@ -68,7 +68,6 @@ def run_unequal(
     cluster = LocalCluster(
         folder.resolve(),
         workers=len(names),
-        shards=config.shards,
         host=LOOPBACK if network is None else network.host,
         surroundings=lambda name: Surroundings(places.get(name, ())),
         manager_options=more,

@@ -21,7 +21,6 @@ STEPS = "model,gpu,batch_size,step_time_s\n"
 SPOT = "time_s,event,node\n"
 POINTS = "benchmark,round,batch_size,runs,mean_to_target,median_to_target,std\n"
 ARRIVALS = "name,time,application,num_replicas,batch_size\n"
-schedule_of = partial(read_schedule, unit="seconds")
 capacity_of = partial(read_capacity, nodes=("gpu-0", "gpu-1"))
 
 
@@ -46,9 +45,9 @@ capacity_of = partial(read_capacity, nodes=("gpu-0", "gpu-1"))
             USAGE + "a,0,50,50\na,2,50,50\n",
             ", line 3: step '2': the next step of machine 'a' must be 1",
         ),
-        (schedule_of, SCHEDULE + "-1,0,1,1,0", ", line 2: worker -1: must be at least 0"),
-        (schedule_of, SCHEDULE + "0,0,1,1.5,0", ", line 2: cpu 1.5: must be from 0 to 1"),
-        (schedule_of, "a,b\n1,2\n", "no column 'worker'; the columns are worker,start,end,cpu,memory"),
+        (read_schedule, SCHEDULE + "-1,0,1,1,0", ", line 2: worker -1: must be at least 0"),
+        (read_schedule, SCHEDULE + "0,0,1,1.5,0", ", line 2: cpu 1.5: must be from 0 to 1"),
+        (read_schedule, "a,b\n1,2\n", "no column 'worker'; the columns are worker,start,end,cpu,memory"),
         (
             read_step_times,
             STEPS + "m,a,1,1\nm,a,2,nan\n",

@@ -11,7 +11,6 @@ from lab.bench import against_ddp, node_losses
 from lab.bench.against_ddp import TrainConfig
 from lab.bench.group_changes import GroupChangesConfig
 from lab.bench.node_losses import NodesConfig
-from lab.bench.size_changes import SizesConfig
 from lab.bench.step_times import made_up_step_times, make_cluster
 from lab.experiments import analysis
 from lab.experiments.batch_size_law import Point, fit
@@ -21,7 +20,6 @@ from lab.experiments.mapping import MappedTraining, MappingConfig
 from lab.experiments.noise import NoiseConfig
 from lab.experiments.sizers import SizersConfig
 from lab.trace_usage import UsageTraceConfig, usage_trace
-from lab.traces import Perturbation
 
 OUT, QUIET = Path("nowhere"), Console(quiet=True)
 MACHINES = dict.fromkeys("abc", (np.linspace(0, 1, 4),) * 2)
@@ -64,7 +62,6 @@ def settled(synchronous):
             "schemes 'flexrr': there are bsp, asp, ssp, lb-bsp",
         ),
         (lambda: Disturbance(file=OUT, usage=OUT), "--schedule and --usage: give one of them"),
-        (lambda: Perturbation(noise=-0.1), "noise -0.1"),
     ],
 )
 def test_a_setting_that_is_not_allowed_is_named(make, said):
@@ -76,7 +73,6 @@ def test_a_setting_that_is_not_allowed_is_named(make, said):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: SizesConfig(sizes=(64, 80)), "sizes .64, 80.: differ too much for epochs of 4 batches"),
         (
             lambda: node_losses.run(NodesConfig(losses=("sun",)), QUIET),
             "losses sun: there are worker, shard, manager, controller, head",

@@ -119,7 +119,7 @@ def test_learned_is_close_soon_and_stays_there_on_measured_gpus(model):
     cluster = make_cluster(read_step_times(STEP_TIMES), model, gpus)
     for seed, slowed in enumerate(gpus):
         played = {
-            name: play(make_policy(name), cluster, [Change(150, slowed, 2.0)], Noise(0.03, 0.0, seed), 300)
+            name: play(make_policy(name), cluster, [Change(150, slowed, 2.0)], Noise(seed=seed), 300)
             for name in ("learned", "leader_straggler")
         }
         figures = played["learned"].figures()

@@ -41,7 +41,7 @@ def test_round_trip(tmp_path_factory, tasks):
     schedule = Schedule(tuple(tasks), "iterations", "made up")
     write_schedule(schedule, path)
 
-    assert read_schedule(path, "iterations").tasks == schedule.tasks
+    assert read_schedule(path).tasks == schedule.tasks
 
 
 @settings(deadline=None, max_examples=50)
@@ -60,14 +60,14 @@ def test_random_phases_keep_their_bounds(seed, shortest, more, iterations):
 
 
 def test_a_trace_becomes_tasks_of_the_same_demand(tmp_path):
-    """Steps of about the same demand are one task, idle steps have none but for their memory."""
+    """Steps of about the same demand are one task, of 5 s a step; idle steps have one for their memory."""
     path = write_usage(tmp_path / "usage.csv.gz", [50, 52, 90], [0, 30, 30])
-    tasks = trace_schedule(path, 2, 10, seed=0, machines=["0", "1"]).tasks
+    tasks = trace_schedule(path, 2, seed=0).tasks
 
     assert [(t.worker, t.start, t.end, t.cpu) for t in tasks] == [
-        (0, 0, 20, 0.5),
-        (1, 0, 10, 0.0),
-        (1, 10, 30, 0.3),
-        (0, 20, 30, 0.9),
+        (0, 0, 10, 0.5),
+        (1, 0, 5, 0.0),
+        (1, 5, 15, 0.3),
+        (0, 10, 15, 0.9),
     ]
     assert all(t.memory == pytest.approx(0.2) for t in tasks)
