@@ -120,45 +120,6 @@ def assert_resized(batches, said):
     assert size == changes[-1][2]
 
 
-@pytest.mark.simulated
-@pytest.mark.parametrize("lookahead", [0, 2])
-def test_a_job_is_changed_in_every_way_in_the_middle(lookahead):
-    """Changes of policy, batch size and bounds leave each batch whole, with each sample once."""
-    with (
-        services(3, "even", lookahead=lookahead) as (manager, shards),
-    ):
-        client = Operator(manager)
-        said = []
-
-        at = acts(
-            (5, lambda: said.append(client.set_policy(JOB, "proportional", "arx", 0.05))),
-            (12, lambda: said.append(client.set_total_batch_size(JOB, 24))),
-            (20, lambda: said.append(client.set_bounds(JOB, "w1", Bounds(1, 4)))),
-            (30, lambda: said.append(client.set_policy(JOB, "learned"))),
-            (40, lambda: said.append(client.set_total_batch_size(JOB, 12))),
-        )
-        workers = [
-            Worker(manager, shards, f"w{i}", ITERATIONS, at if i == 0 else lambda session: None)
-            for i in range(3)
-        ]
-        for worker in workers:
-            worker.join(240)
-        happened = client.status(JOB)
-        batches = assert_trained(workers)
-    assert_resized(batches, [said[1], said[4]])
-    assert happened.summary.batch_size == 12
-    for worker in workers:  # what was given stands, and is done once
-        iterations = [part.iteration for part in worker.done]
-        assert iterations == sorted(set(iterations))
-    assert all(part.count <= 4 for part in workers[1].done if part.iteration > 24)
-    assert said[0].startswith(
-        "an operator has changed the policy from even to proportional and the predictor from auto to arx and "
-        "the tolerance from 0.02 to 0.05, from iteration "
-    )
-    assert [event.text for event in happened.events if event.text.startswith("an operator")] == said
-    assert (happened.summary.policy, happened.summary.predictor) == ("learned", "")
-
-
 def test_a_job_s_sizer_is_set_and_bounded_while_it_runs():
     """Options that are left out stay."""
     with serving(manager_service()) as address:

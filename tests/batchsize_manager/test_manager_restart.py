@@ -176,16 +176,6 @@ def test_a_fit_may_be_due_at_the_start(tmp_path, stopped):
         manager.stop()
 
 
-def test_an_attempt_after_each_start(tmp_path, stopped):
-    """No attempt is begun twice over restarts of the manager, even without a worker in between."""
-    for _ in range(2):
-        with serving(service(tmp_path)):
-            pass
-    with serving(service(tmp_path)) as address:
-        assert connected(stopped, address).heartbeat() == 3
-        stopped.client.close()
-
-
 def _orphaned(tmp_path, client, wait_until):
     """Return the only worker of a job, which died after three iterations, its manager stopped, too."""
     with serving(service(tmp_path, "learned", reconnect_grace=0.0)) as address:

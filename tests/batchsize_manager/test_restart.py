@@ -166,20 +166,6 @@ def times_of(name: str) -> dict[str, np.ndarray]:
     return {"sizes": sizes, "times": sizes * seconds(name, 1)}
 
 
-def test_batches_go_on_from_where_their_size_has_changed(tmp_path):
-    """A changed batch size is restored even if the reports that would show the position were lost."""
-    with manager(tmp_path) as first:
-        managed = first.begin()
-        train(managed.job, 3)
-        first.change(managed, total_batch_size=24)
-        keep(managed)
-    with manager(tmp_path) as second:
-        restored = second.restored()
-    plans = plans_from(restored.job, 5)
-    assert plans[0][:3] == (0, 3 * 32 + 2 * 24, 24)
-    assert plans == plans_from(managed.job, 5)
-
-
 def test_a_job_goes_on_at_the_position_of_its_checkpoint(tmp_path):
     """The position is restored though no iteration of the job has shown it."""
     with manager(tmp_path) as first:

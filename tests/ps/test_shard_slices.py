@@ -11,7 +11,7 @@ from idl.errors import InvalidRequestError, UnavailableError
 from idl.layout import Group, Layout
 from ps.parameters import Contribution
 from ps.shard import GradientSink, Shard
-from tests.ps.tensors import plain_sgd, push, send, slice_of, tensor, values, wire
+from tests.ps.tensors import plain_sgd, push, slice_of, tensor, values
 
 ELEMENTS = 7
 ACTION = st.tuples(
@@ -161,29 +161,6 @@ def test_each_sample_counts_once(deterministic, says_batch_start, data):
         assert (shard.version, shard.complete) == (version, False)
         assert all(shard.has_used(slice_of(version - 1, *place)) for place in batch.given_out)
         start += len(samples)
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_pieces_take_over_where_a_slice_broke_off(deterministic):
-    """On the wire, pieces of a broken slice send whole gradients, and elements that arrived count once."""
-    elements = 2**16 + 5
-    shard = plain_sgd(elements, deterministic=deterministic)
-    generator = torch.Generator().manual_seed(0)
-    samples = torch.randn(8, elements, dtype=torch.float64, generator=generator)
-    push(shard, 6, 2, 8, samples[6:].mean(dim=0))
-    sink = GradientSink(shard, shard.begin(slice_of(0, 0, 6, 8)))
-    send(sink, wire(samples[:6].mean(dim=0))[: 2**18 + 100])
-    push(shard, 0, 1, 8, samples[0], [2**17, 1, 2**18])  # its worker is taken for dead
-    send(sink, wire(samples[:6].mean(dim=0))[2**18 + 100 :])  # but goes on
-    sink.close()
-    with pytest.raises(UnavailableError, match="in parts, such as 0 to 1"):
-        shard.begin(slice_of(0, 0, 6, 8))
-    assert not shard.complete
-    push(shard, 1, 5, 8, samples[1:6].mean(dim=0))
-    assert shard.complete
-    shard.step()
-
-    torch.testing.assert_close(values(shard), -samples.mean(dim=0), rtol=1e-12, atol=1e-14)
 
 
 def test_a_push_that_brought_nothing_leaves_nothing():

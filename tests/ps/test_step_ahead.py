@@ -91,24 +91,6 @@ def test_steps_ahead_are_whole_steps_to_the_last_bit(name, options, data):
             assert ahead.norms == whole.norms
 
 
-def test_what_is_stepped_ahead_is_what_the_step_leads_to():
-    """Once all have sent an element, its parameter is there, and stays the same."""
-    shard = plain_sgd(64)
-    both = [shard.begin(slice_of(0, start, 4, 8), f"w{start}") for start in (0, 4)]
-    shard.add(both[0], torch.arange(64.0, dtype=torch.float64))
-    assert not shard.step_ahead()
-    seen = []
-    for begin in range(0, 64, 16):
-        shard.add(both[1], torch.full((16,), float(begin), dtype=torch.float64))
-        assert shard.step_ahead() == begin + 16
-        seen.append(bytes(shard.parameters_ahead()))
-        assert not values(shard).any()
-    shard.step()
-    parameters = bytes(shard.parameters())
-    assert all(parameters.startswith(one) for one in seen)
-    assert parameters == seen[-1]
-
-
 @pytest.mark.parametrize(
     "shard",
     [

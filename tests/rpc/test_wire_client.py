@@ -203,12 +203,3 @@ def test_a_call_whose_connection_another_thread_closes_fails_or_is_made_again():
             client.receive(deadline=time.monotonic() + 120)
         assert client.call("history", HISTORY).run == "b"
         client.close()
-
-
-def test_twin_has_a_connection_of_its_own():
-    """A client's twin is answered while the client itself waits."""
-    with scripted(_silent, answering("b")) as address:
-        client = history_client(address)
-        client.send("history", HISTORY, deadline=time.monotonic() + 120)
-        assert client.twin().call("history", HISTORY).run == "b"
-        client.close()

@@ -1,21 +1,14 @@
-"""What thousands of workers of one job cost the manager: `python -m tests.simulation.scale WORKERS`.
+"""Which functions of its manager a job of many workers calls, in each of the job's phases.
 
 The manager, its state file, and the workers' memberships with their clients and heartbeats are the product's
-own; the workers compute nothing, and have no parameter server. The manager's CPU time is that of its turns on
-the virtual clock, which itself does not pass meanwhile. Left out is what kernels do for sockets and disks.
+own; the workers compute nothing, and have no parameter server.
 """
 
-import argparse
+import contextlib
 import cProfile
 import gc
 import itertools
-import logging
-import pstats
-import resource
-import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import greenlet
@@ -28,25 +21,6 @@ _SHARE = 8  # samples of a worker in an even split
 _PACES = (0.8, 1.0)  # seconds that workers take for as many, from and to
 _SECONDS = 300.0  # in which each phase must have ended
 _JOB = "scale"
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a phase of a job has cost its manager."""
-
-    phase: str
-    workers: int  # at its end
-    iterations: int  # that were completed in it
-    virtual: float  # seconds until it was over
-    loop: float  # seconds of CPU of the manager's event loop
-    others: float  # those of its other threads, as the one that writes the state
-
-    def __str__(self):
-        return (
-            f"{self.phase}: {self.workers} workers, {self.iterations} iterations in {self.virtual:.2f} s; "
-            f"CPU {self.loop:.2f} s in the event loop, {self.others:.2f} s in other threads; "
-            f"{1e6 * self.loop / self.workers / max(1, self.iterations):.0f} us a worker and iteration"
-        )
 
 
 class Cluster:
@@ -99,8 +73,8 @@ class Cluster:
         for name in list(self.workers)[:count]:
             self.workers.pop(name).kill()
 
-    def go_on(self, iterations):
-        """Let time pass until so many iterations are complete of which all workers have a part."""
+    def go_on(self):
+        """Let time pass until an iteration is complete of which all workers have a part."""
         first = []
 
         def is_over():
@@ -114,7 +88,7 @@ class Cluster:
                 and under_way[last].plan.assignments.keys() == self.workers.keys()
             ):
                 first.append(last)
-            return self.errors or (first and self.job.iterations.first_open >= first[0] + iterations)
+            return self.errors or (first and self.job.iterations.first_open > first[0])
 
         self._world.run(is_over, _SECONDS)
         failures = [*self.errors.items(), *self._world.failures]
@@ -159,102 +133,47 @@ class Cluster:
             self.errors[name] = error
 
 
-class Meter:
-    """Context manager that measures the CPU time of a process's turns.
+@contextlib.contextmanager
+def profiled(world, process):
+    """Profile a process's turns; yield the profile."""
+    profile, hub = cProfile.Profile(), greenlet.getcurrent()
 
-    Attributes:
-        seconds: Those of its first thread, and those of all others.
-    """
+    def trace(event, switched):
+        profile.disable()
+        if switched[1] is not hub and world.running is process:
+            profile.enable()
 
-    def __init__(self, world, process, profiles=False):
-        self._world, self._process = world, process
-        self._began, self._is_loop = None, False
-        self.seconds = {True: 0.0, False: 0.0}
-        self.profile = cProfile.Profile() if profiles else None
-
-    def __enter__(self):
-        self._hub = greenlet.getcurrent()
-        greenlet.settrace(self._trace)
-        return self
-
-    def __exit__(self, *error):
+    greenlet.settrace(trace)
+    try:
+        yield profile
+    finally:
         greenlet.settrace(None)
-
-    def _trace(self, event, switched):
-        if self._began is not None:
-            if self.profile is not None:
-                self.profile.disable()
-            self.seconds[self._is_loop] += time.process_time() - self._began
-            self._began = None
-        target = switched[1]
-        if target is not self._hub and self._world.running is self._process:
-            self._is_loop = target is self._process.threads[0]
-            self._began = time.process_time()
-            if self.profile is not None:
-                self.profile.enable()
+        profile.disable()
 
 
-def phases(iterations, joins, deaths):
-    """Yield the phases of a job: what each is called, what happens at its begin, and its iterations."""
-    yield "start", lambda cluster: None, 1
-    yield "steady", lambda cluster: None, iterations
-    yield f"{joins} join", lambda cluster: cluster.start(joins), 1
-    yield f"{deaths} die", lambda cluster: cluster.kill(deaths), 1
-    yield f"{deaths} come back", lambda cluster: cluster.start(deaths), 1
-    yield f"{deaths} are replaced", lambda cluster: (cluster.kill(deaths), cluster.start(deaths)), 1
-    yield "another attempt", Cluster.begin_again, 1
-
-
-def measure(workers, iterations=10, joins=0, deaths=0, profile=None):
-    """Yield what each phase of a job costs its manager.
+def profiles(workers, count):
+    """Yield each phase of a job, and the profile of what its manager has called in it.
 
     Args:
-        profile: Called with each phase's profile, if it is wanted.
+        workers: How many it begins with.
+        count: How many of them join, die, come back, and are replaced at once.
     """
     gc.disable()  # a collection would look at the workers' objects in the manager's turns
     with tempfile.TemporaryDirectory() as folder, product(), World(1) as world:
         cluster = Cluster(world, workers, Path(folder))
-        for name, begin, count in phases(iterations, joins, deaths):
-            now, first = world.now, cluster.job.iterations.first_open if cluster.job else 0
-            with Meter(world, cluster.manager, profile is not None) as meter:
-                begin(cluster)
-                cluster.go_on(count)
-            if profile is not None:
-                profile(meter.profile)
-            done = cluster.job.iterations.first_open - first
-            yield Cost(
-                name, len(cluster.workers), done, world.now - now, meter.seconds[True], meter.seconds[False]
-            )
+        phases = {
+            "start": lambda: None,
+            "steady": lambda: None,
+            "join": lambda: cluster.start(count),
+            "die": lambda: cluster.kill(count),
+            "come back": lambda: cluster.start(count),
+            "are replaced": lambda: (cluster.kill(count), cluster.start(count)),
+            "another attempt": cluster.begin_again,
+        }
+        for name, begin in phases.items():
+            with profiled(world, cluster.manager) as profile:
+                begin()
+                cluster.go_on()
+            yield name, profile
             gc.collect()
     gc.enable()
-
-
-def main():
-    """Measure, and print a line for each phase."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.scale", description=__doc__)
-    parser.add_argument("workers", type=int)
-    parser.add_argument("--iterations", type=int, default=10, help="Those while nothing else happens.")
-    parser.add_argument("--joins", type=int, default=300, help="Workers that join at once.")
-    parser.add_argument("--deaths", type=int, default=300, help="Workers that are killed at once.")
-    parser.add_argument("--profile", type=int, default=0, help="Print so many functions for each phase.")
-    options = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-
-    def show(profile):
-        pstats.Stats(profile).sort_stats("tottime").print_stats(options.profile)
-
-    for cost in measure(
-        options.workers,
-        options.iterations,
-        options.joins,
-        options.deaths,
-        show if options.profile else None,
-    ):
-        sys.stdout.write(f"{cost}\n")
-        sys.stdout.flush()
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    sys.stdout.write(f"most memory, workers included: {most:.2f} GiB\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.scale import measure
+from tests.simulation.scale import profiles
 
 pytestmark = pytest.mark.ci
 
@@ -14,10 +14,10 @@ FEW, MANY = 8, 32  # workers; a quarter as many join, die, and are replaced at o
 
 def calls(workers):
     """Return how often the manager calls what, by phase: a function by its file's and its own name."""
-    phases, counts = [], {}
-    for cost in measure(workers, 1, workers // 4, workers // 4, phases.append):
-        of_phase = counts[cost.phase.lstrip("0123456789 ")] = Counter()
-        for entry in phases.pop().getstats():
+    counts = {}
+    for phase, profile in profiles(workers, workers // 4):
+        of_phase = counts[phase] = Counter()
+        for entry in profile.getstats():
             code = entry.code
             name = code if isinstance(code, str) else f"{Path(code.co_filename).stem}.{code.co_name}"
             of_phase[name] += entry.callcount

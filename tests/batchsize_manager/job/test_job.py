@@ -89,52 +89,6 @@ def test_strangers_are_refused():
 # -- members that go
 
 
-def gone_by_leaving(driver):
-    """Let b leave."""
-    driver.job.leave("b", "b", driver.now)
-
-
-def gone_by_dying(driver):
-    """Let b's connection break and the grace period pass."""
-    driver.job.disconnect("b", "b", driver.now)
-    driver.tick_at(driver.now + 1.0)
-
-
-def gone_by_silence(driver):
-    """Let the others wait for b until the report timeout."""
-    driver.tick_at(driver.now + 120.0)
-
-
-GONE = pytest.mark.parametrize("go", [gone_by_leaving, gone_by_dying, gone_by_silence])
-
-
-@GONE
-def test_the_others_redo_what_is_missing(go):
-    """The slice is split among those who wait, and the next plan gives the whole batch to those who stay."""
-    driver = Driver("a", "b", "c", total=30)
-    driver.next("b")
-    driver.report("a", 0)
-    driver.report("c", 0)
-    go(driver)
-
-    assert list(driver.job.members) == ["a", "c"]
-    pieces = [driver.next(name) for name in "ac"]
-    assert [(p.iteration, p.start, p.count, p.total) for p in pieces] == [(0, 10, 5, 30), (0, 15, 5, 30)]
-    driver.finish("c")
-    assert driver.next("c") is None
-    driver.finish("a")
-    assert [driver.iteration("a"), driver.iteration("c")] == [1, 1]
-    assert [driver.count("a"), driver.count("c")] == [15, 15]
-    assert list(driver.job.lost_since(0)) == []
-    record = driver.job.history(0, 9)[0]
-    assert (record.total, {name: w.batch_size for name, w in record.parts.items()}) == (
-        30,
-        {"a": 15, "c": 15},
-    )
-    with pytest.raises(NotMemberError, match="b "):
-        driver.next("b")
-
-
 def test_nobody_is_removed_when_nobody_waits():
     """However long an iteration takes, a member is not late before another has reported."""
     driver = Driver("a", "b", report_timeout=10.0)
@@ -264,24 +218,6 @@ def test_backup_takes_out_who_stays_away():
 
 
 # -- what can be read
-
-
-def test_records_have_the_times_of_an_iteration_and_its_workers():
-    """Its duration is from its plan to the last report; waiting is for that, and as the worker reports."""
-    driver = Driver("a", "b", total=30)
-    driver.now = 3.0
-    driver.report("a", 0, 2.5, waiting=0.25)
-    driver.now = 5.0
-    driver.report("b", 0, 4.0)
-    driver.now = 6.0
-    driver.finish("a", "b")
-    first, second = driver.job.history(0, 9)
-    a, b = first.parts["a"], first.parts["b"]
-
-    assert (first.iteration, first.epoch, first.total, first.duration) == (0, 0, 30, 5.0)
-    assert (second.iteration, second.duration) == (1, 1.0)
-    assert (a.batch_size, a.batch_processing_time, a.waiting_time) == (15, 2.5, 2.25)
-    assert (b.batch_size, b.batch_processing_time, b.waiting_time) == (15, 4.0, 0.0)
 
 
 @pytest.mark.parametrize(("given", "size"), [(8, 8), (64, 60), (None, 32)])

@@ -9,7 +9,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.history import surviving_records
 from batchsize_manager.job.job import Job
 from batchsize_manager.job.state import SavedMember
-from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.policies import make_policy
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.exchange import FIXED_GROUP, PARAMETER_SERVER
@@ -87,23 +87,6 @@ def test_members_have_time_to_come_back():
     assert list(driver.job.members) == ["a", "b", "c", "d"]
     driver.tick_at(130.0)
     assert list(driver.job.members) == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_restored_policy_knows_the_speeds(policy):
-    """Every policy takes the records; those that follow speeds split by them at once."""
-    driver = Beating("a", "b", policy=policy)
-    for k in range(30):
-        driver.report("a", k, 3.0 * driver.count("a"))
-        driver.report("b", k, 1.0 * driver.count("b"))
-        driver.next("a"), driver.next("b")
-    job = restored(driver.job, JobConfig(workers=2), policy)
-    for name in "ab":
-        job.rewind(name, name, job.must_recover(name, name), 30, 100.0)
-    counts = [job.next_assignment(name, name).count for name in "ab"]
-    assert sum(counts) == 32
-    if policy in ("proportional", "learned"):
-        assert counts == [8, 24]
 
 
 def test_a_job_that_had_not_started_gathers_on():
@@ -218,12 +201,3 @@ def test_scaled_batches_follow_each_other(size, share, drop_last, workers, membe
             assert not drop_last
             assert start + total == size
         at = (epoch, start + total)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 60), st.floats(0.01, 1.0), st.booleans(), st.integers(0, 200))
-def test_an_unchanging_batch_is_where_the_spec_has_it(size, share, drop_last, iteration):
-    """With as many members as the total is meant for, scaling changes nothing."""
-    spec = JobSpec(size, max(1, int(size * share)), drop_last=drop_last)
-    assert Batches(spec, 3, 0, None).take(iteration, 3) == spec.batch(iteration)
-    assert Batches(spec, None, 0, None).take(iteration, 5) == spec.batch(iteration)

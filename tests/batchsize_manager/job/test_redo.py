@@ -205,26 +205,6 @@ def test_who_is_silent_in_one_of_several_iterations_is_suspended():
     assert [standing.silence for standing in standings] == [7.0, 12.0, 7.0]
 
 
-def test_a_part_that_nobody_has_got_yet_is_the_silent_ones_again():
-    """While all others are busy with pieces, who comes back goes on where it was."""
-    driver = Beating("a", "b", "c", total=30)
-    driver.finish("a", "b", "c")
-    own = driver.next("b")
-    driver.beat("a", "b")
-    driver.job.leave("c", "c", 0.0)
-    driver.join("d")
-    driver.finish("a")
-    assert driver.span("a") == (1, 50, 5)
-    driver.now = 8.0
-    driver.beat("a")
-    driver.tick_at(10.0)
-    assert driver.last_events(1) == ["b is silent; the others do its part meanwhile"]
-    driver.report_part("b", own)
-    assert driver.span("b") == (1, 55, 5)
-    driver.finish("a", "b")
-    assert [driver.count(name) for name in "abd"] == [10, 10, 10]
-
-
 def test_who_sends_heartbeats_is_not_suspended():
     """However slow it is; nor who has neither sent nor promised one."""
     driver = Beating("a", "b", "c", total=30, report_timeout=1000.0)

@@ -190,14 +190,6 @@ def test_who_waits_after_a_clean_leave_is_sent_for_at_once():
     assert driver.must("b") == 2
 
 
-def test_a_worker_says_where_its_next_batch_begins():
-    """The manager may have lost a change of the batch's size."""
-    driver = running("a", total=30)
-    driver.job.recover("a", "a", 1, 0.0)
-    driver.arrive("a", 2, 7, 1, place=(0, 1000))
-    assert driver.span("a") == (7, 1000, 30)
-
-
 def test_a_group_of_an_attempt_that_was_not_kept_shares_its_number_with_no_other():
     """Who formed it under a manager that lost the attempt is in another one with the others."""
     driver = Meeting("a", "b")

@@ -10,7 +10,6 @@ from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from idl.exchange import FIXED_GROUP, FORMED_GROUP
 from idl.plan import JobSpec
-from idl.synchronisation import Synchronisation
 from tests.batchsize_manager.job.driver import Beating, Driver, restored
 from tests.batchsize_manager.job.test_rendezvous import running
 
@@ -51,18 +50,6 @@ def test_the_slowest_are_drained_by_one_call_in_one_attempt():
     assert driver.span("d") == (2, 100, 20)
     assert driver.job.attempts.number == 2
     assert driver.job.members.wanted == 2
-
-
-def test_workers_that_wait_for_nobody_end_with_what_each_does():
-    """In asp, those that are drained are at different iterations."""
-    driver = Driver("a", "b", "c", synchronisation=Synchronisation("asp"), total=30)
-    driver.next("b"), driver.next("c")
-    for _ in range(3):
-        driver.finish("a")
-    resize(driver, 1, "b", "c")
-    driver.finish("b", "c")
-    assert list(driver.job.members) == ["a"]
-    assert driver.count("a") == 30
 
 
 def test_speeds_are_medians_of_the_last_iterations():

@@ -20,19 +20,6 @@ def gathering(*present, wanted):
     return driver
 
 
-@pytest.mark.parametrize(
-    ("present", "wanted", "said"),
-    [
-        ("a", 2, "1 of 2 workers have joined (a): start the other one, or"),
-        ("abc", 5, "3 of 5 workers have joined (a, b and c): start the other 2, or"),
-        ("abcdefg", 9, "7 of 9 workers have joined (a, b, c, d, e and 2 more): start the other 2, or"),
-    ],
-)
-def test_a_job_that_gathers_says_who_is_there(present, wanted, said):
-    """How many are missing, and how to begin with fewer."""
-    assert awaited(gathering(*present, wanted=wanted).job).startswith(said)
-
-
 def test_who_was_refused_is_named_until_it_joins():
     """With the reason; the log says so once for each reason, also if the worker tries again and again."""
     driver = gathering("a", wanted=3)

@@ -147,23 +147,6 @@ def test_moves_that_take_too_long_are_given_up():
     assert partitions.generation == generation + 1
 
 
-def test_a_name_is_free_once_its_worker_was_silent_for_too_long():
-    """It is no member then. Another incarnation may join, and is ready once all others have noted it."""
-    partitions = started(a=100, b=100)
-    heard = Traversal(partitions.generation, 100, 0, 0)
-    partitions.report("b", "b", heard, 4.0)
-    with pytest.raises(UnavailableError, match="'a' has a part already"):
-        partitions.join("a", "a2", "a:2", 100, 4.0)
-    partitions.tick(5.0)
-    assert list(partitions.members) == ["b"]
-    with pytest.raises(NotMemberError, match="'a'"):
-        partitions.report("a", "a", heard, 5.0)
-    partitions.join("a", "a2", "a:2", 100, 5.0)
-    assert not partitions.is_ready("a")  # the other may hold samples of the earlier one
-    partitions.report("b", "b", Traversal(partitions.generation, 100, 0, 0), 5.0)
-    assert partitions.is_ready("a")
-
-
 # -- a worker's side
 
 

@@ -358,22 +358,6 @@ def test_a_state_that_lacks_a_later_field_has_its_default(tmp_path):
     file.close()
 
 
-def test_any_flipped_bit_of_a_state_is_noticed(tmp_path):
-    """Most leave JSON, with another value: a size, a bound, an incarnation."""
-    file = StateFile(tmp_path / STATE_FILE)
-    file.apply([begun(), Saved("r", state(SavedMember("w0", "i0", Bounds(1, 5))))])
-    execute = file._connection.execute
-    (sealed,) = execute("SELECT CAST(state AS BLOB) FROM members").fetchone()
-    for place in range(8 * len(sealed)):
-        flipped = bytearray(sealed)
-        flipped[place // 8] ^= 1 << place % 8
-        execute("UPDATE members SET state = CAST(? AS TEXT)", (bytes(flipped),))
-        assert members(file.reader, "r") == ()
-    execute("UPDATE members SET state = CAST(? AS TEXT)", (sealed,))
-    assert [member.worker for member in members(file.reader, "r")] == ["w0"]
-    file.close()
-
-
 # -- the thread
 
 
