@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import distributed, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -283,15 +282,6 @@ def statistics(scenario):
     scenario.saved |= {"own": own.numpy(), "averaged": averaged.numpy()}
 
 
-def compiled(scenario):
-    """A compiled model in DDP, on many batch sizes."""
-    backend = CompileCounterWithBackend("aot_eager")
-    model = DistributedDataParallel(torch.compile(make_model(), backend=backend, dynamic=True))
-    model = evenpace.torch.balance(model, scenario.loader)
-    scenario.train(model, make_optimizer(model), plain)
-    scenario.saved["compilations"] = backend.frame_count
-
-
 def endless_fsdp(scenario):
     """Goes on with FSDP2 until something fails."""
     fsdp(scenario)
@@ -299,14 +289,13 @@ def endless_fsdp(scenario):
 
 SCENARIOS = {
     function.__name__: function
-    for function in (*(hook, unused, pieces_loss, fsdp, refused, batch_norm, statistics, compiled),)
+    for function in (hook, unused, pieces_loss, fsdp, refused, batch_norm, statistics)
 }
 
 BY_THEMSELVES = {function.__name__: function for function in (endless_fsdp,)}
 
 OPTIONS = {
     "endless_fsdp": {"epochs": 10**9},
-    "compiled": {"epochs": 32},
     "statistics": {"minimum": 2, "drop_last": True},  # ordinary batch normalisation needs two samples
 }
 

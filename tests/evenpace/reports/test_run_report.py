@@ -178,17 +178,6 @@ def test_any_size_of_run_has_a_page(tmp_path, workers, iterations):
     assert len(rows) == min(workers, 200)
 
 
-@pytest.mark.ci
-def test_long_runs_are_thinned(tmp_path):
-    """A page of thousands of iterations is no larger than one of hundreds, and its lines have no gaps."""
-    _, numbers = page_of(write_run(tmp_path, records(2, 4000)))
-    assert (tmp_path / "page.html").stat().st_size < 1_000_000
-    line = numbers["timeline"]["workers"]["worker-0"]["batch_sizes"]
-    assert 200 < len(line) <= 500
-    assert None not in line
-    assert numbers["figures"]["iterations"] == 4000
-
-
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.slow
 def test_names_are_escaped(tmp_path):

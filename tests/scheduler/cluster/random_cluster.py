@@ -109,24 +109,14 @@ class Truth:
 class RandomCluster:
     """The cluster, who carries out what the machine asks for, and their clock."""
 
-    def __init__(self, seed, machine=ClusterMachine, jobs=5, faults=True, policies=None, fenced=True):
-        """Make a cluster with nodes and jobs that come within the first minutes.
-
-        Args:
-            seed: Of all that is random.
-            machine: The class of the machine.
-            jobs: Number of jobs.
-            faults: Whether anything happens but jobs and their ends.
-            policies: Functions that make policies; None for some at random.
-            fenced: Whether a job's controller refuses workers that are over.
-        """
+    def __init__(self, seed):
+        """Make a cluster with nodes and five jobs that come within the first minutes."""
         self.draw = random.Random(seed)
         named = [POLICIES[name] for name in ("weighted_fair_sharing", "priority", "tiresias")]
         made = [lambda stays=stays: Shuffled(seed, stays) for stays in (False, True)]
-        self.policies = policies or self.draw.sample(named + made, self.draw.choice((1, 5)))
+        self.policies = self.draw.sample(named + made, self.draw.choice((1, 5)))
         self.policy = self.policies[0]()
-        self.kind, self.faults, self.fenced = machine, faults, fenced
-        self.machine = machine(self.draw.choice((20.0, 60.0)))
+        self.machine = ClusterMachine(self.draw.choice((20.0, 60.0)))
         self.first = self.disk = json.dumps(self.machine.saved())
         self.now, self.numbers, self.queue = 0.0, itertools.count(), []
         self.nodes, self.truth, self.cancelled = {}, {}, set()
@@ -135,12 +125,11 @@ class RandomCluster:
         self.settled = None, 0.0  # what must not change, and since when it has not
         for _ in range(self.draw.randint(2, 4)):
             self.later(self.draw.uniform(0, 5), self.join_node)
-        for number in range(jobs):
+        for number in range(5):
             request = JobRequest(f"j{number}", self.draw.randint(1, 5), self.draw.choice((1.0, 2.0, 5.0)))
             self.truth[request.name] = Truth(self.draw.uniform(20, 300))
             self.later(self.draw.uniform(0, _UNTIL / 2), self.submit, request)
-        if faults:
-            self.later(self.draw.uniform(5, 30), self.befall)
+        self.later(self.draw.uniform(5, 30), self.befall)
         self.later(1.0, self.pass_second)
 
     # -- time
@@ -194,7 +183,7 @@ class RandomCluster:
         self.counts[type(event).__name__] += 1
         actions = self.machine.handle(self.now, event)
         self.check_actions(event, actions)
-        dies = self.faults and self.now < _UNTIL and self.draw.random() < 0.004
+        dies = self.now < _UNTIL and self.draw.random() < 0.004
         if dies and self.draw.random() < 0.3:  # before it has kept anything
             self.crash()
             return
@@ -214,7 +203,7 @@ class RandomCluster:
             its for its in self.queue if not its[2] or (its[3] != self.tell and self.draw.random() < 0.3)
         ]
         heapq.heapify(self.queue)
-        self.machine = self.kind.restored(json.loads(self.disk))
+        self.machine = ClusterMachine.restored(json.loads(self.disk))
         self.policy = self.draw.choice(self.policies)()
         self.record.append((self.now, None, self.disk))
         workers = [
@@ -226,10 +215,10 @@ class RandomCluster:
 
     def replay(self):
         """Check that the record leads to the same actions."""
-        machine = self.kind.restored(json.loads(self.first))
+        machine = ClusterMachine.restored(json.loads(self.first))
         for now, event, said in self.record:
             if event is None:
-                machine = self.kind.restored(json.loads(said))
+                machine = ClusterMachine.restored(json.loads(said))
             elif (actions := repr(machine.handle(now, event))) != said:
                 raise ViolationError(f"the replay differs at {now}: {actions} for {said}")
 
@@ -322,10 +311,10 @@ class RandomCluster:
             if process.trains:
                 self.hear(WorkerJoined(name, job.attempt, worker))
             return
-        if self.fenced and worker in job.over:
+        if worker in job.over:
             self.hear(WorkerGone(name, job.attempt, worker))
             return
-        if node not in self.nodes or (self.faults and self.now < _UNTIL and self.draw.random() < 0.05):
+        if node not in self.nodes or (self.now < _UNTIL and self.draw.random() < 0.05):
             job.over.add(worker)
             self.hear(WorkerGone(name, job.attempt, worker))
             return

@@ -1,7 +1,4 @@
-"""The machine of a live cluster: whatever happens, and with one of its rules taken out."""
-
-from dataclasses import replace
-from functools import partial
+"""The machine of a live cluster: whatever happens, and one thing at a time."""
 
 import pytest
 from hypothesis import given
@@ -13,21 +10,18 @@ from scheduler.cluster.events import (
     Cancelled,
     Decide,
     Decided,
-    Drain,
-    Ended,
     JobRequest,
     NodeJoined,
     NodeLost,
     Say,
     Submitted,
-    Suspended,
     Tick,
     WorkerGone,
     WorkerJoined,
 )
 from scheduler.cluster.machine import ClusterMachine
 from scheduler.nodes import Node
-from tests.scheduler.cluster.random_cluster import RandomCluster, Shuffled, ViolationError
+from tests.scheduler.cluster.random_cluster import RandomCluster
 
 
 @given(st.integers(0, 2**32))
@@ -36,101 +30,6 @@ def test_whatever_happens_no_node_is_full_no_state_is_lost_and_all_jobs_end(seed
     cluster = RandomCluster(seed)
     cluster.run()
     cluster.replay()
-
-
-# -- machines with a rule taken out
-
-
-class FreesAtDrain(ClusterMachine):
-    """Gives a device out again as soon as its worker is told to go."""
-
-    def _reconcile(self):
-        for job in self.jobs.values():
-            if job.trains:
-                job.leases = job.kept
-        super()._reconcile()
-
-
-class ReusesNames(ClusterMachine):
-    """Gives a worker the name of one that has gone."""
-
-    def _grow(self, name, job, free):
-        job.made = next(number for number in range(100) if f"w{number}" not in job.leases)
-        before = dict(job.leases)
-        super()._grow(name, job, free)
-        job.leases = before | job.leases
-
-
-class ForgetsAttempts(ClusterMachine):
-    """Takes what it is told of an earlier attempt for the present one's."""
-
-    def handle(self, now, event):
-        """Handle the event as one of the present attempt."""
-        if isinstance(event, WorkerJoined | WorkerGone | Suspended | Ended) and event.job in self.jobs:
-            event = replace(event, attempt=self.jobs[event.job].attempt)
-        return super().handle(now, event)
-
-
-class WaitsForEver(ClusterMachine):
-    """Lets a job wait for a device that another has which waits likewise."""
-
-    def _comes_free(self, node, excess, living):
-        return True
-
-
-class DrainsTheLast(ClusterMachine):
-    """Drains a job's last worker, where its next has yet to train."""
-
-    def _release(self, name, job, excess):
-        for worker in excess:
-            job.leases[worker].phase = "draining"
-            self._actions.append(Drain(name, job.attempt, worker))
-
-
-class TrustsThePolicy(ClusterMachine):
-    """Takes an answer as it is, whatever has happened since the question."""
-
-    def _hear_policy(self, event):
-        if event.placements is not None:
-            self.target = {job: placement for job, placement in event.placements.items() if placement}
-        self._deciding = False
-        if self._stale:
-            self._ask()
-
-
-class TakesAskedForDone(ClusterMachine):
-    """Asks for nothing again after a restart."""
-
-    def _repeat(self, name, job):
-        pass
-
-
-def crossing(seed, machine):
-    """Return a cluster in which jobs have to change places, and nothing else happens."""
-    policies = [lambda: Shuffled(seed, stays=True)]
-    return RandomCluster(seed, machine, jobs=8, faults=False, policies=policies)
-
-
-FOUND = {
-    "controllers take workers that are over": (partial(RandomCluster, fenced=False), 0),
-    "devices are free at the drain": (partial(RandomCluster, machine=FreesAtDrain), 0),
-    "names come again": (partial(RandomCluster, machine=ReusesNames), 0),
-    "attempts do not count": (partial(RandomCluster, machine=ForgetsAttempts), 30),
-    "nobody gives way": (partial(crossing, machine=WaitsForEver), 30),
-    "the last worker goes": (partial(crossing, machine=DrainsTheLast), 30),
-    "the policy is trusted": (partial(RandomCluster, machine=TrustsThePolicy), 0),
-    "a restart asks for nothing": (partial(RandomCluster, machine=TakesAskedForDone), 0),
-}
-"""What a machine lacks: how its clusters are made, and a seed after which one soon misses it."""
-
-
-@pytest.mark.parametrize("lack", FOUND)
-def test_a_rule_that_is_taken_out_is_missed(lack):
-    """Else the clusters above would show little."""
-    make, first = FOUND[lack]
-    clusters = (make(seed) for seed in range(first, first + 100))
-    with pytest.raises((ViolationError, KeyError)):
-        any(cluster.run() for cluster in clusters)
 
 
 # -- one thing at a time

@@ -160,11 +160,6 @@ class FormedGroup:
         self._attempt = self._wait_until(is_new, f"a new group of {', '.join(workers)}")
 
     @property
-    def status(self):
-        """The status with which the command ends."""
-        return self._command.end()
-
-    @property
     def text(self):
         """What the command has printed."""
         return self._command.text

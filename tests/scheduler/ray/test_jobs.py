@@ -50,20 +50,6 @@ def _started_since(before, temporary):
     return [one for one in after if str(temporary) in " ".join(one.info["cmdline"] or ())]
 
 
-@pytest.mark.release  # the documentation tests run one, too
-def test_a_cluster_is_started_for_one_job(tmp_path, temporary):
-    """Without an address, a cluster is started on this machine, and nothing of it is left."""
-    before = set(psutil.pids())
-    jobs = Jobs(tmp_path, {"HOME": str(tmp_path), "TMPDIR": str(temporary)})
-    with jobs.submit("alone", "--shards", 2) as command:
-        assert command.end() == 0, command.text
-        assert "waiting" in command.text
-    jobs.assert_trained("alone", 40)
-    assert not _started_since(before, temporary)
-    assert not job_processes("alone")
-    assert not left_folders(temporary)
-
-
 @pytest.mark.release  # each starts a cluster
 @pytest.mark.parametrize("group", [True, False], ids=["process group", "all processes"])
 def test_sigterm_ends_a_job_with_its_own_cluster(tmp_path, temporary, wait_until, group):
@@ -286,43 +272,6 @@ def test_workers_of_all_reduce_come_and_go(jobs, wait_until):
     assert jobs.log("group").count("is started again") == 2
 
 
-@pytest.mark.release  # the supervisor's own tests have the decision
-def test_a_group_that_has_lost_its_parameters_ends_and_is_resumed(jobs, wait_until):
-    """It does not begin anew by itself; resumed, it begins with its script's own checkpoint, if any."""
-    with FormedGroup(jobs, "lost", wait_until, "--workers", 1) as group:
-        group.trains_with("w0")
-        job_processes("lost", "w0")[0].kill()
-        assert group.status == 1
-    assert (
-        "job 'lost' failed: all members have gone, and with them its parameters; --resume starts"
-        in group.text
-    )
-    with FormedGroup(jobs, "lost", wait_until, "--workers", 2, "--resume") as group:
-        group.trains_with("w0", "w1")
-        group.end()
-
-
-@pytest.mark.release  # likewise, but for what the variables do
-def test_a_fixed_group_starts_again_together(jobs, tmp_path, wait_until):
-    """When one of a fixed group is killed, all are started again."""
-    script = tmp_path / "group.py"
-    script.write_text(_GROUP)
-    go = tmp_path / "go"
-
-    def groups():
-        """The process ids of the groups that have taken a step."""
-        return [{file.name.split("-")[1] for file in tmp_path.glob(f"{rank}-*-of-2")} for rank in (0, 1)]
-
-    options = ("--all-reduce", "--fixed-group")
-    with jobs.submit("fixed", *options, script=script, arguments=(go, tmp_path)) as command:
-        wait_until(lambda: all(len(ids) == 1 for ids in groups()), "a group")
-        job_processes("fixed", "w1")[0].kill()
-        wait_until(lambda: all(len(ids) == 2 for ids in groups()), "another group")
-        go.touch()
-        assert command.end() == 0, command.text
-    assert "manager is started again" in jobs.log("fixed")
-
-
 def test_a_function_is_trained(head, tmp_path):
     """`Trainer.fit` calls it on each worker, and returns what was reported: in the program of a document."""
     document = (ROOT / "docs/ray.md").read_text()
@@ -343,38 +292,6 @@ def test_a_function_is_trained(head, tmp_path):
     printed = document.partition(code)[2].partition("```text\n")[2].partition("```")[0]
     assert printed in done.stdout
 
-
-_GROUP = """
-import os, sys, time
-from pathlib import Path
-
-import torch
-from torch import distributed
-
-import evenpace
-
-go, folder = map(Path, sys.argv[1:])
-distributed.init_process_group("gloo")
-torch.manual_seed(0)
-data = torch.utils.data.TensorDataset(torch.rand(64, 4), torch.rand(64, 1))
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = evenpace.torch.DataLoader(data, batch_size=16)
-model = evenpace.torch.balance(model, loader)
-first = True
-while first or not go.exists():
-    for x, y in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        if first:
-            first = False
-            (folder / f"{distributed.get_rank()}-{os.getpid()}-of-{distributed.get_world_size()}").touch()
-        if go.exists():
-            break
-    if go.exists():
-        break
-"""
 
 _PLACER = """
 import sys, time

@@ -6,7 +6,7 @@ import tempfile
 import psutil
 import pytest
 
-from tests.scheduler.ray.submitted import FormedGroup, Jobs
+from tests.scheduler.ray.submitted import Jobs
 from tests.scripts.train_least_squares import SPEC
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
@@ -93,25 +93,6 @@ def test_workers_leave_a_node_that_is_about_to_go(jobs, add_node, wait_until):
     assert "failure" not in command.text
     assert jobs.computed("notice") == samples(1200)
     jobs.assert_trained("notice", 1200)
-
-
-def test_a_formed_group_leaves_a_node_and_loses_another(jobs, add_node, wait_until):
-    """All-reduce goes on with those that are left, and with new ones: the parameters are one process's."""
-    nodes = [add_node("one"), add_node("two"), add_node("three")]
-    with FormedGroup(jobs, "formed", wait_until, *WORKERS, *SERVICES, "--workers", 3) as group:
-        group.trains_with("w0", "w1", "w2")
-        node = node_of(job_processes("formed", "w1")[0], nodes)
-        node.announce_end(12)
-        group.trains_with("w0", "w2")
-        node.kill()
-        add_node("four")
-        group.trains_with("w0", "w1", "w2")
-        node_of(job_processes("formed", "w2")[0], nodes).kill()
-        group.trains_with("w0", "w1")
-        add_node("five")
-        group.trains_with("w0", "w1", "w2")
-        group.end()
-    assert "failure" not in group.text
 
 
 def test_services_leave_a_node_that_is_about_to_go(tmp_path, wait_until):

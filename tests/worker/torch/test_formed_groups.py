@@ -227,26 +227,6 @@ def test_buckets_that_are_formed_anew_are_no_sign_of_a_nan(tmp_path, wait_until)
 
 
 @pytest.mark.ci
-def test_micro_batches_with_exact_sums_give_the_same_bits(tmp_path, wait_until):
-    """Through a join, a death and a drain they are those of one worker, also with batch normalisation."""
-    with running(tmp_path, wait_until, 1, *NORM, manager=["--exact"]) as run:
-        run.start("a")
-        run.reaches("a", 5)
-        run.start("bc")
-        for name in "bc":
-            run.reaches(name, 1)
-        run.reaches("a", run.reached("bc") + 3)
-        run.kill("c")
-        run.reaches("a", run.reached("c") + 3)
-        run.client.drain("default", "a")
-        run.end("a")
-        assert {line[5] for line in run.seen("b")} >= {2, 3}
-        (ended,), iterations = run.end_all("b")
-    calm = trained_calmly(tmp_path / "calm", wait_until, "a", iterations, ["--exact"], NORM)
-    assert bits(ended) == bits(calm)
-
-
-@pytest.mark.ci
 def test_another_model_is_refused_alone(tmp_path, wait_until):
     """Who joins with another model ends with an error that names the difference; the others go on."""
     with running(tmp_path, wait_until, 2) as run:

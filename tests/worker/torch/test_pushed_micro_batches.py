@@ -21,11 +21,9 @@ from tests.worker.torch.test_backward_push import (
     SEED,
     SPEC,
     Rows,
-    change_data_late,
     leave,
     make_model,
     make_optimizer,
-    scale,
     train_alone,
 )
 from tests.worker.torch.test_memory_watch import exhaust
@@ -155,23 +153,6 @@ def train_alone_in_micro_batches(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shards", "micro_batch"), [(1, 3), (3, 5)])
-def test_uneven_slices_in_micro_batches_equal_one_process(shards, micro_batch):
-    """The last pass of several micro-batches, and that of one, completes what is pushed meanwhile."""
-    (several, one), records = train_with(2, shards, micro_batch=micro_batch)
-    numbers = [len(begun) for begun in several.at_ends.values()]
-    assert min(numbers) > 1, "of micro-batches of the first worker"
-    assert {len(begun) for begun in one.at_ends.values()} == {1}
-    alone = train_alone(leave)
-    for trained in (several, one):
-        assert trained.attempts == {0}
-        torch.testing.assert_close(trained.values, alone, rtol=0, atol=1e-12)
-        for iteration, begun in trained.at_ends.items():
-            assert begun == [False] * (len(begun) - 1) + [iteration >= TRIALS]
-    assert len(records) == STEPS
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
     """The sum is divided as the end of the loop divides it; norms of micro-batches are the same as well."""
@@ -190,17 +171,6 @@ def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
         assert astuple(one.norms) == pytest.approx(astuple(other.norms), rel=1e-5), (
             "as rounded in another order"
         )
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("change", [scale, change_data_late], ids=lambda change: change.__name__)
-def test_what_changes_gradients_after_the_loop_is_in_the_step(change):
-    """As without micro-batches: what was pushed is taken back, and the result is one process's."""
-    found, _ = train_with(2, 2, change=change)
-    alone = train_alone(change)
-    for trained in found:
-        torch.testing.assert_close(trained.values, alone, rtol=0, atol=1e-12)
-        assert (max(trained.attempts) > 0) == change.__name__.endswith("late")
 
 
 class Sometimes(nn.Module):
