@@ -24,13 +24,8 @@ from rpc.address import Address
 from worker.session import Session, SessionConfig
 from worker.torch.batch_norm import SyncBatchNorm, average_statistics
 
-SAMPLES, BATCH, FEATURES, CLASSES, SEED = (
-    131,
-    32,
-    12,
-    4,
-    5,
-)  # an epoch's last batch has 3 samples, for 4 ranks
+SAMPLES, BATCH = 131, 32  # an epoch's last batch has 3 samples, for 4 ranks
+FEATURES, CLASSES, SEED = 12, 4, 5
 
 
 def make_data():
@@ -54,11 +49,8 @@ class Branches(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.stem, self.extra, self.unused = (
-            make_model(),
-            nn.Linear(FEATURES, CLASSES).double(),
-            nn.Linear(1, 1),
-        )
+        self.stem, self.extra = make_model(), nn.Linear(FEATURES, CLASSES).double()
+        self.unused = nn.Linear(1, 1)
         nn.init.constant_(self.extra.weight, 0.1)
         nn.init.constant_(self.extra.bias, 0.0)
         self.passes = 0

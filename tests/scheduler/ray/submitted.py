@@ -118,14 +118,9 @@ class Jobs:
 
 
 class FormedGroup:
-    """A job that trains by DDP in groups that its manager forms, as long as the test is in `with`.
+    """A job that trains by DDP in groups that its manager forms, as long as the test is in `with`."""
 
-    Args:
-        jobs: The commands about jobs on its cluster.
-        options: Further options of `evenpace submit`.
-    """
-
-    def __init__(self, jobs, name, wait_until, *options):
+    def __init__(self, jobs, name, wait_until):
         self._jobs, self._name, self._wait_until = jobs, name, wait_until
         self._out = jobs.out(name).with_suffix("")
         self._stop = self._out / "stop"
@@ -133,7 +128,7 @@ class FormedGroup:
         self._out.mkdir(exist_ok=True)
         arguments = ("--optimizer", "sgd", "--pause", 0.02, "--stop", self._stop, "--out", self._out)
         script = ROOT / "tests/scripts/train_formed_group.py"
-        self._command = jobs.submit(name, "--all-reduce", *options, script=script, arguments=arguments)
+        self._command = jobs.submit(name, "--all-reduce", script=script, arguments=arguments)
 
     def __enter__(self):
         return self
@@ -158,11 +153,6 @@ class FormedGroup:
             return {size for _, _, size in last} == {str(len(workers))} and attempts.pop()
 
         self._attempt = self._wait_until(is_new, f"a new group of {', '.join(workers)}")
-
-    @property
-    def text(self):
-        """What the command has printed."""
-        return self._command.text
 
     def resize(self, workers):
         """Have the job use up to so many workers."""
