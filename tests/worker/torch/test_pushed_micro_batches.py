@@ -20,7 +20,9 @@ from tests.worker.torch.test_backward_push import (
     SAMPLES,
     SEED,
     SPEC,
+    TRIALS,
     Rows,
+    assert_passes_are_timed,
     leave,
     make_model,
     make_optimizer,
@@ -33,7 +35,6 @@ from worker.torch.micro_batches import micro_batches
 from worker.torch.optimizer import distribute
 
 MICRO_BATCH = 3
-TRIALS = 3  # iterations, after which pushes begin
 STEPS = EPOCHS * SAMPLES // BATCH
 
 
@@ -162,6 +163,7 @@ def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
     assert [begun[-1] for begun in pushed.at_ends.values()] == [k >= TRIALS for k in range(STEPS)]
     assert not any(map(any, by_step.at_ends.values()))
     assert pushed.attempts == {0}, "none was given up for its bits"
+    assert_passes_are_timed(records)
     assert torch.equal(pushed.values, by_step.values)
     known = [one.norms for one in records if one.norms is not None]
     others = [other.norms for other in expected if other.norms is not None]
