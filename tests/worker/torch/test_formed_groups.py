@@ -177,18 +177,6 @@ def check_equal_to_one_process(saved, seed, iterations, optimizer, clip=None):
         assert (own - value).abs().max() < 1e-12
 
 
-def trained_calmly(folder, wait_until, name, iterations, manager, script):
-    """Train with one worker, without a change of members; return what it has saved."""
-    folder.mkdir()
-    with (
-        manager_process("--workers", "1", *manager) as address,
-        Run(folder, address, wait_until, *script) as run,
-    ):
-        run.start(name)
-        (ended,), _ = run.end_all(name, after=iterations - run.reached(name))
-    return ended
-
-
 def first_seed(run, names):
     """Return the seed of the worker that had rank 0 at first."""
     return next(SEEDS[name] for name in names if run.seen(name)[0][4] == 0)
@@ -317,7 +305,11 @@ def test_a_newcomer_goes_on_from_the_state_that_it_was_given_last(tmp_path, wait
         go.touch()
         (ended,), iterations = run.end_all("b")
         assert run.seen("b")[1][1] == given
-    calm = trained_calmly(tmp_path / "calm", wait_until, "a", iterations, ["--exact"], NORM)
+    folder = tmp_path / "calm"
+    folder.mkdir()
+    with running(folder, wait_until, 1, *NORM, manager=["--exact"]) as run:
+        run.start("a")
+        (calm,), _ = run.end_all("a", after=iterations - run.reached("a"))
     assert bits(ended) == bits(calm)
 
 
