@@ -462,7 +462,11 @@ class ClusterScheduler:
             if job.held != held:
                 self._say(f"{name} is {'paused' if job.held else 'no longer paused'} by its user")
             if job.state != state:
-                how = f": {job.how}{', ' if job.reason else ''}{in_one_line(job.reason)}" if job.state == "ended" else ""
+                how = (
+                    f": {job.how}{', ' if job.reason else ''}{in_one_line(job.reason)}"
+                    if job.state == "ended"
+                    else ""
+                )
                 self._say(f"{name} is {job.state}{how}")
 
     def _say(self, text: str) -> None:

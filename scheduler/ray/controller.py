@@ -345,9 +345,12 @@ class Controller:
         self._waits = {name: self._why(name, placing) for name in self._supervisor.waited_for(self._seen)}
         addresses = self._addresses()
         if addresses != before:
-            for name in self._supervisor.workers:
-                if name in self._watched:
-                    self._watched[name].handle.tell.remote(addresses)
+            for (
+                name,
+                watched,
+            ) in self._watched.items():  # those that are released, too: they have a part to finish
+                if name not in self._submission.services:
+                    watched.handle.tell.remote(addresses)
             self._manager.move(addresses.get(MANAGER))
 
     def _look_at_nodes(self) -> None:

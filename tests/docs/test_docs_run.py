@@ -1,15 +1,12 @@
 """Every command and every piece of Python in the documents does what it says."""
 
 import contextlib
-import os
-import sys
 
 import pytest
 
 from tests import zygote
 from tests.docs.documents import DOCUMENTS, ROOT, blocks
 from tests.docs.loopback import own_network
-from tests.docs.terminal import Terminal
 from tests.docs.walkthrough import Page, not_printed
 from tests.scripts import terminal_shell
 
@@ -38,38 +35,6 @@ def test_the_document_can_be_followed(path, tmp_path):
         if path.stem in IMPORTED:
             stack.enter_context(zygote.installed(IMPORTED[path.stem], terminal_shell.__name__))
         Page(blocks(path), tmp_path, stack.enter_context(own_network())).run()
-
-
-def test_what_a_terminal_has_forked_ends_with_who_stands_for_it(tmp_path, wait_until):
-    """Its status is that of the command, and a command that is killed is gone."""
-    (tmp_path / "end.py").write_text("import sys; sys.exit(3 if 'tests.zygote' in sys.modules else 4)")
-    (tmp_path / "wait.py").write_text("import time; open('begun', 'w').close(); time.sleep(600)")
-    command = f"{sys.executable} -I -S {ROOT}/tests/scripts/forked_command.py"
-    terminal = Terminal(tmp_path, "one", os.environ)
-    try:
-        terminal.run(f"status=0\n{command} end.py || status=$?\n[ $status = 3 ]", 60.0)
-        terminal.run(f"{command} wait.py &\nuntil [ -e begun ]; do sleep 0.1; done", 60.0)
-        assert len(terminal._processes()) == 1
-        terminal.run("kill -KILL $!", 60.0)
-        wait_until(lambda: not terminal._processes(), "the end of what was forked")
-    finally:
-        terminal.close()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "listening on 127.0.0.1:4300",
-        "job default: w1 joined, for iteration 10 on",
-        "job ...: w1 joined,  ... iteration 10",
-        "epoch 1: 199 samples, loss 0.642",
-        "epoch 1: 199 samples, loss 0.612\nepoch 1: 199 samples, loss 0.7",
-        "epoch 1: 199 samples\nepoch 1: 199 samples",
-    ],
-)
-def test_lines_that_a_document_shows_are_found(line):
-    """Wherever they stand in a line that was printed; numbers that were measured need not be the same."""
-    assert not not_printed(line, PRINTED, {"loss": 0.05})
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,6 @@ def test_queries_name_what_there_is(title, expression):
     assert set(grouped(expression)) <= known
 
 
-def test_a_query_of_what_there_is_not_would_be_found():
-    """The parser of queries finds names and labels wherever they stand."""
-    query = 'sum by (a, le) (rate(evenpace_x_bucket{b=~"c{d}", e!="f"}[5m])) / on (g) group_left h > 3 and i'
-    assert dict(selectors(query)) == {"evenpace_x_bucket": {"b", "e"}, "h": set(), "i": set()}
-    assert list(grouped(query)) == ["a", "le", "g"]
-
-
 def test_the_dashboard_shows_each_kind_of_thing():
     """Its panels show metrics of every part, of the job that is chosen."""
     shown = {described(name) for _, query in targets() for name, _ in selectors(query)} - {None}

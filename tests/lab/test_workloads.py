@@ -1,6 +1,5 @@
 """The workloads: real training by two workers, whose batches are uneven, and what the scripts say."""
 
-import gzip
 import json
 import runpy
 
@@ -18,7 +17,6 @@ from tests import ROOT
 pytestmark = pytest.mark.usefixtures("generated_once")
 
 SCRIPT = ROOT / "lab" / "experiments" / "train_workload.py"
-CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
 
 
 @pytest.fixture(scope="module")
@@ -89,26 +87,6 @@ def test_logistic_regression_finds_scikit_learns_optimum(tmp_path, cluster, wait
     state = job.states[0]
     np.testing.assert_allclose(state["weight"].squeeze(1), solved.coef_[0], atol=1e-4)
     np.testing.assert_allclose(state["bias"], solved.intercept_, atol=1e-4)
-
-
-RESNET32 = ["--samples", "64", "--test-samples", "50", "--batch-size", "32", "--epochs", "4"]
-RESNET32 += ["--lr", "0.005"]
-
-
-@pytest.mark.release
-def test_resnet32_trains_with_batch_norm_on_cifar10(tmp_path, cluster, wait_until):
-    """The loss on real images goes down, and only batch norm's running means differ between workers."""
-    if not CIFAR10.is_dir():
-        pytest.skip("needs the cifar10 files in ../shared/data/cifar10")
-    images = tmp_path / "cifar10"
-    images.mkdir()
-    for name in ("data_batch_1.bin", "test_batch.bin"):
-        with gzip.open(CIFAR10 / f"{name}.gz") as whole:
-            (images / name).write_bytes(whole.read(64 * 3073))
-    job = Job(cluster, wait_until, tmp_path, "resnet32", "--data", f"cifar10:{images}", *RESNET32)
-    job.learned(8)
-    job.equal(but=("running_mean", "running_var"))
-    assert job.metrics["data"] == f"cifar10:{images}: 64 images"
 
 
 def run_script(monkeypatch, *arguments):

@@ -322,7 +322,7 @@ def test_nothing_listens_beyond_loopback_unprotected():
     [("127.0.0.1", True), ("127.8.9.1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False)],
 )
 def test_what_counts_as_loopback(key, host, allowed):
-    """An address is loopback if only this machine can reach it; for others, the error says what is missing."""
+    """It is loopback if only this machine can reach it; for others, the error says what is missing."""
     address, credentials = Address(host, 0), Credentials.of_folder(key.parent)
     assert address.is_loopback == allowed
     for safe in (Security(insecure=True), Security(credentials, key)):

@@ -67,13 +67,16 @@ def main(arguments=None):
     parser.add_argument("--pace", type=float, default=0.0, help="Seconds that an iteration takes at least.")
     parser.add_argument("--go", type=Path, help="File from whose existence on there is no pace.")
     parser.add_argument("--computed", type=Path, help="Append iteration, start and count of each slice.")
+    parser.add_argument("--fitting", type=int, help="Most samples of a slice; more are out of memory.")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
 
     def computed(session):
         """Note what has been computed, and keep the pace."""
+        part = session.assignment
+        if options.fitting is not None and part.count > options.fitting:
+            raise MemoryError
         if options.computed is not None:
-            part = session.assignment
             with options.computed.open("a") as stream:
                 stream.write(f"{part.iteration} {part.start} {part.count}\n")
         if options.go is None or not options.go.exists():

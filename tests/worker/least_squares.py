@@ -81,13 +81,3 @@ def services(workers, policy="even", **job):
     config = ManagerConfig(policy, job=JobConfig(workers=workers, **job))
     with serving(ManagerService(config)) as manager, serving(shard_service()) as shard:
         yield manager, [shard]
-
-
-def slices_follow_each_other(parts, iteration):
-    """Return whether the parts of one iteration cover its batch."""
-    _, start, total = SPEC.batch(iteration)
-    position = start
-    for part in sorted(parts, key=lambda part: part.start):
-        assert part.start == position
-        position += part.count
-    return position == start + total

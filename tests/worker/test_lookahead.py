@@ -119,9 +119,3 @@ def test_what_fails_in_the_reporting_thread_ends_the_training():
         worker = Worker(manager, shards, "w", 30, at)
         with pytest.raises(EvenpaceError, match="cannot report any more: CUDA error"):
             worker.end()
-
-
-# -- release
-
-
-# -- real workers, with loading processes

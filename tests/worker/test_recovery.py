@@ -5,7 +5,6 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import psutil
 import pytest
 
 import idl
@@ -13,13 +12,10 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.endings import FINISHED
 from idl.errors import NotMemberError
-from lab.observer import Observer
 from lab.proxy import Proxy
-from tests.float64 import SCRIPT, train_alone
 from tests.services import (
     RestartableService,
     address_of_our_own,
-    has_ended,
     is_frozen,
     restartable_manager,
     serving,
@@ -63,25 +59,6 @@ def in_process_manager(workers, policy="even", **job):
 # -- workers
 
 
-POINTS = {"w1": "5:push:1", "w2": "15:report:0", "w3": "25:push:0"}
-FREEZE = {**POINTS, "w0": "30:report:0"}  # lest it ends while another that is held up counts as silent
-
-
-def kill_at_their_points(workers, wait_until):
-    """Kill the workers of `POINTS`, each once it has frozen: between two pushes, after or before both.
-
-    The one that survives goes on from its own point then, see `FREEZE`.
-    """
-    for name in POINTS:
-        wait_until(lambda name=name: is_frozen(workers[name]), f"{name} to be at its point")
-        loading = psutil.Process(workers[name].pid).children(recursive=True)
-        workers[name].kill()
-        assert workers[name].wait(60) == -signal.SIGKILL
-        wait_until(lambda of=loading: all(map(has_ended, of)), f"the end of what {name} started")
-    wait_until(lambda: is_frozen(workers["w0"]), "w0 to be at its point")
-    workers["w0"].send_signal(signal.SIGCONT)
-
-
 @contextlib.contextmanager
 def shards_here(folder, count=2, every=1):
     """Start shards in this process that keep checkpoints, and return their addresses."""
@@ -90,30 +67,6 @@ def shards_here(folder, count=2, every=1):
             stack.enter_context(serving(shard_service(state=folder / f"ps-{i}", checkpoint_every=every)))
             for i in range(count)
         ]
-
-
-@pytest.mark.ci
-def test_what_killed_workers_had_to_do_is_done_by_the_others(tmp_path, wait_until):
-    """With PyTorch in float64, the surviving worker ends with the parameters of one process."""
-    with (
-        in_process_manager(4, "proportional", heartbeat=0.5, silence=2.0) as manager,
-        serving(shard_service()) as first,
-        serving(shard_service()) as second,
-        processes(
-            tmp_path,
-            manager,
-            [first, second],
-            ["w0", *POINTS],
-            FREEZE,
-            SCRIPT,
-            ["--epochs", "7", "--num-workers", "1"],
-        ) as workers,
-    ):
-        kill_at_their_points(workers, wait_until)
-        end_well(tmp_path, workers, wait_until, ["w0"], train_alone("sgd"))
-        observer = Observer(manager, (first, second))
-        observer.poll()
-    assert set(observer.iterations[-1].workers) == {"w0"}
 
 
 OVERLAPPING = [

@@ -1,15 +1,12 @@
 """Training over real processes: services, and workers that run a script."""
 
 import json
-import os
 
 import numpy as np
-import psutil
 import pytest
 
 from evenpace.local.cluster import LocalCluster
 from tests.float64 import EPOCHS, SCRIPT, train_alone, wait_for_end
-from tests.services import has_ended
 
 PATIENT = ("--silence", "120")  # of a manager: who is only slow, or held up, keeps its part
 
@@ -37,20 +34,3 @@ def test_uneven_workers_equal_one_process_on_the_big_batch(
     assert max(sizes[2]) <= 7 < min(sizes[0])
     for i in range(3):
         assert np.abs(np.load(tmp_path / f"{i}.npy") - alone).max() < 1e-9
-
-
-@pytest.mark.slow
-def test_no_process_outlives_the_one_that_started_it(tmp_path, wait_until):
-    """Services and workers end with the process that started them, even if that is killed."""
-    code = (
-        "import sys, time; from pathlib import Path; from evenpace.local.cluster import LocalCluster\n"
-        f"cluster = LocalCluster(Path({str(tmp_path)!r}), workers=2).__enter__()\n"
-        f"cluster.start_worker('w0', Path({str(SCRIPT)!r}))\n"
-        "print('up', flush=True); time.sleep(600)"
-    )
-    with psutil.Popen([os.sys.executable, "-c", code], stdout=-1) as starter:
-        assert starter.stdout.readline() == b"up\n"
-        children = starter.children(recursive=True)
-        assert len(children) >= 3
-        starter.kill()
-    wait_until(lambda: all(map(has_ended, children)), "the children's end")

@@ -143,7 +143,6 @@ np.save(out, session.exchange.parameters)
 @pytest.mark.parametrize(
     ("workers", "how", "said"),
     [
-        pytest.param(2, "error", "ended with status 1", marks=pytest.mark.ci),
         (2, "killed", "was killed by SIGKILL"),
         pytest.param(1, "error", "ended with", marks=pytest.mark.ci),
     ],

@@ -17,7 +17,6 @@ from tests.disks import fill
 from tests.evenpace.commands import invoke
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-IN_LITTLE_MEMORY = SCRIPTS / "train_in_little_memory.py"
 LEAST_SQUARES = SCRIPTS / "train_least_squares.py"
 
 
@@ -37,13 +36,13 @@ def test_a_profile_is_measured_up_to_what_fits_and_planned_by(tmp_path):
     """Every size that fits has its steps, though the script ends before; `evenpace plan` reads them."""
     out = tmp_path / "profiles" / "fast.json"
     options = ("--device", "a GPU", "--steps", 3, "--smallest", 2, "--largest", 32, "--out", out)
-    result = run("profile", *options, IN_LITTLE_MEMORY, "--iterations", 60, "--fitting", 8)
+    result = run("profile", *options, LEAST_SQUARES, "--fitting", 8, "--out", tmp_path / "none")
 
     assert result.exit_code == 0, result.output
     assert "No larger batch: 12 samples do not fit" in result.output
     (measured,) = read_profiles([out])
     assert [(step.batch_size, step.count) for step in measured.steps] == [(n, 3) for n in (2, 3, 4, 6, 8)]
-    assert (measured.device, measured.script, measured.limit) == ("a GPU", IN_LITTLE_MEMORY.name, 8)
+    assert (measured.device, measured.script, measured.limit) == ("a GPU", LEAST_SQUARES.name, 8)
     assert all(step.spread > 0 and 0 < step.memory <= 1 for step in measured.steps)
 
     planned = run("plan", "--total", 15, "--profiles", out, "GPU=2", "--json", tmp_path / "plan.json")
@@ -85,7 +84,7 @@ def test_a_script_that_fails_is_shown():
     """A script that fails with its first batch, or for another reason than memory, ends it with its log."""
     config = ProfileConfig(steps=1, smallest=4, largest=4)
     with pytest.raises(ProcessFailedError, match=r"(?s)profiled ended with status 1.*MemoryError"):
-        profile(IN_LITTLE_MEMORY, ["--iterations", "60", "--fitting", "2"], config)
+        profile(LEAST_SQUARES, ["--fitting", "2", "--out", "none"], config)
 
 
 @pytest.mark.slow

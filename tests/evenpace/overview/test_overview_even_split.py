@@ -45,20 +45,6 @@ def estimate(iterations):
     return (figures.seconds + figures.saved_seconds) / figures.seconds
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["proportional", "leader_straggler"])
-@pytest.mark.parametrize("fixed", [0, 64])
-@pytest.mark.parametrize("slowed", [1.0, 2.5])
-def test_the_estimate_is_the_truth(policy, fixed, slowed):
-    """Known workers are played under both splits: the estimated speedup is close to the played one."""
-    slopes = [0.010, 0.008, 0.030, 0.012, 0.009, 0.015]
-    balanced = played(policy, slopes, fixed, 0.02, slowed)
-    even = played("even", slopes, fixed, 0.02, slowed)
-    truth = seconds(even) / seconds(balanced)
-    assert truth > 1.2
-    assert estimate(balanced) == pytest.approx(truth, rel=0.06)
-
-
 @pytest.mark.parametrize("policy", ["proportional", "learned"])
 def test_a_first_iteration_that_is_slow_for_all_misleads_nobody(policy):
     """Start-up costs make even shares look slow, which were seen in that iteration alone."""

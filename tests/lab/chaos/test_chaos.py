@@ -73,7 +73,7 @@ def test_every_target_comes():
     assert len(faults) > 300
 
 
-def targets(kind, seconds=1e5):
+def targets(kind, seconds=1e4):
     """Return the first targets of the faults of a kind."""
     return {fault.targets[0] for fault in schedule(1, [kind], SITES, 5.0, seconds)}
 

@@ -246,39 +246,14 @@ def step_of(lines, iteration):
     return max(place for place, line in enumerate(lines) if line.get("iteration") == iteration)
 
 
-def lost_step(lines):
-    """A step is missing."""
-    del lines[step_of(lines, 30)]
-
-
-def repeated_step(lines):
-    """A step comes again."""
-    lines.insert(step_of(lines, 30), lines[step_of(lines, 30)])
-
-
-def other_attempt(lines):
-    """A step is of an attempt that is over."""
-    lines[step_of(lines, 30)]["attempt"] = 0
+def step_in(lines, iteration=30):
+    """The ledger's line with the step of an iteration that holds."""
+    return lines[step_of(lines, iteration)]
 
 
 def rewind_in(lines):
     """The line that says from where the second attempt goes on."""
     return next(line for line in lines if "rewound" in line)
-
-
-def no_checkpoint(lines):
-    """The job goes back to where there is no checkpoint."""
-    rewind_in(lines)["rewound"] = BACK + 1
-
-
-def same_attempt(lines):
-    """The job goes back within an attempt."""
-    lines.insert(step_of(lines, 39) + 1, {"attempt": 1, "rewound": 30})
-
-
-def behind(lines):
-    """The last step is missing."""
-    del lines[step_of(lines, ITERATIONS - 1)]
 
 
 def kept_on(lines):
@@ -291,29 +266,51 @@ def kept_on(lines):
 
 def first_slice_lost(lines):
     """A step is without its first slice."""
-    del lines[step_of(lines, 30)]["slices"][0]
-
-
-def slice_doubled(lines):
-    """A step has a slice twice."""
-    slices = lines[step_of(lines, 30)]["slices"]
-    slices.append(slices[0])
+    step_in(lines)["slices"].pop(0)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("plant", "shard", "said"),
     [
-        (lost_step, "ps-0", "ps-0: step 31 in attempt 1, where step 30 in attempt 1 was due"),
-        (repeated_step, "ps-0", "ps-0: step 30 in attempt 1, where step 31 in attempt 1 was due"),
-        (other_attempt, "ps-0", "ps-0: step 30 in attempt 0, where step 30 in attempt 1 was due"),
-        (no_checkpoint, "ps-0", "ps-0: updates from 21 to 25 were taken back, to no checkpoint"),
-        (same_attempt, "ps-0", "ps-0: rewound to version 30 in attempt 1, from version 40 in attempt 1"),
-        (behind, "ps-0", "ps-0: 44 steps at the end, not 45"),
+        (
+            lambda lines: lines.remove(step_in(lines)),
+            "ps-0",
+            "ps-0: step 31 in attempt 1, where step 30 in attempt 1 was due",
+        ),
+        (
+            lambda lines: lines.insert(step_of(lines, 30), step_in(lines)),
+            "ps-0",
+            "ps-0: step 30 in attempt 1, where step 31 in attempt 1 was due",
+        ),
+        (
+            lambda lines: step_in(lines).update(attempt=0),
+            "ps-0",
+            "ps-0: step 30 in attempt 0, where step 30 in attempt 1 was due",
+        ),
+        (
+            lambda lines: rewind_in(lines).update(rewound=BACK + 1),
+            "ps-0",
+            "ps-0: updates from 21 to 25 were taken back, to no checkpoint",
+        ),
+        (
+            lambda lines: lines.insert(step_of(lines, 39) + 1, {"attempt": 1, "rewound": 30}),
+            "ps-0",
+            "ps-0: rewound to version 30 in attempt 1, from version 40 in attempt 1",
+        ),
+        (
+            lambda lines: lines.remove(step_in(lines, ITERATIONS - 1)),
+            "ps-0",
+            "ps-0: 44 steps at the end, not 45",
+        ),
         (kept_on, "ps-1", "iteration 20: ps-0 has the step of attempt 1, ps-1 that of attempt 0"),
         (first_slice_lost, "ps-0", r"ps-0: iteration 30: w\d at \d+, where \d+ was due"),
         (first_slice_lost, "ps-1", r"ps-1: epoch 1: \d+ samples not used exactly once"),
-        (slice_doubled, "ps-1", r"ps-1: epoch 1: \d+ samples not used exactly once"),
+        (
+            lambda lines: step_in(lines)["slices"].append(step_in(lines)["slices"][0]),
+            "ps-1",
+            r"ps-1: epoch 1: \d+ samples not used exactly once",
+        ),
     ],
 )
 def test_a_fault_in_a_ledger_is_seen(run, plant, shard, said):
@@ -344,19 +341,14 @@ def of_the_batch_before(lines):
     computes(lines, start - SPEC.total_batch_size, count)
 
 
-def of_other_samples(lines):
-    """Others than the permutation has there."""
-    computed_in(lines)[5] ^= 1
-
-
-def not_computed(lines):
-    """The worker knows nothing of it."""
-    lines.remove(computed_in(lines))
-
-
 def reached_in(lines, attempt, version):
     """Return the index of the journal's line about the parameters of a version."""
     return next(i for i, line in enumerate(lines) if line[:3] == ["reached", attempt, version])
+
+
+def add_to(values, place, amount):
+    """Change a number."""
+    values[place] += amount
 
 
 def back_in_time(lines):
@@ -365,26 +357,25 @@ def back_in_time(lines):
     lines[first], lines[second] = lines[second], lines[first]
 
 
-def ahead_of_the_shards(lines):
-    """A version comes that no shard has."""
-    lines[reached_in(lines, 1, ITERATIONS)][2] += 1
-
-
-def fingerprint_off(lines):
-    """The parameters differ."""
-    lines[reached_in(lines, 1, 30)][3][0] += 1e-6
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("plant", "said"),
     [
         (of_the_batch_before, r"w0: iteration 30: wrong samples for \d+ to \d+"),
-        (of_other_samples, r"w0: iteration 30: wrong samples for \d+ to \d+"),
-        (not_computed, r"ps-0: iteration 30 has \d+ to \d+ from w0, which computed \[\]"),
+        (lambda lines: add_to(computed_in(lines), 5, 1), r"w0: iteration 30: wrong samples for \d+ to \d+"),
+        (
+            lambda lines: lines.remove(computed_in(lines)),
+            r"ps-0: iteration 30 has \d+ to \d+ from w0, which computed \[\]",
+        ),
         (back_in_time, r"w0: version 31 in attempt 1 after \(1, 32\)"),
-        (ahead_of_the_shards, "w0 has version 46 of attempt 1, in which ps-1 had 45 at most"),
-        (fingerprint_off, "w0's parameters of version 30 in attempt 1: differs by"),
+        (
+            lambda lines: add_to(lines[reached_in(lines, 1, ITERATIONS)], 2, 1),
+            "w0 has version 46 of attempt 1, in which ps-1 had 45 at most",
+        ),
+        (
+            lambda lines: add_to(lines[reached_in(lines, 1, 30)][3], 0, 1e-6),
+            "w0's parameters of version 30 in attempt 1: differs by",
+        ),
     ],
 )
 def test_a_fault_in_a_journal_is_seen(run, plant, said):
@@ -394,28 +385,13 @@ def test_a_fault_in_a_journal_is_seen(run, plant, said):
     said_of(run, said)
 
 
-def last_version(values):
-    """End a worker before the others."""
-    values["version"] -= 1
-
-
-def nudge(values):
-    """Change one parameter a little."""
-    values["parameters"][100] += 1e-6
-
-
-def not_a_number(values):
-    """Replace one parameter by NaN."""
-    values["parameters"][100] = np.nan
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("plant", "said"),
     [
-        (last_version, "ended with version 44, but the job has 45"),
-        (nudge, "'s final parameters: differs by "),
-        (not_a_number, "'s final parameters: differs by nan"),
+        (lambda values: add_to(values, "version", -1), "ended with version 44, but the job has 45"),
+        (lambda values: add_to(values["parameters"], 100, 1e-6), "'s final parameters: differs by "),
+        (lambda values: add_to(values["parameters"], 100, np.nan), "'s final parameters: differs by nan"),
     ],
 )
 def test_final_parameters_that_are_not_those_of_one_process_are_seen(run, plant, said):
@@ -463,26 +439,30 @@ def test_two_zeros_are_not_the_same_bits():
     ]
 
 
+def test_workers_that_take_steps_themselves_must_end_with_the_same_bits():
+    """One that differs in the last bit of one parameter is told from the others."""
+    finals = {name: (3, np.ones(3)) for name in ("w0", "w1", "w2")}
+    assert list(checks.finals_equal(finals)) == []
+    finals["w1"][1][2] = np.nextafter(1.0, 2.0)
+    assert list(checks.finals_equal(finals)) == ["workers ended with other bits than others: w0, w2 and w1"]
+
+
 # -- planted in the manager's history
-
-
-def too_small(history):
-    """The workers' parts do not make up the batch."""
-    history[30]["workers"]["w0"]["batch_size"] -= 1
-
-
-def beyond(history):
-    """An iteration that no shard has."""
-    history.append({**history[-1], "iteration": ITERATIONS, "total": 96})
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("plant", "said"),
     [
-        (too_small, "manager: iteration 30 has 95 samples of 96, not 96"),
+        (
+            lambda history: add_to(history[30]["workers"]["w0"], "batch_size", -1),
+            "manager: iteration 30 has 95 samples of 96, not 96",
+        ),
         (lambda history: history.insert(30, history[30]), "manager: iteration 30 of 45 after iteration 30"),
-        (beyond, "manager: iteration 45 of 45 after iteration 44"),
+        (
+            lambda history: history.append({**history[-1], "iteration": ITERATIONS, "total": 96}),
+            "manager: iteration 45 of 45 after iteration 44",
+        ),
         (lambda history: history.pop(30), "manager: no record from 30 to 30, all in attempt 1"),
         (list.clear, "manager: no record of any of 45 iterations"),
     ],

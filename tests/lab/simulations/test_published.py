@@ -62,7 +62,11 @@ def fairness(path, policy, applications):
 
 @pytest.mark.ci
 @with_data
-@pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize(
+    "path",
+    [WORKLOADS[0], *(pytest.param(path, marks=pytest.mark.release) for path in WORKLOADS[1:])],
+    ids=[f"{path.parent.name}/{path.stem}" for path in WORKLOADS],
+)
 @pytest.mark.parametrize("policy", ["tiresias", "optimus"])
 def test_means_equal_the_published_ones_to_the_digit(applications, policy, path):
     """Both policies are deterministic: each job must end in the very second."""
@@ -107,7 +111,7 @@ def mixed_mean(number, policy, applications):
 
 @pytest.mark.ci
 @with_data
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", [1, *(pytest.param(n, marks=pytest.mark.release) for n in (2, 3, 4))])
 def test_gavel_has_the_published_means_to_the_digit(mixed_applications, number):
     """All is deterministic: each job must end in the very second."""
     published = published_mean(PHILLY / f"workload-{number}.csv", "gavel", conditions("gavel", MIXED_CLUSTER))

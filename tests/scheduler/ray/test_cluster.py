@@ -1,5 +1,6 @@
 """Many jobs that share one real Ray cluster, by the real commands."""
 
+import contextlib
 import json
 import tempfile
 
@@ -60,6 +61,11 @@ class Shared(Jobs):
         saved = json.loads(file.read_text()) if file.exists() else {"machine": {"jobs": []}}
         return {job["request"]["name"]: job for job in saved["machine"]["jobs"]}
 
+    @property
+    def status(self):
+        """What `evenpace cluster status` prints for programs."""
+        return json.loads(self.cluster("status", "--json"))
+
     def have(self, **running):
         """Whether so many workers of these jobs train, and none else is there."""
         now = self.now
@@ -101,8 +107,7 @@ def test_two_jobs_share_a_cluster(jobs, wait_until):
         one for one in psutil.process_iter() if "ray::ClusterScheduler" in " ".join(one.cmdline())
     ]
     scheduler.kill()
-    status = json.loads(jobs.cluster("status", "--json"))
-    assert [(job["job"], job["target"]) for job in status["jobs"]] == [("first", 1), ("second", 3)]
+    assert [(job["job"], job["target"]) for job in jobs.status["jobs"]] == [("first", 1), ("second", 3)]
     jobs.hurry("second")
     wait_until(lambda: jobs.have(first=4, second=0), "all devices for the first again")
     assert jobs.now["second"]["how"] == "done"
@@ -156,3 +161,47 @@ def test_what_cannot_be_is_refused_or_said_and_others_go_on(jobs, tmp_path, wait
     assert "priority" in jobs.cluster("status")
     jobs.cluster("policy", "tiresias")
     assert "shared by tiresias" in jobs.cluster("status", "--all")
+
+
+@pytest.mark.release  # brings up two clusters
+def test_jobs_go_on_as_nodes_and_the_whole_cluster_come_and_go(tmp_path, wait_until):
+    """A node is killed, one joins, one is drained; then all of Ray is killed, and another cluster goes on.
+
+    Each job has one process's parameters.
+    """
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="evenpace-", ignore_cleanup_errors=True)
+        )
+
+        def start(name, head=None, **options):
+            folder = tmp_path / name
+            folder.mkdir()
+            return stack.enter_context(RayNode(name, folder, head, cpus=0, **options))
+
+        head = start("head", environment={"TMPDIR": temporary})
+        nodes = [start(name, head, resources={"place": 2}) for name in ("one", "two")]
+        jobs = Shared(tmp_path, head.environment, head.address)
+        jobs.cluster("up", "--storage", jobs.storage, "--device", "place")
+        jobs.queue("big", "--shards", 2, iterations=900, pace=1)
+        jobs.queue("small", iterations=300, pace=2)
+        wait_until(lambda: jobs.have(big=2, small=2), "both jobs")
+        nodes[0].kill()
+        wait_until(lambda: jobs.have(big=1, small=1), "both jobs on one node")
+        nodes.append(start("three", head, resources={"place": 4}))
+        wait_until(lambda: jobs.have(big=3, small=3), "both jobs on two nodes")
+        (drained,) = [node["node"] for node in jobs.status["nodes"] if node["devices"] == 2]
+        jobs.cluster("drain", drained[:12])
+        wait_until(lambda: jobs.have(big=2, small=2), "both jobs on the node that stays")
+        for node in (*nodes, head):
+            node.kill()
+        head = start("second", environment={"TMPDIR": temporary})
+        start("four", head, resources={"place": 3})
+        again = Shared(tmp_path, head.environment, head.address)
+        again.cluster("up", "--storage", jobs.storage, "--device", "place")
+        wait_until(lambda: jobs.have(big=2, small=1) or jobs.have(big=1, small=2), "both on another cluster")
+        for name, iterations in (("big", 900), ("small", 300)):
+            jobs.hurry(name)
+            wait_until(lambda name=name: jobs.now[name]["how"] == "done", f"the end of {name}")
+            jobs.assert_trained(name, iterations)
+        again.cluster("down")

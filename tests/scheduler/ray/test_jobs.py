@@ -49,20 +49,6 @@ def _started_since(before, temporary):
     return [one for one in after if str(temporary) in " ".join(one.info["cmdline"] or ())]
 
 
-@pytest.mark.release  # the documentation tests run one, too
-def test_a_cluster_is_started_for_one_job(tmp_path, temporary):
-    """Without an address, a cluster is started on this machine, and nothing of it is left."""
-    before = set(psutil.pids())
-    jobs = Jobs(tmp_path, {"HOME": str(tmp_path), "TMPDIR": str(temporary)})
-    with jobs.submit("alone", "--shards", 2) as command:
-        assert command.end() == 0, command.text
-        assert "waiting" in command.text
-    jobs.assert_trained("alone", 40)
-    assert not _started_since(before, temporary)
-    assert not job_processes("alone")
-    assert not left_folders(temporary)
-
-
 @pytest.mark.release  # each starts a cluster
 @pytest.mark.parametrize("group", [True, False], ids=["process group", "all processes"])
 def test_sigterm_ends_a_job_with_its_own_cluster(tmp_path, temporary, wait_until, group):

@@ -36,18 +36,7 @@ from worker.torch.optimizer import distribute
 from worker.torch.partitioned_loader import PartitionedLoader, _revive
 
 BATCH_SIZES = (16, 24, 32, 40, 48)  # the paper's 64 to 192, less as digits are fewer than CIFAR-10
-CLASSES = (
-    1,
-    8,
-    3,
-    5,
-    7,
-    4,
-    2,
-    6,
-    0,
-    9,
-)  # two for each worker; the slowest has those that are hardest to tell
+CLASSES = (1, 8, 3, 5, 7, 4, 2, 6, 0, 9)  # two for each worker; the slowest has the hardest to tell
 ITERATIONS = 150
 MOVED = 40  # iterations after which what should move has moved: the gap is 2 after 18
 

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import evenpace
+from batchsize_manager.client import ManagerClient
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
 from tests.services import OpenServices, in_threads, manager_process, shard_process
@@ -21,6 +23,7 @@ from worker.torch.optimizer import distribute
 SAMPLES, BATCH, SEED, EPOCHS = 96, 12, 3, 2
 SPEC = JobSpec(SAMPLES, BATCH, SEED)
 BUCKET_MB = 100 / 2**18  # of float32: a hundred elements
+TRIALS = 3  # iterations, after which pushes begin
 
 
 class Rows(torch.utils.data.Dataset):
@@ -125,6 +128,18 @@ def train(session, change=leave, before_step=lambda iteration: None, **options):
     return nn.utils.parameters_to_vector(model.parameters()).detach(), attempts
 
 
+def assert_passes_are_timed(records):
+    """Check that the times of a pass are known, as parts of the whole, once it pushes its buckets."""
+    assert len(records) == EPOCHS * SAMPLES // BATCH
+    for record in records:
+        for part in record.parts.values():
+            if record.iteration < TRIALS:
+                assert np.isnan(part.backward_time)
+                continue
+            assert 0 < part.first_bucket_time < part.backward_time < part.batch_processing_time
+            assert min(part.other_buckets_time, part.last_bucket_time, part.communication_time) > 0
+
+
 def round_gradients(iteration, model):
     """Round gradients to bfloat16, as they may be pushed."""
     for parameter in model.parameters():
@@ -143,6 +158,8 @@ def test_a_gradient_arrives_before_the_step(wait_until, shards, push_dtype):
 
     with OpenServices(1, shards) as services:
         parameters, attempts = train(services.session("w", push_dtype=push_dtype), before_step=look)
+        with ManagerClient(services.manager) as client:
+            assert_passes_are_timed(client.history("default", 0)[1])
     assert attempts == {0}
     alone = train_alone(round_gradients if push_dtype else leave)
     torch.testing.assert_close(parameters, alone, rtol=0, atol=1e-12)

@@ -37,17 +37,13 @@ def changes_of_size(seen):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    ("optimizer", "mesh"),
-    [("adam", ("--sharded",)), ("sgd", ("--shard-size", "1"))],
-)
-def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer, mesh):
+def test_shards_go_on_in_other_groups(tmp_path, wait_until):
     """Where a worker joins two and another is drained, parameters stay those of one process.
 
     Nobody is restarted; schedulers, options and what else the script has reach who joins.
     """
     ahead = ("--lookahead", "1")
-    with running(tmp_path, wait_until, 2, *mesh, "--optimizer", optimizer, manager=ahead) as run:
+    with running(tmp_path, wait_until, 2, "--sharded", manager=ahead) as run:
         run.start("ab")
         run.reaches("a", 12)
         first = first_seed(run, "ab")
@@ -59,8 +55,8 @@ def test_shards_go_on_in_other_groups(tmp_path, wait_until, optimizer, mesh):
         drained = run.end("a")
         assert "drained" in drained["released"]
         assert "No backend" not in run.log("a")  # a warning of PyTorch's
-        check_equal_to_one_process(drained, first, run.seen("a")[-1][1] + 1, optimizer)
-        iterations = run.ends_as_one_process("bc", first, optimizer)
+        check_equal_to_one_process(drained, first, run.seen("a")[-1][1] + 1, "adam")
+        iterations = run.ends_as_one_process("bc", first)
         assert changes_of_size(run.seen("b")) == [2, 3, 2]
         assert [line[1] for line in run.seen("b")] == list(range(iterations))
 

@@ -20,12 +20,12 @@ from tests.worker.torch.test_backward_push import (
     SAMPLES,
     SEED,
     SPEC,
+    TRIALS,
     Rows,
-    change_data_late,
+    assert_passes_are_timed,
     leave,
     make_model,
     make_optimizer,
-    scale,
     train_alone,
 )
 from tests.worker.torch.test_memory_watch import exhaust
@@ -35,7 +35,6 @@ from worker.torch.micro_batches import micro_batches
 from worker.torch.optimizer import distribute
 
 MICRO_BATCH = 3
-TRIALS = 3  # iterations, after which pushes begin
 STEPS = EPOCHS * SAMPLES // BATCH
 
 
@@ -155,23 +154,6 @@ def train_alone_in_micro_batches(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shards", "micro_batch"), [(1, 3), (3, 5)])
-def test_uneven_slices_in_micro_batches_equal_one_process(shards, micro_batch):
-    """The last pass of several micro-batches, and that of one, completes what is pushed meanwhile."""
-    (several, one), records = train_with(2, shards, micro_batch=micro_batch)
-    numbers = [len(begun) for begun in several.at_ends.values()]
-    assert min(numbers) > 1, "of micro-batches of the first worker"
-    assert {len(begun) for begun in one.at_ends.values()} == {1}
-    alone = train_alone(leave)
-    for trained in (several, one):
-        assert trained.attempts == {0}
-        torch.testing.assert_close(trained.values, alone, rtol=0, atol=1e-12)
-        for iteration, begun in trained.at_ends.items():
-            assert begun == [False] * (len(begun) - 1) + [iteration >= TRIALS]
-    assert len(records) == STEPS
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
     """The sum is divided as the end of the loop divides it; norms of micro-batches are the same as well."""
@@ -181,6 +163,7 @@ def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
     assert [begun[-1] for begun in pushed.at_ends.values()] == [k >= TRIALS for k in range(STEPS)]
     assert not any(map(any, by_step.at_ends.values()))
     assert pushed.attempts == {0}, "none was given up for its bits"
+    assert_passes_are_timed(records)
     assert torch.equal(pushed.values, by_step.values)
     known = [one.norms for one in records if one.norms is not None]
     others = [other.norms for other in expected if other.norms is not None]
@@ -190,17 +173,6 @@ def test_the_bits_and_norms_are_those_of_a_push_by_the_step(dtype):
         assert astuple(one.norms) == pytest.approx(astuple(other.norms), rel=1e-5), (
             "as rounded in another order"
         )
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("change", [scale, change_data_late], ids=lambda change: change.__name__)
-def test_what_changes_gradients_after_the_loop_is_in_the_step(change):
-    """As without micro-batches: what was pushed is taken back, and the result is one process's."""
-    found, _ = train_with(2, 2, change=change)
-    alone = train_alone(change)
-    for trained in found:
-        torch.testing.assert_close(trained.values, alone, rtol=0, atol=1e-12)
-        assert (max(trained.attempts) > 0) == change.__name__.endswith("late")
 
 
 class Sometimes(nn.Module):
