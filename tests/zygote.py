@@ -217,7 +217,7 @@ def _is_plain(given: Mapping[str, Any]) -> bool:
 
 def is_forked() -> bool:
     """Return whether this process is one that a zygote has forked."""
-    return _End.status is not None
+    return _End.forked
 
 
 def _mounts() -> str:
@@ -366,10 +366,11 @@ class _End:
     That would touch, and so copy, nearly all that it shares with the zygote.
     """
 
-    status: int | None = None
+    forked = False
+    status: int | None = None  # none for a command of evenpace, which ends by itself within the context
 
     def __enter__(self) -> None:
-        _End.status = 1
+        _End.forked = True
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         code = error.code if isinstance(error, SystemExit) else 0 if error is None else 1

@@ -67,3 +67,21 @@ def test_a_script_that_connects_by_itself_ends_well_where_it_is_drained_before_i
     assert popen.returncode == 0, said
     assert "drained by an operator; its script ends here" in said
     assert "Traceback" not in said
+
+
+def test_what_a_script_leaves_to_the_end_is_done(tmp_path):
+    """Its threads, its functions at exit, and what is yet to be written, by native code, too."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import atexit, ctypes, sys, threading\n"
+        "native = ctypes.CDLL(None)\n"
+        "atexit.register(print, 'at exit')\n"
+        "last = threading.Timer(0.2, print, ['a thread'])\n"
+        "last.start()\n"
+        "native.printf(b'native\\n')\n"
+        "sys.exit(3)\n"
+    )
+    command = [sys.executable, "-m", "evenpace", "worker", "--manager", "127.0.0.1:1", str(script)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["a thread", "at exit", "native"]
