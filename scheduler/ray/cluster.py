@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,7 @@ class JobHandle(Handle):
             f"job {name!r}: its controller", controller, "; on another one, --resume goes on with the job"
         )
         self.name = name
+        self._follower = uuid.uuid4().hex
 
     def news(self, known: News | None = None) -> News:
         """Return what is new since the news that are known; without any, all lines that are kept.
@@ -196,7 +198,7 @@ class JobHandle(Handle):
             DeadlineExceededError: The controller does not answer; Ray may be starting it again.
             UnavailableError: It has ended, or the whole cluster has.
         """
-        news: News = self.ask("news", *((known.start, known.last) if known else ("", 0)))
+        news: News = self.ask("news", self._follower, *((known.start, known.last) if known else ("", 0)))
         return news
 
     def credentials(self) -> Mapping[str, bytes]:

@@ -66,6 +66,7 @@ _END_SECONDS = 10.0  # that processes may take to end after SIGTERM: a shard wri
 _ALONE_SECONDS = 2.0  # that workers may, whose services have ended
 _CLOSE_SECONDS = 20.0  # for an actor to end its process, before it is killed
 _NEWS_SECONDS = 60.0  # for which the end of a job is told to whoever asks
+_FOLLOWED_SECONDS = 3.0  # without a question, after which a follower has gone
 _LAST_WORDS_SECONDS = 5.0  # for an actor to tell the end of its log
 _TROUBLES = 120  # looks in a row that may fail, for a minute, before the job does
 _LINES = 10_000  # of the job's log that are kept for those who attach
@@ -179,6 +180,8 @@ class Controller:
         self._last = 0  # number of the last line
         self._finish: Finish | None = None
         self._told_end = threading.Event()
+        # By follower: when it asked last, and whether it was told the end.
+        self._followers: dict[str, tuple[float, bool]] = {}
         self._saved: Mapping[str, Any] = {}
         self._leaving: Mapping[str, float] = {}
         self._told: dict[str, int] = {}  # the last start of each process that a line of log was about
@@ -190,14 +193,16 @@ class Controller:
         self._prepared = False  # whether the folder is this job's
         threading.Thread(target=self._run, name="evenpace-controller", daemon=True).start()
 
-    def news(self, start: str, after: int) -> News:
+    def news(self, follower: str, start: str, after: int) -> News:
         """Return what is new.
 
         Args:
+            follower: What tells the caller from others, who are all to hear of the job's end.
             start: The start of the controller that the caller had news of; another's lines are all told.
             after: Number of the last line that the caller has.
         """
         with self._lock:
+            self._followers[follower] = time.monotonic(), self._finish is not None
             fresh = min(self._last - (after if start == self._id else 0), len(self._lines))
             lines = list(itertools.islice(self._lines, len(self._lines) - fresh, None))
             running = sum(
@@ -277,8 +282,18 @@ class Controller:
                     self._end(Finish("failed", f"its controller failed: {error!r}"))
                 calm = True
             self._wait(_LOOK_SECONDS if calm else _BUSY_LOOK_SECONDS)
-        self._told_end.wait(_NEWS_SECONDS)
+        deadline = time.monotonic() + _NEWS_SECONDS
+        while time.monotonic() < deadline and not (self._told_end.is_set() and self._all_know_the_end()):
+            time.sleep(_BUSY_LOOK_SECONDS)
         ray.kill(ray.get_actor(actor_name(self._submission.job), NAMESPACE), no_restart=True)
+
+    def _all_know_the_end(self) -> bool:
+        """Return whether all who have asked of late have been told the job's end."""
+        with self._lock:
+            return all(
+                knows or time.monotonic() - asked > _FOLLOWED_SECONDS
+                for asked, knows in self._followers.values()
+            )
 
     def _wait(self, seconds: float) -> None:
         """Wait until the next look, or until an actor that has no node yet answers."""
