@@ -110,9 +110,8 @@ class ClusterScheduler:
         self._looked_at_nodes = -inf
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._trouble = ""  # what went wrong in the last look
-        self._due: list[
-            tuple[list[Action], Future[None] | None]
-        ] = []  # to be done, and answered, once it is kept
+        # What is to be done, and answered, once it is kept.
+        self._due: list[tuple[list[Action], Future[None] | None]] = []
         self._changed = False  # whether something is to be kept
         self._closing = False
         self._thinker = ThreadPoolExecutor(1, "evenpace-policy")

@@ -14,6 +14,7 @@ from scheduler.nodes import Cluster
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Round
 from scheduler.policies.occupancy import Occupancy
+from scheduler.ray.cluster_settings import ClusterSettings, Device
 from scheduler.throughput import Throughput, fit
 from scheduler.throughput_curves import ThroughputCurves
 from tests.scheduler.policies.rounds import THROUGHPUT, asking
@@ -43,6 +44,9 @@ def allocated(policy, cluster=(("gpu", 2, 4),), **lacking):
         (lambda: JobRequest("", 1), "a job needs a name"),
         (lambda: JobRequest("x", 0), "job 'x' asks for 0 devices: at least 1 is needed"),
         (lambda: JobRequest("x", 1, float("nan")), "job 'x' has the weight nan: must be above 0"),
+        (lambda: Device.parse("GPU=no"), "device 'GPU=no': must be RESOURCE, or RESOURCE=AMOUNT above 0"),
+        (lambda: Device.parse("CPU=0"), "device 'CPU=0': must be RESOURCE, or RESOURCE=AMOUNT above 0"),
+        (lambda: ClusterSettings("sia"), "policy 'sia': there are weighted_fair_sharing, priority, tiresias"),
         (lambda: fit({(1, 1, 8): (1.0, 1.0)}), "1.0 s of synchronisation"),
         (lambda: ThroughputCurves([ALIKE] * 2, 0), "2 replicas on 0 nodes"),
         (lambda: Limits(10, 9, 1, 5), "whole batches from 10 to 9"),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idl.errors import InvalidRequestError
+from scheduler.ray.cluster_settings import Device
 from scheduler.ray.submission import Scale, Submission
 
 
@@ -79,3 +80,17 @@ def test_an_amount_that_ray_refuses_is_an_error_before_anything_starts(of, resou
     submission = Submission(Path("train.py"), name="odd", **{f"resources_per_{of}": resources})
     with pytest.raises(InvalidRequestError, match=f"resources of each {of}: .*({name}|{amount})"):
         cluster.check_resources(submission)
+
+
+@pytest.mark.parametrize(
+    ("device", "cpus", "gpus", "further"),
+    [
+        ("CPU=4", 4.0, 0.0, {"disk": 1.0}),
+        ("GPU", 0.0, 1.0, {"disk": 1.0}),
+        ("tpu", 0.0, 0.0, {"disk": 1.0, "tpu": 1.0}),
+    ],
+)
+def test_each_worker_of_a_shared_cluster_takes_one_device(device, cpus, gpus, further):
+    """And what else the job asks for."""
+    job = Device.parse(device).taken_by(Submission(resources_per_worker={"disk": 1.0}))
+    assert (job.cpus_per_worker, job.gpus_per_worker, job.resources_per_worker) == (cpus, gpus, further)
