@@ -843,7 +843,7 @@ class AnyFault(RuleBasedStateMachine):
         self.batches_follow_each_other()
 
 
-AnyFault.TestCase.settings = driven(1500, 40)
+AnyFault.TestCase.settings = driven(3000, 40)
 TestAnyFault = pytest.mark.machine(AnyFault.TestCase)
 
 
