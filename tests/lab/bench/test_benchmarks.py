@@ -60,9 +60,15 @@ def test_each_change_of_a_group_costs_what_its_parts_take_at_least(tmp_path):
 def test_no_step_is_taken_back_without_a_shards_death():
     """Whether a worker or the manager goes; a frozen worker is waited for until it counts as silent."""
     death, freeze = "a shard is killed", "a worker freezes, and comes back"
-    events = ("a worker is killed", freeze, "the manager vanishes, and closes no connection", death)
+    events = (
+        "a worker is killed",
+        "a worker joins",
+        freeze,
+        "the manager vanishes, and closes no connection",
+        death,
+    )
     config = RecoveryConfig(away=0.5, checkpoint_every=1000, repeats=1, events=events)
     costs = recovery.run(config, Console(quiet=True))["costs"]
-    assert [costs[event]["redone"] for event in events[:-1]] == [0] * 3
+    assert [costs[event]["redone"] for event in events[:-1]] == [0] * 4
     assert costs[death]["redone"] > 50  # there was no checkpoint but the first
     assert costs[freeze]["still_s"] > 5.0  # silence is ten seconds, less a heartbeat
