@@ -173,7 +173,7 @@ class Job:
             bounds,
             now,
             first=first,
-            attempt=-1 if again else self.attempts.number,
+            attempt=self.attempts.number if self.attempts.is_settled and not again else -1,
             device=device,
             threads=threads,
             beats=beats,
@@ -242,6 +242,7 @@ class Job:
             self.presence.changed()
         if progress is None or part is None:
             return  # the others went on so long ago that the iteration is forgotten
+        self.attempts.settle()
         progress.finish(worker, part, report, now)
         is_asp = self.config.synchronisation.mode == "asp"
         asks_for_more = is_asp and member.assigned == self.iterations.planned

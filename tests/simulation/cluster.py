@@ -515,9 +515,9 @@ class Job:
 
     def _replace(self):
         """Start a worker in place of another, once a batch has room for it, which is to be full at most."""
-        if self.ends:
+        if any(is_last for _, is_last in self.ends.values()):
             return
-        if sum(name not in self.errors for name in self.workers) < _MOST_WORKERS:
+        if sum(name not in self.ends and name not in self.errors for name in self.workers) < _MOST_WORKERS:
             self._start_worker()
         else:
             self._world.at(1.0, self._operator, self._replace)
