@@ -410,7 +410,7 @@ class Membership:
             error: The error that says so, which is raised where that is not the reason.
 
         Raises:
-            InvalidRequestError: There is no room for it any more, or others have its name.
+            InvalidRequestError: Others have its name.
             ReleasedError: The job has ended well meanwhile.
         """
         if self._leaving:

@@ -42,6 +42,7 @@ class Attempts:
         self._iterations = iterations
         self._outbox = outbox
         self._began = 0, 0  # the last attempt that has begun to train, and its first iteration
+        self._settled = 0  # the last attempt that a member has reported an iteration of
         self._shards: tuple[str, str] | None = None  # a worker, and the shards that it uses in this attempt
         # The iteration that was last given up since workers used different shards, and all pairs of these.
         self._disputed: tuple[int, set[frozenset[str]]] = -1, set()
@@ -102,6 +103,15 @@ class Attempts:
         names = () if self.group is None else self.group.names
         members = self._members.by_name
         return {n: rank for rank, n in enumerate(names) if n in members and self.is_grouped(members[n])}
+
+    @property
+    def is_settled(self) -> bool:
+        """True if a report has shown that the shards are in the present attempt; else newcomers see to it."""
+        return not self._members.redoes or self._settled == self.number or not self.number
+
+    def settle(self) -> None:
+        """Note that a report of the present attempt counts."""
+        self._settled = self.number
 
     def begin_if_deserted(self) -> None:
         """Begin another attempt if all members have gone, so that nobody is left to redo their parts."""

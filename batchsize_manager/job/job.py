@@ -129,13 +129,14 @@ class Job:
             threads: The threads that it computes with, if it says so.
             beats: Whether it will send heartbeats, so that it counts as silent without them.
             again: Whether this incarnation was a member under an earlier manager that did not save it: it has
-                to `recover`, whichever attempt it is in.
+                to `recover`, whichever attempt it is in. Where others have its place, it is released.
 
         Raises:
             NotMemberError: `again` is set, but this incarnation was taken out of the job.
             InvalidRequestError: The name is a live member's, the minimum does not fit into the batch, the
                 worker cannot take a micro-batch, or the others exchange gradients in another way.
-            UnavailableError: The name is that of a member of which it is not known yet whether it lives.
+            UnavailableError: The name is that of a member of which it is not known yet whether it lives, or
+                there is room only if some members go.
         """
         if self.members.is_released(worker, incarnation):
             return
@@ -153,7 +154,13 @@ class Job:
         if member is not None and (member.back_by is None or member.is_returning):
             self.members.contest(worker, incarnation, now)
         others = len(self.members.staying.keys() - {worker})
-        self.members.check_room(worker, bounds, self.planner.batches.cuts(others + 1))
+        try:
+            self.members.check_room(worker, incarnation, bounds, self.planner.batches.cuts(others + 1), now)
+        except InvalidRequestError as error:
+            if not again:
+                raise
+            self.members.dismiss(worker, incarnation, f"others have its place: {error}")
+            return
         if member is not None:
             self._remove(worker, "gave its name to a new incarnation", now)
         self.use_exchange(exchange)
@@ -166,7 +173,7 @@ class Job:
             bounds,
             now,
             first=first,
-            attempt=-1 if again else self.attempts.number,
+            attempt=self.attempts.number if self.attempts.is_settled and not again else -1,
             device=device,
             threads=threads,
             beats=beats,
@@ -235,6 +242,7 @@ class Job:
             self.presence.changed()
         if progress is None or part is None:
             return  # the others went on so long ago that the iteration is forgotten
+        self.attempts.settle()
         progress.finish(worker, part, report, now)
         is_asp = self.config.synchronisation.mode == "asp"
         asks_for_more = is_asp and member.assigned == self.iterations.planned

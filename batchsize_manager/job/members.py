@@ -18,6 +18,7 @@ from idl.exchange import FIXED_GROUP, FORMED_GROUP
 
 DRAINED = "drained by an operator"
 _REMOVED = 1000  # latest incarnations that were taken out, which must not join again
+_ASKING = 1000  # latest incarnations that asked for room where there was none, which are remembered
 _RETURN_SECONDS = 5.0  # within this time, a worker that lives calls a restarted manager
 
 
@@ -67,6 +68,12 @@ class Member:
     def drained(self) -> bool:
         """True if an operator has drained the member, which holds in later attempts, too."""
         return self.leaving == DRAINED
+
+    def stays(self, since: float) -> bool:
+        """Return whether the member is not about to go, and lives, as it has shown since a time if it can."""
+        if self.leaving or self.suspended or self.back_by is not None:
+            return False
+        return not self.beats or self.heard_at > since
 
     def standing(self, worker: str, now: float) -> "Standing":
         """Return the member's state as clients see it."""
@@ -121,6 +128,7 @@ class Members:
         self._released: dict[str, str] = {}  # incarnation to the reason
         self._cut_off: dict[str, Member] = {}  # by name; dead since their connection broke, it seems
         self._removed: deque[str] = deque(maxlen=_REMOVED)  # incarnations, the latest last
+        self._asking: dict[str, float] = {}  # incarnation to when it first asked for room, and there was none
 
     def __len__(self) -> int:
         return len(self.by_name)
@@ -376,15 +384,31 @@ class Members:
                 f"less than the total batch size, {least}"
             )
 
-    def check_room(self, worker: str, bounds: Bounds, cuts: Cuts) -> None:
+    def check_room(self, worker: str, incarnation: str, bounds: Bounds, cuts: Cuts, now: float) -> None:
         """Check that a newcomer's minimum fits into a batch beside the others'.
+
+        Members that are about to go, and those that may have died, keep a newcomer waiting, but do not have
+        it refused: one that sends heartbeats has to show that it lives after the newcomer has asked first.
 
         Raises:
             InvalidRequestError: The minima sum to more than the batch.
+            UnavailableError: Likewise, but some of the others may go, or be gone; ask again.
         """
-        minima = bounds.minimum + sum(m.bounds.minimum for n, m in self.by_name.items() if n != worker)
+        others = [(name, member) for name, member in self.by_name.items() if name != worker]
+        minima = bounds.minimum + sum(member.bounds.minimum for _, member in others)
         if minima <= cuts.padded:
+            self._asking.pop(incarnation, None)
             return
+        since = self._asking.setdefault(incarnation, now)
+        while len(self._asking) > _ASKING:
+            del self._asking[next(iter(self._asking))]
+        unsure = [(name, member) for name, member in others if not member.stays(since)]
+        if minima - sum(member.bounds.minimum for _, member in unsure) <= cuts.padded:
+            raise UnavailableError(
+                f"a batch of {cuts.total} samples has no room for {worker!r} yet, not before it is known "
+                f"whether {', '.join(name for name, _ in unsure)} will stay"
+            )
+        del self._asking[incarnation]
         if cuts.size == 1:
             raise InvalidRequestError(
                 f"with {worker!r} the workers' minimum batch sizes sum to {minima}, "
@@ -462,6 +486,12 @@ class Members:
                 self._outbox.effects.learned |= not self.by_name
                 self._released[member.incarnation] = member.leaving
                 self._outbox.log(f"{worker} was released: {member.leaving}", worker)
+
+    def dismiss(self, worker: str, incarnation: str, why: str) -> None:
+        """Release a worker that was a member, and comes back to find no room for it."""
+        self._cut_off = {name: m for name, m in self._cut_off.items() if m.incarnation != incarnation}
+        self._released[incarnation] = why
+        self._outbox.log(f"{worker} was released: {why}", worker)
 
     def why_released(self, worker: str, incarnation: str, known: int = -1) -> str | None:
         """Return why a worker is released, in words; None if it is not.

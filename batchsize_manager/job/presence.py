@@ -12,6 +12,7 @@ from batchsize_manager.job.iterations import Iterations
 from batchsize_manager.job.members import DRAINED, Member, Members
 from batchsize_manager.job.planner import Planner
 from batchsize_manager.policies.solver import InfeasibleError
+from idl.errors import InvalidRequestError
 
 
 class Presence:
@@ -52,6 +53,7 @@ class Presence:
 
         Raises:
             NotMemberError: The worker is no member.
+            UnavailableError: It would return, but there is room for it only if some members go.
         """
         cut_off = self._members.returning(worker, incarnation, now - self._config.absence)
         if cut_off is not None:
@@ -181,9 +183,17 @@ class Presence:
         self._attempts.begin("those who were leaving have to stay")
 
     def _take_back(self, worker: str, member: Member, now: float) -> None:
-        """Make a worker that was cut off a member again; it is suspended until it asks for work."""
+        """Make a worker that was cut off a member again; it is suspended until it asks for work.
+
+        Where others have its place, it is released: it learns so when it asks to join again.
+        """
         # For the batch of all members, suspended ones included: it is the one once all are planned for again.
-        self._members.check_room(worker, member.bounds, self._planner.batches.cuts(len(self._members) + 1))
+        cuts = self._planner.batches.cuts(len(self._members) + 1)
+        try:
+            self._members.check_room(worker, member.incarnation, member.bounds, cuts, now)
+        except InvalidRequestError as error:
+            self._members.dismiss(worker, member.incarnation, f"others have its place: {error}")
+            return
         self._attempts.begin_if_deserted()
         member.suspended, member.back_by, member.heard_at = True, None, now
         member.arrival = None  # its call went with the connection

@@ -456,7 +456,7 @@ class Job:
     def _kill(self, worker):
         worker.kill()
         del self.workers[worker.name]
-        return lambda: None if self.ends else self._start_worker()
+        return self._replace
 
     def _freeze(self, process):
         process.freeze()
@@ -511,7 +511,16 @@ class Job:
 
     def _drain(self, worker):
         self._order(lambda client: client.drain("default", worker.name))
-        return lambda: None if self.ends else self._start_worker()
+        return self._replace
+
+    def _replace(self):
+        """Start a worker in place of another, once a batch has room for it, which is to be full at most."""
+        if any(is_last for _, is_last in self.ends.values()):
+            return
+        if sum(name not in self.ends and name not in self.errors for name in self.workers) < _MOST_WORKERS:
+            self._start_worker()
+        else:
+            self._world.at(1.0, self._operator, self._replace)
 
     def _resize(self, worker):
         samples = self._draw.randint(*_SIZES)

@@ -16,7 +16,7 @@ from idl.exchange import FIXED_GROUP, PARAMETER_SERVER
 from idl.plan import JobSpec
 from idl.records import IterationRecord, Report
 from idl.synchronisation import Synchronisation
-from tests.batchsize_manager.job.driver import Beating, asp, restored
+from tests.batchsize_manager.job.driver import Beating, Driver, asp, restored
 
 # -- recover and rewind
 
@@ -201,3 +201,20 @@ def test_scaled_batches_follow_each_other(size, share, drop_last, workers, membe
             assert not drop_last
             assert start + total == size
         at = (epoch, start + total)
+
+
+def test_a_newcomer_sees_to_the_shards_until_somebody_has_reported_in_the_attempt():
+    """Who decided where the attempt begins may have been released before it had the shards go there."""
+    driver = Driver("a", "b")
+    driver.finish("a", "b")
+    assert driver.job.recover("a", "a", 0, driver.now) == 1
+    driver.job.operations.drain("a", driver.now)
+    driver.rewind("a", 1, 1)
+    assert list(driver.job.members) == ["b"]
+    driver.join("c")
+    assert driver.job.must_recover("c", "c") == 1
+    for name in "bc":
+        driver.rewind(name, 1, 1)
+    driver.finish("b")
+    driver.join("d")
+    assert driver.job.must_recover("c", "c") is driver.job.must_recover("d", "d") is None

@@ -184,3 +184,77 @@ def test_who_is_not_known_any_more_joins_again_and_recovers():
     driver.job.leave("b", "b", 100.0)
     with pytest.raises(NotMemberError, match="b left"):
         driver.job.join("b", "b", Bounds(), 100.0, again=True)
+
+
+def full(*names, **config):
+    """Return a job of workers that send heartbeats, whose batch has room for no other."""
+    driver = Beating(*names, total=len(names), **config)
+    driver.beat(*names)
+    assert [driver.count(name) for name in names] == [1] * len(names)
+    return driver
+
+
+def test_who_finds_no_room_asks_again_while_a_member_is_leaving_or_may_be_dead():
+    """It is refused once all the others have shown that they live and stay, and joins where one has gone."""
+    driver = full("a", "b", "c")
+    driver.now = 1.0
+    with pytest.raises(UnavailableError, match=r"no room for 'd' yet, .* whether a, b, c will stay"):
+        driver.join("d")
+    driver.now = 1.5
+    driver.beat("a", "b")
+    with pytest.raises(UnavailableError, match="whether c will stay"):
+        driver.join("d")
+    driver.beat("c")
+    with pytest.raises(InvalidRequestError, match="minimum batch sizes sum to 4"):
+        driver.join("d")
+    driver.job.operations.drain("c", driver.now)
+    driver.job.disconnect("b", "b", driver.now)
+    with pytest.raises(UnavailableError, match="whether a, b, c will stay"):
+        driver.join("d")
+    driver.now += 0.5
+    driver.beat("a", "c")
+    with pytest.raises(UnavailableError, match="whether b, c will stay"):
+        driver.join("d")
+    driver.finish("a", "c")
+    driver.tick_at(3.0)
+    driver.join("d")
+    assert list(driver.job.members) == ["a", "d"]
+
+
+def assert_released(driver, name):
+    """Check that a worker is told that it is released, and why."""
+    assert "others have its place" in driver.job.answer(name, name).released
+    assert name not in driver.job.members
+
+
+def test_who_comes_back_from_a_drain_to_find_its_place_taken_is_released():
+    """The manager was started again before the worker had heard that it was released."""
+    driver = full("a", "b")
+    driver.job.operations.drain("b", driver.now)
+    driver.finish("a", "b")
+    driver.join("c", beats=True)
+    assert list(driver.job.members) == ["a", "c"]
+    driver.job = restored(driver.job, JobConfig(workers=2), now=driver.now)
+    with pytest.raises(NotMemberError):
+        driver.beat("b")
+    with pytest.raises(UnavailableError):  # the others are not back yet
+        driver.job.join("b", "b", Bounds(), driver.now, again=True)
+    driver.now += 1.0
+    driver.beat("a", "c")
+    driver.job.join("b", "b", Bounds(), driver.now, again=True)
+    assert_released(driver, "b")
+
+
+def test_who_was_cut_off_and_finds_its_place_taken_is_released():
+    """It learns so as it asks to join again."""
+    driver = full("a", "b", "c")
+    cut_off(driver, "b")
+    driver.join("d", beats=True)
+    with pytest.raises(UnavailableError):
+        driver.beat("b")
+    driver.now += 1.0
+    driver.beat("a", "c", "d")
+    with pytest.raises(NotMemberError, match="others have its place"):
+        driver.beat("b")
+    driver.job.join("b", "b", Bounds(), driver.now, again=True)
+    assert_released(driver, "b")
