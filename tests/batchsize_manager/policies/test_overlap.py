@@ -120,7 +120,7 @@ def test_near_the_best_after_two_splits_and_predicted_within_three_percent(trans
     """Whether computing, communication or a mix is the bottleneck; also the times of other batch sizes."""
     for seed in range(2):
         cluster = mixed_cluster()
-        played = play(make_policy("overlap"), cluster, (), Noise(0.01, 0.0, seed), 40, transfers)
+        played = play(make_policy("overlap"), cluster, (), Noise(0.01, seed), 40, transfers)
         figures = played.figures()
         assert figures["parts"][0]["splits_to_near"] <= 2
         assert np.median(played.times[20:]) <= 1.03 * optimum(cluster, transfers)
