@@ -102,7 +102,7 @@ class _LiveCluster:
         again.
         """
         known = self._machine.jobs
-        for name, job in known.items():
+        for name, job in list(known.items()):  # the machine forgets some that have ended
             if name not in jobs and job.state != "ended":
                 self._tell(now, Ended(name, job.attempt, "done"))
         gone = {name for name in self._machine.nodes if name not in there.by_name}.union(lost)
