@@ -224,3 +224,26 @@ def test_one_name_is_one_job():
     assert machine.handle(2, Submitted(JobRequest("x", 2))) == [Say("x: there is another job of this name")]
     machine.handle(3, Cancelled("x"))
     assert (machine.jobs["x"].state, machine.jobs["x"].how) == ("ended", "cancelled")
+
+
+def test_the_last_jobs_that_have_ended_are_remembered():
+    """So that what is kept does not grow for ever."""
+    machine = ClusterMachine()
+    for number in range(150):
+        machine.handle(number, Submitted(JobRequest(f"j{number}", 1)))
+        machine.handle(number, Cancelled(f"j{number}"))
+    assert list(machine.jobs) == [f"j{number}" for number in range(50, 150)]
+
+
+def test_a_job_that_has_ended_may_be_submitted_again():
+    """As the next attempt of those that there were, whose results tell them apart."""
+    machine = ClusterMachine()
+    machine.handle(0, NodeJoined(Node("north", "cpu", 1)))
+    for attempt in (1, 2):
+        request = JobRequest("job", 1, weight=attempt)
+        (question,) = machine.handle(attempt, Submitted(request))
+        assert machine.handle(attempt, Submitted(request)) == [], "it is asked again"
+        begin, add = machine.handle(attempt, Decided(question.number, {"job": (("north", 1),)}))
+        assert (begin, add) == (Begin("job", attempt), Add("job", attempt, f"w{attempt - 1}", "north"))
+        machine.handle(attempt, Ended("job", attempt, "failed"))
+    assert [(job.attempt, job.how) for job in machine.jobs.values()] == [(2, "failed")]
