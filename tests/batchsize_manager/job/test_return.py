@@ -186,6 +186,20 @@ def test_who_is_not_known_any_more_joins_again_and_recovers():
         driver.job.join("b", "b", Bounds(), 100.0, again=True)
 
 
+def test_who_is_not_known_any_more_recovers_also_once_the_others_train_on():
+    """It may have gone to another iteration than they did."""
+    driver = Beating("a")
+    older = driver.job.members.saved
+    driver.join("b")
+    driver.finish("a")
+    driver.job = restored(driver.job, JobConfig(), members=older)
+    driver.rewind("a", driver.job.attempts.number, 0, 100.0)
+    driver.finish("a")
+    assert driver.job.attempts.is_settled
+    driver.job.join("b", "b", Bounds(), 100.0, again=True)
+    assert driver.job.must_recover("b", "b") == driver.job.attempts.number
+
+
 def full(*names, **config):
     """Return a job of workers that send heartbeats, whose batch has room for no other."""
     driver = Beating(*names, total=len(names), **config)
