@@ -201,11 +201,6 @@ class Begin:
     job: str
     attempt: int
 
-    @property
-    def resume(self) -> bool:
-        """Return whether there is a state to go on from."""
-        return self.attempt > 1
-
 
 @dataclass(frozen=True, slots=True)
 class Add:

@@ -306,7 +306,7 @@ class RandomCluster:
             return
         if job.attempt:
             raise ViolationError(f"{name}: attempt {action.attempt} begins beside {job.attempt}")
-        if job.last and not action.resume:
+        if job.last and action.attempt == 1:
             raise ViolationError(f"{name}: attempt {action.attempt} begins anew over a state")
         job.attempt = job.last = action.attempt
         job.up = job.closing = False
