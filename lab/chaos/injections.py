@@ -267,13 +267,16 @@ class LinkCut(_OnLink):
     def __init__(self, fault: Fault, proxy: Proxy, link: ProxyLink) -> None:
         super().__init__(proxy, link)
         self._within = fault.amount > 0.5
+        self._refused = link.refused
         self._set(cut_within=self._within, refusing=not self._within)
 
     def fired(self) -> str | None:
         if self._within:
             return None if self._link.cut_within else "connections reset within a message"
-        count = self._proxy.do(self._link.cut)
-        return f"{count} connections reset" if count else None
+        if count := self._proxy.do(self._link.cut):
+            return f"{count} connections reset"
+        refused = self._link.refused - self._refused  # where there was none to be reset
+        return f"{refused} connections refused" if refused else None
 
     def lift(self) -> None:
         self._set(cut_within=False, refusing=False)

@@ -119,6 +119,7 @@ def test_a_link_is_cut(proxy, connection):
     assert is_broken(connection)
     with socket.create_connection(link.address, timeout=120) as refused:
         assert is_broken(refused)
+    assert cut.fired() == "1 connections refused"
     cut.lift()
     with socket.create_connection(link.address, timeout=120) as again:
         again.sendall(b"again")
