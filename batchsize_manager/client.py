@@ -119,9 +119,9 @@ class ManagerClient:
         """Take out a worker whose machine was given up, at once; another one may have its name."""
         return self._control(job, worker=worker, gone=True)
 
-    def pause(self, job: str) -> str:
-        """Plan no further iteration until `resume`."""
-        return self._control(job, paused=True)
+    def pause(self, job: str, *, keep: bool = False) -> str:
+        """Plan no further iteration until `resume`; with `keep`, once a worker has written the state down."""
+        return self._control(job, paused=True, keep=keep or None)
 
     def resume(self, job: str) -> str:
         """Plan iterations again after `pause`."""

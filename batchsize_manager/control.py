@@ -62,7 +62,9 @@ def apply(managed: ManagedJob, request: Any, learning: Learning, now: float) -> 
         return operations.remove(worker, now)
     if change == "resizing":
         return _resize(job, request.resizing, now)
-    return operations.pause(now) if request.paused else operations.resume(now)
+    if not request.paused:
+        return operations.resume(now)
+    return operations.keep(now) if request.keep else operations.pause(now)
 
 
 def _rebalance(managed: ManagedJob, wanted: Any, learning: Learning, now: float) -> str:

@@ -307,7 +307,10 @@ class ManagerService:
         store = None if call.request.store is None else check.text("store", call.request.store)
         formed = None if call.request.formed is None else check.integer("formed", call.request.formed, 0)
         now = time.monotonic()
-        managed.job.rewind(worker, incarnation, attempt, iteration, now, place, store=store, formed=formed)
+        kept = bool(call.request.kept)
+        managed.job.rewind(
+            worker, incarnation, attempt, iteration, now, place, store=store, formed=formed, kept=kept
+        )
         self._wait(managed, call, incarnation)
 
     def _checkpoint(self, call: Call) -> None:

@@ -172,6 +172,8 @@ struct Group {
                                     // all have the same
   5: optional bool lacks            // this member does not have that state, and has to take it; left out: it keeps its
                                     // own
+  6: optional bool keep             // nothing is trained in this group: rank 0 writes its state down, and all go on to
+                                    // another attempt
 }
 
 /** A slice of an iteration's batch whose worker has left; if it has not been pushed yet, it never will be. */
@@ -255,6 +257,7 @@ struct RewindRequest {
   6: optional string store          // with formed_group, and needed there: address of this worker's store, HOST:PORT
   7: optional i64 formed            // with formed_group: the last attempt whose group this worker has formed, with all of
                                     // the state; below `attempt`. Left out: it has no state, or only a part
+  8: optional bool kept             // with formed_group: this worker has written its state down, as `keep` has asked it
 }
 
 struct CheckpointRequest {
@@ -434,6 +437,8 @@ struct ControlRequest {
   8: optional bool gone             // take the worker out now, since its machine was given up; only true
   9: optional Sizing sizing
  10: optional Resizing resizing     // not with fixed_group, whose workers cannot leave or join
+ 11: optional bool keep             // with `paused` true: have the members' state written down before; only with
+                                    // formed_group
 }
 
 struct ControlReply {

@@ -32,6 +32,7 @@ class Seat:
     source: int | None = None  # the rank that sends its state to all; None where all have the same
     # True for a member that has to take that state, and has none to go on with until it has come.
     lacks: bool = False
+    keep: bool = False  # True where nothing is trained, but rank 0 writes the state down
 
     def __post_init__(self) -> None:
         for name in ("rank", "source"):

@@ -121,13 +121,16 @@ def read_exchange(value: Any) -> str:
 
 def wire_seat(value: Seat) -> Any:
     """Make a `Group`."""
-    return idl.batchsize_manager.Group(value.rank, value.size, value.store, value.source, value.lacks or None)
+    return idl.batchsize_manager.Group(
+        value.rank, value.size, value.store, value.source, value.lacks or None, value.keep or None
+    )
 
 
 def read_seat(struct: Any) -> Seat:
     """Read a `Group` (InvalidRequestError: a value is not allowed)."""
     try:
-        return Seat(struct.rank, struct.size, struct.store, struct.source, bool(struct.lacks))
+        lacks, keep = bool(struct.lacks), bool(struct.keep)
+        return Seat(struct.rank, struct.size, struct.store, struct.source, lacks, keep)
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"group: {error}") from error
 

@@ -8,10 +8,8 @@ each line, 32 bytes in hexadecimal digits: the first signs, all are accepted.
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import hmac
-import os
 import re
 import secrets
 import struct
@@ -21,7 +19,7 @@ from pathlib import Path
 
 from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc.reloaded_files import Reloaded
-from rpc.writing import writing
+from rpc.writing import replacing
 
 ALL_JOBS = "*"  # in place of a job's name
 _PREFIX = "evenpace1."
@@ -150,17 +148,8 @@ def write_secret(file: Path, content: str | bytes) -> None:
     Raises:
         OSError: The file cannot be written; it names `file`.
     """
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    try:
-        with writing(file):
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-                stream.write(content.encode() if isinstance(content, str) else content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(file)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    with replacing(file) as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
 
 
 def _read_keys(file: Path) -> tuple[bytes, ...]:

@@ -1,11 +1,14 @@
-"""Errors of writing, which name their file: the system's own do so where it is opened, and not afterwards.
+"""Writing of files: each as a whole, and with errors that name it.
 
-This module knows no format of a file.
+The system's own do so where a file is opened, and not afterwards. This module knows no format of a file.
 """
 
 import contextlib
+import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextlib.contextmanager
@@ -19,3 +22,23 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file as a whole, which only its owner can read; it is on the disk at the context's end.
+
+    Raises:
+        OSError: The file cannot be written; it names `path`. What was there before is left.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with writing(path):
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()

@@ -3,6 +3,7 @@
 import os
 import socket
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from idl import check
@@ -76,6 +77,15 @@ class SessionConfig:
         Setting(
             "This machine's address as other workers reach it, where the manager forms their group.  "
             "[default: that from which it reaches the manager]"
+        ),
+    ] = None
+
+    keep: Annotated[
+        Path | None,
+        Setting(
+            "Folder for the workers' state where the manager forms their group: it is written there when "
+            "the job is suspended.  [default: they keep none]",
+            folder=True,
         ),
     ] = None
 

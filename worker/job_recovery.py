@@ -49,6 +49,7 @@ class Manager(Protocol):
     """The calls to the manager that recovery needs; `worker.membership.Membership` has them."""
 
     attempt: int
+    is_between: bool  # whether the worker's script does something else, between two batches
 
     def recover(self, attempt: int) -> int:
         """Have an attempt after this one begun, and return its number."""
@@ -68,7 +69,14 @@ class Manager(Protocol):
         ...
 
     def meet(
-        self, attempt: int, steps: int, place: tuple[int, int] | None, store: str, formed: int | None
+        self,
+        attempt: int,
+        steps: int,
+        place: tuple[int, int] | None,
+        store: str,
+        formed: int | None,
+        *,
+        kept: bool,
     ) -> tuple[Assignment | None, Seat | None]:
         """Enter an attempt together with all other members, for which a group is formed."""
         ...

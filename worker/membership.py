@@ -374,7 +374,14 @@ class Membership:
         return self._rewind(request)[0]
 
     def meet(
-        self, attempt: int, steps: int, place: tuple[int, int] | None, store: str, formed: int | None
+        self,
+        attempt: int,
+        steps: int,
+        place: tuple[int, int] | None,
+        store: str,
+        formed: int | None,
+        *,
+        kept: bool,
     ) -> tuple[Assignment | None, Seat | None]:
         """Enter another attempt together with all other members, for which the manager has a group formed.
 
@@ -383,6 +390,7 @@ class Membership:
             place: Epoch, and the position after the batch of the last step; None where there was none.
             store: HOST:PORT of the store that this worker serves.
             formed: The last attempt whose group was formed, with all of the state; None if there is none.
+            kept: Whether this worker has written that state down, as `Seat.keep` has asked it.
 
         Returns:
             The first assignment of the attempt, and this worker's place in the group; None for both if it is
@@ -398,6 +406,7 @@ class Membership:
             place=wire_place(place),
             store=store,
             formed=formed,
+            kept=kept or None,
         )
         assignment, reply = self._rewind(request)
         return assignment, None if reply.group is None else _read_answer(read_seat, reply.group)

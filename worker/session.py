@@ -58,6 +58,8 @@ class Session:
         self.exchange = exchange or make_exchange(config, self.norms, self.meter, self.log_fields)
         # Whether this worker's script has ended by an error, which `close` tells the manager.
         self.failed = False
+        # Functions that are called before this worker becomes a member.
+        self.before_join: list[Callable[[], None]] = []
         # Functions that are called once, when all is ready for the first iteration.
         self.before_training: list[Callable[[], None]] = []
         # Functions that are called before the loop gets its part of a batch.
@@ -124,6 +126,8 @@ class Session:
             return self.assignment
         if self.released is not None:
             raise ReleasedError(f"this worker was released: {self.released}")
+        for act in self.before_join:
+            act()
         saved = self.training.resumed
         joined = self._membership.join(
             replace(self.training.declared, samples=self.training.samples()),

@@ -28,6 +28,8 @@ class Attempts:
     Attributes:
         wanted: Why another group is wanted, in words; empty if none is. Nothing is planned for the present
             group then, but what hands its state on.
+        keeping: Whether the members' state is to be written down before the job pauses. A group is formed for
+            that, and once one of its members says that it has done so, nothing more is planned.
     """
 
     def __init__(self, members: Members, iterations: Iterations, outbox: Outbox) -> None:
@@ -35,6 +37,7 @@ class Attempts:
         self.why_recovering = ""  # why the job is recovering, in words; empty where it is not
         self.failure: str | None = None  # why the job cannot go on at all, or None
         self.wanted = ""
+        self.keeping = False
         # The present attempt's group; None while it is not decided, or the manager forms none.
         self.group: Group | None = None
         self._wanted_by = inf  # the time from which on the group is not to finish what it has been given

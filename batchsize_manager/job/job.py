@@ -303,7 +303,10 @@ class Job:
         if member.suspended:
             self._welcome(worker, member, now)
         if attempt >= self.attempts.number:
-            self.attempts.begin(f"{worker} could not go on", after=attempt)
+            group = self.attempts.group
+            keep = group is not None and group.keep
+            why = "the state is written down" if keep else f"{worker} could not go on"
+            self.attempts.begin(why, after=attempt)
         return self.attempts.announce(member)
 
     def rewind(
@@ -317,6 +320,7 @@ class Job:
         *,
         store: str | None = None,
         formed: int | None = None,
+        kept: bool = False,
     ) -> None:
         """End a recovery, as a worker has fenced all shards with the new attempt, and finds where they are.
 
@@ -332,6 +336,7 @@ class Job:
                 record of it may date from before a change of the batch's size.
             store: Address of the worker's store; only where the manager forms the group, as for `Arrival`.
             formed: The attempt whose group it formed last, likewise.
+            kept: Whether it has written its state down, likewise.
 
         Raises:
             NotMemberError: The worker is no member.
@@ -350,7 +355,7 @@ class Job:
         if self.members.regroups:
             if formed is not None:
                 self._check_place(iteration, place)
-            self.regrouping.arrive(member, attempt, iteration, formed, store, place, now)
+            self.regrouping.arrive(member, attempt, iteration, formed, store, place, now, kept=kept)
         if member.suspended:
             self._welcome(worker, member, now)
         if self.attempts.recovering and not self.members.regroups:
@@ -494,7 +499,7 @@ class Job:
             return "failed"
         if self.attempts.recovering:
             return "recovering"
-        if self.operations.paused:
+        if self.operations.paused and not self.attempts.keeping:
             return "paused"
         waits = not self.members.started or self.presence.awaited_until is not None
         return "gathering" if waits else "running"
@@ -744,7 +749,8 @@ class Job:
             return
         if not self.members.started or not self.members.staying or self.attempts.recovering:
             return
-        if self.operations.paused or self.presence.awaited_until is not None:
+        paused = self.operations.paused and not self.attempts.keeping
+        if paused or self.presence.awaited_until is not None:
             return
         if self.config.synchronisation.mode == "asp":
             last = max(member.reported for member in self.members.by_name.values()) + 1

@@ -200,11 +200,28 @@ class Operations:
         self._outbox.effects.answer = True
         return self._done(f"paused the job, {self._from_here}", now)
 
+    def keep(self, now: float) -> str:
+        """Plan nothing more until `resume`, once the workers have written down what they alone have.
+
+        A group is formed for that, of whose members one writes; where it dies, another group is.
+        """
+        members, attempts = self._members, self._attempts
+        if not members.regroups:
+            raise InvalidRequestError("the state cannot be written down: the manager does not form the group")
+        if not members.started:
+            raise InvalidRequestError("there is no state to be written down: the job has not begun")
+        if attempts.keeping:
+            return "the workers are writing their state down already"
+        self._iterations.discard_undelivered()
+        self.paused = attempts.keeping = True
+        attempts.want("the workers' state is to be written down")
+        return self._done("paused the job, once its workers have written their state down", now)
+
     def resume(self, now: float) -> str:
-        """Go on after `pause`."""
+        """Go on after `pause` or `keep`."""
         if not self.paused:
             return "the job is not paused"
-        self.paused = False
+        self.paused = self._attempts.keeping = False
         return self._done("resumed the job", now)
 
     # -- within

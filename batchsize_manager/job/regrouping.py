@@ -76,6 +76,8 @@ class Regrouping:
         store: str | None,
         place: tuple[int, int] | None,
         now: float,
+        *,
+        kept: bool = False,
     ) -> None:
         """Note that a member has called `rewind` with the present attempt; other arguments as for `Arrival`.
 
@@ -88,7 +90,7 @@ class Regrouping:
         again = member.arrival is not None and member.has_arrived(attempt)
         at = member.arrival.at if again and member.arrival is not None else now
         try:
-            member.arrival = Arrival(attempt, steps, formed, store or "", at, place)
+            member.arrival = Arrival(attempt, steps, formed, store or "", at, place, kept)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
 
@@ -143,6 +145,10 @@ class Regrouping:
             else:
                 attempts.failure = "no worker has its state any more; restart the job from its checkpoint"
             return well
+        version = newest(arrivals.values())
+        if attempts.keeping and any(one.kept and one.version == version for one in arrivals.values()):
+            attempts.keeping = False
+            self._outbox.log("the workers have written their state down")
         drained = self._drained
         group = form_group(arrivals, self._first_iteration)
         needed = not arrivals.keys() - group.lacking - drained and self._planner.can_do_without(drained)
@@ -156,7 +162,8 @@ class Regrouping:
         self._iterations.record_interrupted(group.iteration, now)
         attempts.end(group.iteration, now)
         self._presence.begin_again(group.iteration, needed)
-        group = form_group({name: arrivals[name] for name in members.staying}, self._first_iteration)
+        staying = {name: arrivals[name] for name in members.staying}
+        group = form_group(staying, self._first_iteration, keep=attempts.keeping)
         for member in members.by_name.values():
             member.attempt = -1  # who is suspended is told of this attempt once it is heard of, and calls
         for name in group.names:

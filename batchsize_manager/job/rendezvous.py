@@ -26,6 +26,7 @@ class Arrival:
     at: float  # the time of the first such call in this attempt, in seconds
     # Epoch and first position of the batch of iteration `steps`; None if it does not say.
     place: tuple[int, int] | None = None
+    kept: bool = False  # whether it has written this state down
 
     def __post_init__(self) -> None:
         if not _STORE.fullmatch(self.store) or not 1 <= int(self.store.rpartition(":")[2]) <= 65535:
@@ -53,11 +54,12 @@ class Group:
     place: tuple[int, int] | None
     source: int | None  # the rank that gives its state to the others; None if all have the newest
     lacking: frozenset[str]  # the names of the members that do not have the newest state
+    keep: bool = False  # whether it trains nothing, but has its state written down
 
     def seat(self, worker: str) -> Seat:
         """Return a member's place in the group."""
         rank = self.names.index(worker)
-        return Seat(rank, len(self.names), self.store, self.source, worker in self.lacking)
+        return Seat(rank, len(self.names), self.store, self.source, worker in self.lacking, self.keep)
 
 
 def newest(arrivals: Iterable[Arrival]) -> tuple[int, int] | None:
@@ -65,13 +67,14 @@ def newest(arrivals: Iterable[Arrival]) -> tuple[int, int] | None:
     return max((a.version for a in arrivals if a.version is not None), default=None)
 
 
-def form_group(arrivals: Mapping[str, Arrival], first_iteration: int) -> Group:
+def form_group(arrivals: Mapping[str, Arrival], first_iteration: int, *, keep: bool = False) -> Group:
     """Return the group of the members that have arrived.
 
     Args:
         arrivals: Their calls by name, in the order of their ranks; at least one.
         first_iteration: The iteration to begin with if none of them has any state. Then all take what the
             first one begins with.
+        keep: Whether the group is formed for its state to be written down.
     """
     names = tuple(arrivals)
     version = newest(arrivals.values())
@@ -84,4 +87,4 @@ def form_group(arrivals: Mapping[str, Arrival], first_iteration: int) -> Group:
         place = next((p for name in having if (p := arrivals[name].place) is not None), None)
     lacking = frozenset(names) - frozenset(having)
     source = names.index(having[0]) if lacking else None
-    return Group(names, arrivals[names[0]].store, iteration, place, source, lacking)
+    return Group(names, arrivals[names[0]].store, iteration, place, source, lacking, keep)

@@ -150,10 +150,10 @@ class ClusterScheduler:
         """
         if self._closing:
             raise InvalidRequestError(f"job {submission.job!r}: the cluster is going down")
-        if submission.all_reduce:
+        if submission.fixed_group:
             raise InvalidRequestError(
-                f"job {submission.job!r}: on a shared cluster jobs are suspended, and with all-reduce the "
-                "workers alone have the parameters: give it shards of a parameter server"
+                f"job {submission.job!r}: on a shared cluster jobs grow, shrink and are suspended, but a "
+                "group that the script makes stays as it is: leave out --fixed-group"
             )
         # It starts with one worker, where no more are free.
         workers, storage = Scale(1, submission.workers.most), self._settings.storage

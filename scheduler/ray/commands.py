@@ -24,6 +24,8 @@ def task(name: str, submission: Submission, secrets: JobSecrets) -> Task:
         option = "--manager" if service == MANAGER else "--ps"
         command += (option, f"@{FOLDER}/{service}.address")
     command += ("--tls", f"{FOLDER}/{TLS}", "--token-file", f"{FOLDER}/{TOKEN_FILE}")
+    if submission.all_reduce and not submission.fixed_group:
+        command += ("--keep", str(submission.kept))
     script = str(submission.script)
     command += (*submission.worker_options, f"{FOLDER}/{script}" if script in submission.files else script)
     files = {**submission.files, **secrets.client}

@@ -4,6 +4,7 @@ It lives as long as the job, wherever the one who submitted it may be. Ray start
 lost: it finds the job's actors by their names, and goes on.
 """
 
+import contextlib
 import functools
 import itertools
 import json
@@ -29,6 +30,7 @@ from ray.exceptions import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from idl.errors import InvalidRequestError
+from idl.folders import BEGUN_STATE, KEPT_STATE
 from idl.version import __version__
 from rpc.tokens import write_secret
 from rpc.writing import writing
@@ -234,7 +236,7 @@ class Controller:
         self._supervisor.place(version, workers)
 
     def suspend(self) -> None:
-        """Pause the job, and end this attempt with its state kept (InvalidRequestError: it has none)."""
+        """Pause the job, and end this attempt with its state kept."""
         self._supervisor.suspend()
 
     def placed(self) -> Placed:
@@ -316,6 +318,8 @@ class Controller:
             self._manager.job_state,
             self._manager.iteration_seconds,
             progress.reason if progress is not None else "",
+            progress.exchange if progress is not None else "",
+            kept=self._submission.all_reduce and (self._submission.kept / KEPT_STATE).exists(),
         )
         self._save()
         self._remove([action.name for action in actions if isinstance(action, Remove)])
@@ -332,8 +336,8 @@ class Controller:
                 self._manager.ask(
                     f"drain {self._watched[name].id}", lambda client, job: client.drain(job, name)
                 )
-            case Pause():
-                self._manager.ask("pause", lambda client, job: client.pause(job))
+            case Pause(keep):
+                self._manager.ask("pause", lambda client, job: client.pause(job, keep=keep))
             case Resume():
                 self._manager.ask("resume", lambda client, job: client.resume(job))
             case Finish():
@@ -456,6 +460,8 @@ class Controller:
                 )
             if self._submission.all_reduce:  # workers begin again, and so does what the manager knows of them
                 shutil.rmtree(folder / MANAGER, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):  # else with the state of an earlier suspension
+                    (self._submission.kept / KEPT_STATE).replace(self._submission.kept / BEGUN_STATE)
         result.unlink(missing_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         self._prepared = True
@@ -539,6 +545,8 @@ class Controller:
             "paused": self._supervisor.paused,
         }
         try:
+            if finish.state == "done":
+                shutil.rmtree(self._submission.kept, ignore_errors=True)
             if self._prepared:
                 write_secret(self._submission.folder / RESULT_FILE, json.dumps(result) + "\n")
         except OSError as error:

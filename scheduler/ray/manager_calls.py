@@ -35,6 +35,7 @@ class Progress:
     iteration: int
     batch_size: int
     reason: str = ""
+    exchange: str = ""
 
 
 class Pace:
@@ -163,5 +164,7 @@ class ManagerCalls:
                 if state == "paused" and any(one.state == "working" for one in members):
                     state = PAUSING
             self.job_state = state
-            self.progress = Progress(summary.state, summary.iteration, summary.batch_size, summary.reason)
+            self.progress = Progress(
+                summary.state, summary.iteration, summary.batch_size, summary.reason, summary.exchange
+            )
             self._pace.note(summary.iteration, time.monotonic())

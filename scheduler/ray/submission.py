@@ -141,6 +141,11 @@ class Submission:
         return self.storage / self.job
 
     @property
+    def kept(self) -> Path:
+        """Return the folder for the state of workers that reduce gradients among themselves."""
+        return self.folder / "kept"
+
+    @property
     def job(self) -> str:
         """Return the job's name, which must have been chosen."""
         assert self.name is not None

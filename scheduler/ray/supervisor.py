@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from idl.endings import GONE
 from idl.errors import InvalidRequestError
+from idl.exchange import FIXED_GROUP
 from scheduler.ray.submission import MANAGER, Submission
 
 _LEAVING_SECONDS, _LEAVING_ITERATIONS = 1.0, 1.25  # before its node goes, a worker is drained
@@ -101,6 +102,8 @@ class Remove:
 class Pause:
     """Have the manager plan nothing more, so that all shards come to the same version."""
 
+    keep: bool = False  # likewise, once workers have written down the state that they alone have
+
 
 @dataclass(frozen=True)
 class Resume:
@@ -175,6 +178,7 @@ class Supervisor:
         self._version = 0  # of its placement
         self.cancelled = False  # whether the job is to be ended
         self._suspending = False
+        self._known = False  # whether the manager has known the job
 
     @property
     def failures(self) -> int:
@@ -244,13 +248,7 @@ class Supervisor:
         return [name for name in dict.fromkeys(known) if name in seen or name not in self._made]
 
     def suspend(self) -> None:
-        """Pause the job, and then end it with its state kept.
-
-        Raises:
-            InvalidRequestError: Its workers alone have its parameters.
-        """
-        if self._submission.all_reduce:
-            raise InvalidRequestError("its workers alone have its parameters, which would be lost with them")
+        """Pause the job, and then end it with its state kept."""
         self._suspending = True
 
     @property
@@ -274,6 +272,7 @@ class Supervisor:
             "version": self._version,
             "paused": self._paused,
             "suspending": self._suspending,
+            "known": self._known,
             "failures": dict(self._failures),
         }
 
@@ -284,11 +283,13 @@ class Supervisor:
         version: int,
         paused: bool,
         suspending: bool,
+        known: bool,
         failures: Mapping[str, int],
     ) -> None:
         """Take over what an earlier supervisor of this job has `saved`."""
         self._wanted, self._made, self._version = dict(workers), set(made), version
-        self._paused, self._suspending, self._failures = paused, suspending, dict(failures)
+        self._paused, self._suspending, self._known = paused, suspending, known
+        self._failures = dict(failures)
 
     def decide(
         self,
@@ -297,6 +298,9 @@ class Supervisor:
         job_state: str = "",
         iteration_seconds: float = 0.0,
         job_reason: str = "",
+        exchange: str = "",
+        *,
+        kept: bool = False,
     ) -> list[Action]:
         """Return what is to be done.
 
@@ -306,18 +310,22 @@ class Supervisor:
             job_state: The job's state as its manager says, or `PAUSING`; empty before it knows the job.
             iteration_seconds: How long an iteration takes at present.
             job_reason: Why the job is in that state, as its manager says.
+            exchange: The way in which its gradients meet, likewise; one of `idl.exchange`.
+            kept: Whether workers that reduce gradients among themselves have written their state down.
         """
         if self.cancelled:
             return [Finish("cancelled", "it was ended by its user")]
+        self._known = self._known or bool(job_state)
         self._wanted = {name: self._wanted[name] for name in self.present(seen) if name in self._wanted}
         self._made.update(name for name in seen if self._placed and name not in self._submission.services)
         for name, one in seen.items():
             self._generations[name] = max(self._generations.get(name, -1), one.generation)
         finish = (
-            self._without_state(seen, job_state, job_reason)
+            self._suspended(job_state, kept=kept)
+            or self._without_state(seen, job_state, job_reason)
+            or self._unmovable(exchange)
             or self._failed(seen, now)
             or self._done(seen, job_state)
-            or self._suspended(job_state)
             or self._late(seen, now)
         )
         if finish is not None:
@@ -410,6 +418,17 @@ class Supervisor:
             f"{why}; --resume starts it again, from the script's own checkpoint{''.join(failed[:1])}",
         )
 
+    def _unmovable(self, exchange: str) -> Finish | None:
+        """Return the end of a job that is placed, and can neither grow, nor shrink, nor be suspended."""
+        if not self._placed or exchange != FIXED_GROUP:
+            return None
+        return Finish(
+            "failed",
+            "its workers reduce gradients in a group that stays as it is, but the jobs of a shared cluster "
+            "grow, shrink and are suspended: let the manager form the group, as by balance(model, loader, "
+            "optimizer), or give the job shards of a parameter server",
+        )
+
     def _count(self, key: str, name: str, one: Seen) -> Finish | None:
         """Count a failure, and return the end of a job that has too many."""
         self._failures[key] = self._failures.get(key, 0) + 1
@@ -455,11 +474,17 @@ class Supervisor:
                 return _failed_finish(name, one)
         return Finish("done")
 
-    def _suspended(self, job_state: str) -> Finish | None:
-        """Return the end of a job that is to be suspended, once all its shards are at the same version."""
-        if self._suspending and job_state in ("", "gathering", "paused"):
-            return Finish("suspended")
-        return None
+    def _suspended(self, job_state: str, *, kept: bool) -> Finish | None:
+        """Return the end of a job that is to be suspended, once all its shards are at the same version.
+
+        Or, where workers reduce gradients among themselves, once they have written their state down, after
+        which they compute nothing; or have none, since the manager has not known the job.
+        """
+        if self._submission.all_reduce:
+            is_safe = kept or not self._known
+        else:
+            is_safe = job_state in ("", "gathering", "paused")
+        return Finish("suspended") if self._suspending and is_safe else None
 
     def _late(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
         """Return the end of a job that could not start in time."""
@@ -501,9 +526,10 @@ class Supervisor:
         leaving = [name for name, one in services.items() if one.leaving and one.phase != "placing"]
         if self._submission.fixed_group:
             return  # a group begins again without its manager, be it lost or moved
-        if (leaving or self._suspending) and job_state in ("running", "recovering"):
+        keeps = self._suspending and self._submission.all_reduce
+        if keeps or ((leaving or self._suspending) and job_state in ("running", "recovering")):
             self._paused = True
-            yield Pause()
+            yield Pause(keep=keeps)
         elif leaving and job_state != PAUSING:
             yield from map(Remove, leaving)
         elif (

@@ -3,6 +3,7 @@
 This module knows no framework: adapters reduce the gradients, and note here that they have weighted them.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,9 @@ from worker.exchanges.base import Exchange
 from worker.job_recovery import Manager
 from worker.messages import Joined
 
+log = logging.getLogger(__name__)
+
+_KEEP_AGAIN_SECONDS = 1.0  # before another try to write the state down
 _MOST_FAILURES = 10  # to form a group; each may be another member's death
 
 
@@ -77,6 +81,14 @@ class Former(Protocol):
         """
         ...
 
+    def keep(self) -> None:
+        """Write down the state with which this worker has come into a group that is formed for it.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        ...
+
 
 class AllReduce:
     """One worker's part in an all-reduce of gradients, in which each sample is to be weighted once, by 1 / X.
@@ -104,6 +116,7 @@ class AllReduce:
         self._steps: int | None = None  # that the parameters have had; None before the first attempt
         self._place: tuple[int, int] | None = None  # epoch and end of the last step's batch
         self._formed: int | None = None  # the last attempt with whose state this worker has begun
+        self._has_kept = False  # whether it has written down the state that it has
         self._failures = 0  # to form a group, one after the other
         self._next: tuple[Assignment, Seat, float] | None = None  # a group to form; seconds of the meeting
 
@@ -115,11 +128,12 @@ class AllReduce:
         """Form the group of the present attempt, unless that was done; to be called before each batch.
 
         At the answer that begins an attempt it would be too early: until the next batch the loop may still
-        end an epoch, or go through some that it has missed, and change options and schedules there.
+        end an epoch, or go through some that it has missed, and change options and schedules there. So it is
+        here, too, that the state is written down where the manager has asked for that.
 
         Raises:
-            RewoundError: The group could not be formed, as where a member has died meanwhile; another attempt
-                has begun.
+            RewoundError: The group could not be formed, as where a member has died meanwhile, or was formed
+                for its state to be written down; another attempt has begun.
             UnavailableError: It could not be formed in several attempts.
             InvalidRequestError: The members' states differ.
         """
@@ -143,6 +157,20 @@ class AllReduce:
                 raise
             raise RewoundError(str(error), self._manager.recover(first.attempt)) from error
         self._next, self._failures = None, 0
+        if seat.keep:
+            if seat.rank == 0:
+                self._keep(self._former, self._manager)
+            raise RewoundError("the state is written down", self._manager.recover(first.attempt))
+
+    def _keep(self, former: Former, manager: Manager) -> None:
+        """Write the state down; where that fails, the manager has a group formed for it again."""
+        manager.is_between = True  # the others wait, however long it takes
+        try:
+            former.keep()
+            self._has_kept = True
+        except OSError as error:
+            log.error("the state cannot be written down, which is tried again: %s", error)
+            time.sleep(_KEEP_AGAIN_SECONDS)
 
     @classmethod
     def of(cls, exchange: Exchange, otherwise: str) -> "AllReduce":
@@ -254,12 +282,12 @@ class AllReduce:
         while True:
             try:
                 assignment, seat = manager.meet(
-                    error.attempt, self._steps, self._place, self._store, self._formed
+                    error.attempt, self._steps, self._place, self._store, self._formed, kept=self._has_kept
                 )
             except RewoundError as again:
                 error = again
                 continue
-            self._next = None
+            self._next, self._has_kept = None, False
             if assignment is not None and seat is not None:
                 self._next = assignment, seat, time.perf_counter() - began
             return assignment

@@ -159,10 +159,9 @@ def balance(
         state = TrainingState(model.module, optimizer, also)
         backends = distributed.get_backend_config(model.process_group)
         wrapper = DataParallel(model, backend_for(device, backends) == "gloo", register)
-        formed = FormedGroup(session, model, wrapper, backends, state)
+        formed = FormedGroup(loader, model, wrapper, backends, state)
         guard_step(optimizer, formed)
-        exchange.form_groups_by(formed)
-        session.before_batch.append(exchange.form_group)
+        formed.let(exchange)
     loader.accumulation = accumulation
     model.join = _join_nobody  # type: ignore[method-assign]
     model.join_hook = _refuse_to_join  # type: ignore[method-assign]
@@ -223,11 +222,10 @@ def _form_groups_of_shards(
     if shard_size is not None:
         wrapper = ReplicatedShards(session, model, optimizer, shards, shard_size)
     state, alone = TrainingState(model, optimizer, also), ShardedGroup(session, shards, [], {})
-    formed = FormedGroup(session, model, wrapper, backends, state, alone)
+    formed = FormedGroup(loader, model, wrapper, backends, state, alone)
     if shard_size is not None:
         guard_step(optimizer, formed)
-    exchange.form_groups_by(formed)
-    session.before_batch.append(exchange.form_group)
+    formed.let(exchange)
 
 
 def _check_replicated(model: object) -> None:

@@ -25,8 +25,9 @@ from idl.errors import UnavailableError
 from idl.exchange import Seat
 from worker.daemon_thread import Apart, in_daemon
 from worker.exchanges.all_reduce import AllReduce, GroupTimes
-from worker.session import Session
 from worker.torch.gloo_connection import connected_apart
+from worker.torch.kept_state import KeptState
+from worker.torch.loader import Loader
 from worker.torch.reaching import reach, unreached
 from worker.torch.survivable_group import Ends, SurvivableGroup, connections, duplicates, ends, shut
 from worker.torch.training_state import TrainingState
@@ -127,6 +128,7 @@ class FormedGroup:
     """The process group of a model, as the manager has it formed.
 
     Args:
+        loader: The loader of the job's samples.
         wrapper: What it is wrapped in.
         backends: The backends that the script has chosen, by types of devices.
         group: The group that the script has put the model into.
@@ -134,17 +136,18 @@ class FormedGroup:
 
     def __init__(
         self,
-        session: Session,
+        loader: Loader,
         model: torch.nn.Module,
         wrapper: Wrapper,
         backends: str,
         state: TrainingState,
         group: Group | None = None,
     ) -> None:
-        self._session = session
+        self._session = loader.session
         self._model = model
         self._wrapper = wrapper
         self._state = state
+        self._kept = KeptState(loader, state)
         names = {one.partition(":")[2] for one in backends.split(",")}
         # By its one name it is the groups' default backend, without which PyTorch warns at each one's end.
         self._backends = names.pop() if len(names) == 1 else backends
@@ -157,6 +160,12 @@ class FormedGroup:
         self._attempt = -1  # that the group is of
         self._over = 0  # attempts below this are over
         self._gathering: list[socket.socket] = []  # duplicates of the connection at which members gather
+
+    def let(self, exchange: AllReduce) -> None:
+        """Let the manager have groups formed by this object, before its session joins."""
+        exchange.form_groups_by(self)
+        self._session.before_join.append(self._kept.find)
+        self._session.before_batch.append(exchange.form_group)
 
     def settle(self) -> str | None:
         """Wait for the device, and return why the iteration under way does not count; None where it does."""
@@ -251,14 +260,18 @@ class FormedGroup:
             assert group is not None
             connected = time.perf_counter()
             apart = partial(self._apart, attempt)
+            if not seat.lacks:
+                self._kept.take()
             with self._wrapper.complete(attempt, group, apart, lacks=seat.lacks) as carried:
                 if seat.source is not None:
                     self._state.pass_on(seat.source, group, apart, lacks=seat.lacks)
             sent = connected if seat.source is None and not carried else time.perf_counter()
             has_state()
+            self._kept.forget()
             self._state.compare(group, apart)
-            self._wrapper.begin()
-            if self._group is not None:
+            if not seat.keep:  # else the model stays whole, for `keep`
+                self._wrapper.begin()
+            if self._group is not None and not seat.keep:
                 self._group.begin()
         except RuntimeError as error:
             raise UnavailableError(
@@ -282,6 +295,10 @@ class FormedGroup:
             extra=self._session.log_fields(),
         )
         return times
+
+    def keep(self) -> None:
+        """Write the state with which this worker has come into a group that is formed for it."""
+        self._kept.write()
 
     def _connect(self, attempt: int, seat: Seat) -> distributed.ProcessGroup | None:
         """Form the group, wrap the model for it, and return that of gloo's in which the state is passed on.

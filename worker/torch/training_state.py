@@ -5,7 +5,7 @@ and other objects with a state that a script has named.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from operator import itemgetter
 from typing import Any
@@ -95,13 +95,11 @@ class TrainingState:
 
     def _send(self, group: distributed.ProcessGroup, apart: Apart, to: int | None) -> None:
         """Send the state to one rank, or with None to all; the others call `_receive`."""
-        schedulers, flat = self._schedules.found(), list[torch.Tensor]()
-        kinds = [type(scheduler).__name__ for scheduler in schedulers]
-        text = outline([kinds, self._layout(), self._objects(schedulers)], flat)
+        text, tensors = self.packed()
         rank = distributed.get_rank(group)
         apart(distributed.broadcast, torch.tensor([len(text)]), rank, group)
         apart(distributed.broadcast, torch.frombuffer(bytearray(text), dtype=torch.uint8), rank, group)
-        apart(self._transfer, [*self._tensors(), *flat], rank, group, to)
+        apart(self._transfer, tensors, rank, group, to)
 
     def _receive(
         self, source: int, group: distributed.ProcessGroup, apart: Apart, to: int | None, *, keeps: bool
@@ -112,33 +110,82 @@ class TrainingState:
         apart(distributed.broadcast, length, source, group)
         text = torch.empty(int(length), dtype=torch.uint8)
         apart(distributed.broadcast, text, source, group)
+
+        def receive(tensors: Sequence[torch.Tensor]) -> None:
+            if not keeps or to is None:
+                apart(self._transfer, tensors, source, group, to)
+
+        take = self._unpacked(text.numpy().tobytes(), receive, f"rank {source}'s")
+        if not keeps:
+            take(schedulers)
+
+    @torch.no_grad()
+    def packed(self) -> tuple[bytes, list[torch.Tensor]]:
+        """Return all of the state, as text and the tensors in it."""
+        schedulers, flat = self._schedules.found(), list[torch.Tensor]()
+        kinds = [type(scheduler).__name__ for scheduler in schedulers]
+        text = outline([kinds, self._layout(), self._objects(schedulers)], flat)
+        return text, [*self._tensors(), *flat]
+
+    @torch.no_grad()
+    def take(self, text: bytes, tensors: Sequence[torch.Tensor], whose: str) -> None:
+        """Take a state as `packed` has returned it.
+
+        Args:
+            whose: Whose it is, in words.
+
+        Raises:
+            InvalidRequestError: The script has another model, or other schedulers.
+        """
+
+        def copy(to: Sequence[torch.Tensor]) -> None:
+            for one, value in zip(to, tensors, strict=True):
+                one.copy_(value)
+
+        self._unpacked(text, copy, whose)(self._schedules.found())
+
+    def _unpacked(
+        self, text: bytes, fill: Callable[[Sequence[torch.Tensor]], None], whose: str
+    ) -> Callable[[Sequence[LRScheduler]], None]:
+        """Check a state's text, have its tensors filled, and return a function that takes it.
+
+        Args:
+            fill: Fills tensors of the CPU's, as `packed` returns them.
+            whose: Whose it is, in words.
+
+        Returns:
+            A function of this script's schedulers.
+
+        Raises:
+            InvalidRequestError: The state is of another model; or, by the function, has other schedulers.
+        """
         flat: list[torch.Tensor] = []
-        kinds, layout, state = filled(text.numpy().tobytes(), flat)
+        kinds, layout, state = filled(text, flat)
         for theirs, ours in zip_longest(layout, self._layout()):
             if theirs != ours:
                 raise InvalidRequestError(
                     f"this worker's model is not the other workers': it has {ours or 'nothing more'} where "
-                    f"rank {source}'s has {theirs or 'nothing more'}"
+                    f"{whose} has {theirs or 'nothing more'}"
                 )
-        if keeps and to is not None:
-            return
         own = list(self._tensors())
         received = [torch.empty_like(tensor, device="cpu") for tensor in own]
-        apart(self._transfer, [*received, *flat], source, group, to)
-        if keeps:
-            return
-        if kinds != [type(scheduler).__name__ for scheduler in schedulers]:
-            raise InvalidRequestError(
-                f"the optimiser has the schedulers {', '.join(kinds) or 'none'} on rank {source}, and "
-                f"{', '.join(type(one).__name__ for one in schedulers) or 'none'} here: make the same ones "
-                f"before the training, in the same order"
-            )
-        for tensor, value in zip(own, received, strict=True):
-            tensor.copy_(value)
-        objects = (self._optimizer, *schedulers, *self._also)
-        for one, saved in zip(objects, state, strict=True):
-            one.load_state_dict(saved)
-        self.note()  # what was noted before is of another state
+        fill([*received, *flat])
+
+        def take(schedulers: Sequence[LRScheduler]) -> None:
+            if kinds != [type(scheduler).__name__ for scheduler in schedulers]:
+                raise InvalidRequestError(
+                    f"the optimiser has the schedulers {', '.join(kinds) or 'none'} where the state is "
+                    f"{whose}, and {', '.join(type(one).__name__ for one in schedulers) or 'none'} here: "
+                    f"make the same ones before the training, in the same order"
+                )
+            for tensor, value in zip(own, received, strict=True):
+                tensor.copy_(value)
+            objects = (self._optimizer, *schedulers, *self._also)
+            for one, saved in zip(objects, state, strict=True):
+                one.load_state_dict(saved)
+            self.note()  # what was noted before is of another state
+
+        return take
 
     @torch.no_grad()
     def compare(self, group: distributed.ProcessGroup, apart: Apart) -> None:

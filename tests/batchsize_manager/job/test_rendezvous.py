@@ -37,7 +37,7 @@ class Meeting(Beating):
     def seat(self, name):
         """Return (rank, size, store, source, lacks) of a worker's group, None where it has to wait."""
         answer = self.answered(name)
-        return answer and answer.seat and (*(getattr(answer.seat, f) for f in answer.seat.__slots__),)
+        return answer and answer.seat and (*(getattr(answer.seat, f) for f in answer.seat.__slots__[:5]),)
 
     def must(self, name):
         """Return the attempt into which a worker has to go."""
@@ -200,6 +200,28 @@ def test_a_group_of_an_attempt_that_was_not_kept_shares_its_number_with_no_other
     driver.arrive("b", 2)
     assert driver.seat("a") == (0, 2, "a:1", 0, False)
     assert driver.seat("b") == (1, 2, "a:1", 0, True)
+
+
+def test_a_state_that_is_written_down_counts_while_it_is_the_newest():
+    """Groups are formed for it until then, in which nothing is trained; once it is, nothing is planned."""
+    driver = running("a", "b")
+    driver.job.operations.keep(driver.now)
+    driver.finish("a")
+    driver.finish("b")
+    assert driver.must("a") == 2
+    driver.meet("a", "b", attempt=2, steps=1, formed=1)
+    assert driver.answered("a").seat.keep
+    for attempt, formed, kept in ((3, {"a": (1, 2), "b": (2, 2)}, "a"), (4, {"a": (2, 3), "b": (2, 3)}, "b")):
+        assert driver.job.recover("a", "a", attempt - 1, driver.now) == attempt
+        assert driver.job.state == "recovering"
+        for name, state in formed.items():
+            driver.arrive(name, attempt, *state, kept=name == kept)
+        if attempt == 3:
+            assert driver.answered("b").seat.keep
+    assert driver.job.state == "paused"
+    assert driver.answered("a") is None
+    driver.job.operations.resume(driver.now)
+    assert not driver.answered("a").seat.keep
 
 
 def test_wrong_calls_are_refused():

@@ -38,6 +38,7 @@ class Peers:
     store: str
     source: int | None
     iteration: int
+    keep: bool
     workers: dict = field(default_factory=dict)  # by rank; those that have come
     states: dict = field(default_factory=dict)  # by rank; what they came with
     gone: bool = False  # a member has left it or died: what is not complete never will be
@@ -68,6 +69,7 @@ class Worker:
         self.acted = 0.0  # when it did the last thing
         self.pushed = False
         self.cut = False  # its connection broke since it called last
+        self.kept = False  # it has written its state down, and has been given nothing to do since
 
 
 class AnyChange(RuleBasedStateMachine):
@@ -96,6 +98,8 @@ class AnyChange(RuleBasedStateMachine):
         """Begin the job, or again."""
         self.job = Job(self.spec, self.config, Choosy(self.slow))
         self.workers, self.peers, self.kept, self.paused = {}, {}, [], False
+        self.file = None  # the state that was written down last
+        self.must_keep = self.is_disk_full = False
         self.highest = 0
         self.written = []  # states with their records, since the last answer that waited for a write, or all
         self.sure = 0  # the index in it of what was written before that answer
@@ -237,7 +241,7 @@ class AnyChange(RuleBasedStateMachine):
         self.written, self.sure = [(state, self.kept)], 0
         state = from_json(JobState, to_json(state))
         self.job = restore_job(state, self.config, Choosy(self.slow), records=self.kept, now=self.now)
-        self.paused = self.job.operations.paused
+        self.paused, self.must_keep = self.job.operations.paused, False
         for worker in self.workers.values():
             worker.cut = True
         self.settle()
@@ -273,9 +277,23 @@ class AnyChange(RuleBasedStateMachine):
     @rule()
     def pause_or_resume(self):
         """Nothing more is planned, or what is next."""
-        self.paused = not self.paused
+        self.paused, self.must_keep = not self.paused, False
         _ = self.job.operations.pause(self.now) if self.paused else self.job.operations.resume(self.now)
         self.settle()
+
+    @precondition(lambda self: self.job.members.started)
+    @rule(steps=st.integers(0, 8))
+    def keep(self, steps):
+        """Nothing more is planned, but that a worker writes the state down."""
+        self.job.operations.keep(self.now)
+        self.paused = self.must_keep = True
+        self.settle()
+        self.all_act(steps)
+
+    @rule()
+    def fill_or_clear_disk(self):
+        """Nothing can be written down, or again."""
+        self.is_disk_full = not self.is_disk_full
 
     # -- how workers behave
 
@@ -321,6 +339,7 @@ class AnyChange(RuleBasedStateMachine):
             *(worker.name, worker.incarnation, attempt, len(worker.state), self.now, place),
             store=f"{worker.incarnation}:29500",
             formed=worker.formed,
+            kept=worker.kept,
         )
         self.ask(worker)
 
@@ -346,6 +365,10 @@ class AnyChange(RuleBasedStateMachine):
                 assert worker.state == peers.states[peers.source]
             assert len(worker.state) == peers.iteration
             worker.formed, worker.since = worker.attempt, self.now
+            if peers.keep:
+                if worker.rank == 0 and not self.is_disk_full:
+                    self.file, worker.kept = worker.state, True
+                self.recover(worker)
         elif peers.gone or self.now - worker.since > PATIENCE:
             self.recover(worker)
 
@@ -424,15 +447,15 @@ class AnyChange(RuleBasedStateMachine):
             worker.known = worker.todo[-1].iteration
             assert {part.attempt for part in worker.todo} == {worker.attempt}
             if worker.arrives:
-                worker.arrives = False
+                worker.arrives = worker.kept = False
                 self.sit(worker, answer.seat)
 
     def sit(self, worker, seat):
         """Check its seat against those of the others."""
         worker.rank, worker.lacks, worker.since, worker.pushed = seat.rank, seat.lacks, self.now, False
-        facts = seat.size, seat.store, seat.source, worker.todo[0].iteration
+        facts = seat.size, seat.store, seat.source, worker.todo[0].iteration, seat.keep
         peers = worker.peers = self.peers.setdefault((self.losses, worker.attempt), Peers(*facts))
-        assert facts == (peers.size, peers.store, peers.source, peers.iteration)
+        assert facts == (peers.size, peers.store, peers.source, peers.iteration, peers.keep)
         assert 0 <= seat.rank < seat.size
         assert seat.rank not in peers.workers
         assert (seat.rank == 0) == (seat.store == f"{worker.incarnation}:29500")
@@ -580,6 +603,15 @@ class AnyChange(RuleBasedStateMachine):
             assert {steps for _, steps in versions} <= {group.iteration, group.iteration + 1}
 
     @invariant()
+    def what_is_written_down_is_the_newest_state(self):
+        """Once the job has paused for that, whoever has the newest state has that one."""
+        if not self.must_keep or self.job.attempts.keeping or self.job.attempts.recovering:
+            return
+        group = self.job.attempts.group
+        having = [w for w in self.workers.values() if w.name in group.names and w.name not in group.lacking]
+        assert all(w.state == self.file for w in having)
+
+    @invariant()
     def attempts_never_go_back(self):
         """Not even where the manager is started again."""
         assert self.job.attempts.number >= self.highest or self.job.attempts.number <= 1
@@ -604,18 +636,40 @@ class AnyChange(RuleBasedStateMachine):
         assert not numbers or numbers[-1] < self.job.iterations.first_open or self.job.attempts.recovering
 
     def teardown(self):
-        """Whatever has happened: while somebody is there that acts, training goes on."""
+        """Whatever has happened: while somebody acts, training goes on, and its state is written down."""
         if not hasattr(self, "job"):
             return
         if self.paused:
             self.pause_or_resume()
-        before, end = self.job, self.now + RECOVERS
-        goal = max([len(w.state) for w in self.workers.values()], default=0) + 3
-        while self.now < end:
+        before, goal = self.job, self.most_steps + 3
+
+        def has_trained():
+            nonlocal before, goal
             if self.job is not before:
                 before, goal = self.job, 3
-            if max([len(w.state) for w in self.workers.values()], default=0) >= goal:
-                break
+            return self.most_steps >= goal
+
+        self.go_on_until(has_trained)
+        self.is_disk_full = False
+
+        def is_kept():
+            if not self.must_keep and self.job.members.started:
+                self.keep(0)
+            return self.must_keep and not self.job.attempts.keeping and not self.job.attempts.recovering
+
+        self.go_on_until(is_kept)
+        self.what_is_written_down_is_the_newest_state()
+        self.batches_follow_each_other()
+
+    @property
+    def most_steps(self):
+        """The most steps that a worker's parameters have had."""
+        return max([len(worker.state) for worker in self.workers.values()], default=0)
+
+    def go_on_until(self, reached):
+        """Let workers act, and others join where they lack, until something is so."""
+        end = self.now + RECOVERS
+        while self.now < end and not reached():
             acting = [w for w in self.workers.values() if not w.frozen and not w.hung]
             lack = self.maximum * len(acting) < self.job.planner.batches.padded(len(acting))
             if not acting or not self.job.members.started or lack:
@@ -623,7 +677,6 @@ class AnyChange(RuleBasedStateMachine):
             self.all_act(4)
             self.tick(8.0)
         assert self.now < end, [*self.job.outbox.events][-12:]
-        self.batches_follow_each_other()
 
 
 AnyChange.TestCase.settings = driven(300, 40)

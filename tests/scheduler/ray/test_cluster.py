@@ -123,6 +123,49 @@ def test_two_jobs_share_a_cluster(jobs, wait_until):
         assert jobs.computed(name) == sum(SPEC.batch(iteration)[2] for iteration in range(iterations))
 
 
+def test_workers_of_all_reduce_are_suspended_with_the_state_that_they_alone_have(jobs, tmp_path, wait_until):
+    """They write it down first, and others go on from it: the parameters are one process's."""
+    import torch
+
+    from tests.scripts import train_formed_group as script
+
+    out, stop = tmp_path / "out", tmp_path / "stop"
+    out.mkdir()
+
+    def begun():
+        """The iterations that each worker has begun, by name."""
+        texts = {file.stem: file.read_text().rpartition("\n")[0] for file in out.glob("*.txt")}
+        return {
+            name: [int(line.split()[1]) for line in text.splitlines()] for name, text in texts.items() if text
+        }
+
+    jobs.cluster("up", "--storage", jobs.storage)
+    arguments = ("--optimizer", "sgd", "--pause", 0.02, "--stop", stop, "--out", out)
+    jobs.cluster("submit", "--all-reduce", "--workers", 2, "--name", "group", script.__file__, *arguments)
+    wait_until(lambda: jobs.have(group=2), "both workers")
+    wait_until(lambda: len(begun()) == 2 and max(map(max, begun().values())) > 12, "some iterations")
+    jobs.cluster("pause", "group")
+    wait_until(lambda: jobs.now["group"]["state"] == "suspended", "the job's suspension")
+    assert not job_processes("group")
+    before = begun()
+    last = max(map(max, before.values()))
+    jobs.cluster("resume", "group")
+    wait_until(
+        lambda: len(begun()) > 2 and max(map(max, begun().values())) > last + 3, "the job's resumption"
+    )
+    assert min(numbers[0] for name, numbers in begun().items() if name not in before) == last + 1
+    iterations = max(map(max, begun().values())) + 30
+    stop.with_suffix(".part").write_text(str(iterations))
+    stop.with_suffix(".part").rename(stop)
+    wait_until(lambda: jobs.now["group"]["how"] == "done", "the job's end")
+    parameters, average = script.trained_alone(0, iterations, "sgd")
+    ends = [torch.load(file) for file in out.glob("*.pt")]
+    assert ends
+    for end in ends:
+        torch.testing.assert_close(dict(end["parameters"]), dict(parameters), rtol=0, atol=1e-12)
+        torch.testing.assert_close(end["average"], average, rtol=0, atol=1e-12)
+
+
 def test_what_cannot_be_is_refused_or_said_and_others_go_on(jobs, tmp_path, wait_until):
     """A job fails, one is cancelled as it waits; another goes on after the scheduler was ended."""
     broken = tmp_path / "broken.py"
@@ -141,7 +184,7 @@ def test_what_cannot_be_is_refused_or_said_and_others_go_on(jobs, tmp_path, wait
             "long",
             SCRIPT,
         ),
-        "give it shards of a parameter server": ("submit", "--all-reduce", SCRIPT),
+        "a group that the script makes stays as it is": ("submit", "--all-reduce", "--fixed-group", SCRIPT),
         "job 'none' is not known; there are: long, broken, waits": ("pause", "none"),
         "node '10.0.0.1': none is; there are": ("drain", "10.0.0.1"),
     }.items():

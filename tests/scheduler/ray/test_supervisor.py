@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from idl.endings import GONE
 from idl.errors import InvalidRequestError
+from idl.exchange import FIXED_GROUP
 from scheduler.ray.submission import MANAGER, Scale, Submission
 from scheduler.ray.supervisor import (
     PAUSING,
@@ -46,6 +47,8 @@ class Cluster:
         self.now = 0.0
         self.state = ""
         self.reason = ""
+        self.exchange = ""
+        self.kept = False
         self.iteration_seconds = 0.0
         self.finish = None
         self.starts = {}  # all starts, by process
@@ -56,8 +59,8 @@ class Cluster:
         """Look, and do what is decided; then actors that were created are placed."""
         self.now += STEP
         assert self.finish is None
-        seen = dict(self.seen), self.now, self.state, self.iteration_seconds, self.reason
-        for action in self.supervisor.decide(*seen):
+        seen = dict(self.seen), self.now, self.state, self.iteration_seconds, self.reason, self.exchange
+        for action in self.supervisor.decide(*seen, kept=self.kept):
             self.do(action)
         if place:
             for name, one in self.seen.items():
@@ -474,14 +477,55 @@ def test_a_job_is_suspended_at_an_iterations_end_and_goes_on(placed, service_die
 
 
 def test_what_was_not_begun_or_is_paused_is_suspended_at_once():
-    """An operator's pause is left to the operator; workers that alone have the parameters are refused."""
+    """An operator's pause is left to the operator."""
     made = Cluster(submission(), placed=True).step()
     made.supervisor.suspend()
     made.step()
     assert made.finish == Finish("suspended")
     assert not made.supervisor.paused
-    with pytest.raises(InvalidRequestError, match="its workers alone have its parameters"):
-        Supervisor(submission(shards=0), placed=True).suspend()
+
+
+def test_workers_that_alone_have_the_parameters_write_them_down_to_be_suspended():
+    """They are asked to until they have, whatever the job's state, also after the controller's restart.
+
+    Then they may all be gone. Before the manager has known the job, there is nothing to be written.
+    """
+    job = submission(shards=0)
+    placed = Cluster(job, placed=True)
+    placed.supervisor.place(1, {"a-1": "north"})
+    placed.until_all_run()
+    placed.state = "running"
+    placed.step()
+    placed.supervisor.suspend()
+    saved = placed.supervisor.saved
+    placed.supervisor = Supervisor(job, placed=True)
+    placed.supervisor.restore(**saved)
+    for state in ("", "running", "gathering", "recovering", "paused"):
+        placed.state = state
+        placed.step()
+        assert placed.finish is None
+        assert placed.said[-1] == Pause(keep=True)
+    placed.lose("a-1")
+    placed.state, placed.reason, placed.kept = "ended", GONE, True
+    placed.step()
+    assert placed.finish == Finish("suspended")
+    unknown = Cluster(job, placed=True)
+    unknown.supervisor.place(1, {"a-2": "north"})
+    unknown.until_all_run()
+    unknown.supervisor.suspend()
+    unknown.step()
+    assert unknown.finish == Finish("suspended")
+
+
+def test_a_group_that_stays_as_it_is_has_no_place_on_a_shared_cluster():
+    """The job ends as soon as its manager knows, before it has anything to lose."""
+    placed = Cluster(submission(shards=0), placed=True)
+    placed.supervisor.place(1, {"a-1": "north"})
+    placed.until_all_run()
+    placed.state, placed.exchange = "gathering", FIXED_GROUP
+    placed.step()
+    assert placed.finish.state == "failed"
+    assert "a group that stays as it is" in placed.finish.reason
 
 
 FAULTS = st.sampled_from(("lose", "kill", "error", "leave", "silence", "resize"))

@@ -8,6 +8,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, Shard
 
 from idl.errors import InvalidRequestError
+from idl.folders import BEGUN_STATE, KEPT_STATE
 from tests.worker.torch.test_formed_groups import (
     IMPATIENT,
     SEEDS,
@@ -59,6 +60,39 @@ def test_shards_go_on_in_other_groups(tmp_path, wait_until):
         iterations = run.ends_as_one_process("bc", first)
         assert changes_of_size(run.seen("b")) == [2, 3, 2]
         assert [line[1] for line in run.seen("b")] == list(range(iterations))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", [(), *(pytest.param(one, marks=pytest.mark.ci) for one in (["--sharded"], COPIES))]
+)
+def test_workers_begin_again_with_the_state_that_others_have_written_down(tmp_path, wait_until, arguments):
+    """Once they have, they go on where they were, or others do after their end, with another manager."""
+    keep = tmp_path / "keep"
+    options = ("--keep", str(keep))
+
+    def suspend():
+        (keep / KEPT_STATE).unlink(missing_ok=True)
+        run.client.pause("default", keep=True)
+        wait_until(lambda: run.client.status("default").summary.state == "paused", "the pause")
+        assert (keep / KEPT_STATE).exists()
+        return run.reached("ab")
+
+    with running(tmp_path, wait_until, 2, *arguments) as run:
+        run.start("ab", options=options)
+        run.reaches("a", 12)
+        first = first_seed(run, "ab")
+        here = suspend()
+        run.client.resume("default")
+        run.reaches("a", here + 3)
+        here = suspend()
+        assert [line[1] for line in run.seen("a")] == list(range(here + 1))
+    (keep / KEPT_STATE).rename(keep / BEGUN_STATE)
+    with running(tmp_path, wait_until, 3, *arguments) as run:
+        run.start("cde", options=options)
+        run.reaches("c", here + 3)
+        assert run.seen("c")[0][1] == here + 1
+        run.ends_as_one_process("cde", first)
 
 
 @pytest.mark.ci
