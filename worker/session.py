@@ -331,8 +331,7 @@ class Session:
 
     def _recover(self, error: RewoundError) -> None:
         """Recover the job into another attempt, and continue there."""
-        first = None if self._has_started else self.training.first_iteration
-        self.assignment = self.exchange.recover(self._membership, error, first)
+        self.assignment = self.exchange.recover(self._membership, error, self.training.first_iteration)
         self.meter.restart()
         self.norms.take()  # and drop it: the iteration under way may be done again
         self._note_release()

@@ -484,6 +484,7 @@ class Job:
             self.planner.sizer.name,
             self.members.exchange or PARAMETER_SERVER,
             self.members.chosen,
+            self.members.saved_releases,
         )
 
     @property

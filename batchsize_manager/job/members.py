@@ -4,13 +4,13 @@ Knows nothing of plans beyond the numbers of iterations; the parts that a member
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.rendezvous import Arrival
-from batchsize_manager.job.state import SavedMember
+from batchsize_manager.job.state import SavedMember, SavedRelease
 from idl.bounds import Bounds
 from idl.cuts import Cuts
 from idl.errors import InvalidRequestError, NotMemberError, UnavailableError
@@ -18,6 +18,7 @@ from idl.exchange import FIXED_GROUP, FORMED_GROUP
 
 DRAINED = "drained by an operator"
 _REMOVED = 1000  # latest incarnations that were taken out, which must not join again
+_RELEASED = 1000  # latest releases that outlive the manager
 _ASKING = 1000  # latest incarnations that asked for room where there was none, which are remembered
 _RETURN_SECONDS = 5.0  # within this time, a worker that lives calls a restarted manager
 
@@ -185,6 +186,15 @@ class Members:
             )
             for name, m in (self.by_name | gone).items()
         )
+
+    @property
+    def saved_releases(self) -> tuple[SavedRelease, ...]:
+        """The latest releases, in the form that `restore_releases` takes."""
+        return tuple(SavedRelease(*release) for release in list(self._released.items())[-_RELEASED:])
+
+    def restore_releases(self, releases: Iterable[SavedRelease]) -> None:
+        """Remember who was released under an earlier manager."""
+        self._released.update((release.incarnation, release.why) for release in releases)
 
     def is_alone(self, worker: str) -> bool:
         """Return whether all other members have lost their connection, if there are any."""

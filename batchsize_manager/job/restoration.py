@@ -37,6 +37,7 @@ def restore_job(
     job.use_exchange(state.exchange)
     for saved in state.members:
         _restore_member(job, saved, now)
+    job.members.restore_releases(state.released)
     batches = job.planner.batches
     batches.restore(state.batch_changes)
     job.operations.paused, job.operations.balancing = state.paused, state.balancing

@@ -32,6 +32,14 @@ class SavedMember:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedRelease:
+    """A worker that was released, and may not have heard of it."""
+
+    incarnation: str
+    why: str  # in words
+
+
+@dataclass(frozen=True, slots=True)
 class JobState:
     """The state of a job that is saved (ValueError: a number is out of its range)."""
 
@@ -53,6 +61,7 @@ class JobState:
     sizer: str | None = None
     exchange: str = PARAMETER_SERVER  # the way in which its workers exchange gradients, one of `idl.exchange`
     workers: int | None = None  # the number of workers that an operator wants; None: the manager's own
+    released: tuple[SavedRelease, ...] = ()  # the latest last
 
     def __post_init__(self) -> None:
         if any(member.unreleasable for member in self.members):

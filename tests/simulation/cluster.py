@@ -225,6 +225,11 @@ class Job:
         """Whether all workers have ended that live."""
         return all(name in self.ends or name in self.errors for name in self.workers)
 
+    @property
+    def _has_finished(self):
+        """Whether a worker has gone through all iterations."""
+        return any(is_last for _, is_last in self.ends.values())
+
     def _serve(self, name):
         make, address = self._make[name]
         process = self.services[name] = self._world.process(name)
@@ -418,7 +423,7 @@ class Job:
             for name, process in self.workers.items()
             if not process.is_frozen and name not in self.ends and name not in self.errors
         ]
-        if self.ends or self.errors or left <= _CALM_ITERATIONS or not live:
+        if self._has_finished or self.errors or left <= _CALM_ITERATIONS or not live:
             return
         kind, _, part = fault.kind.partition(" ")
         leaves = kind in ("kill", "drain")
@@ -515,7 +520,7 @@ class Job:
 
     def _replace(self):
         """Start a worker in place of another, once a batch has room for it, which is to be full at most."""
-        if any(is_last for _, is_last in self.ends.values()):
+        if self._has_finished:
             return
         if sum(name not in self.ends and name not in self.errors for name in self.workers) < _MOST_WORKERS:
             self._start_worker()

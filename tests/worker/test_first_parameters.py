@@ -1,4 +1,4 @@
-"""Faults of a job while its first worker sets the parameters, shard by shard."""
+"""Faults of a job before its first step: while a worker sets the parameters, shard by shard, or later."""
 
 import contextlib
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.services import RestartableService, serving, shard_service
 from tests.worker.least_squares import Worker
-from tests.worker.test_recovery import ITERATIONS, assert_trained, in_process_manager
+from tests.worker.test_recovery import ITERATIONS, assert_trained, in_process_manager, once
 from worker.membership import Membership
 from worker.shard_clients import ShardClients
 
@@ -68,3 +68,25 @@ def test_a_shard_that_is_started_again_before_it_has_parameters_gets_them(monkey
         between_shards(monkeypatch, restart, before=again)
         addresses = [shard.address for shard in shards]
         assert_trained([Worker(manager, addresses, "w0", ITERATIONS)])
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_shard_that_dies_before_the_first_step_gets_the_first_parameters_again(lookahead):
+    """Workers that have pulled them set them once more, on a shard that has no checkpoint yet."""
+    with (
+        in_process_manager(2, lookahead=lookahead) as manager,
+        serving(shard_service()) as stays,
+        RestartableService("ps") as killed,
+    ):
+
+        def restart():
+            killed.kill()
+            killed.start()
+
+        shards = [stays, killed.address]
+        workers = [
+            Worker(manager, shards, "w0", ITERATIONS, once(0, restart)),
+            Worker(manager, shards, "w1", ITERATIONS),
+        ]
+        assert_trained(workers)

@@ -262,7 +262,7 @@ class AllReduce:
         if self._former is not None:
             self._former.cut(attempt)
 
-    def recover(self, manager: Manager, error: RewoundError, first: int | None) -> Assignment | None:
+    def recover(self, manager: Manager, error: RewoundError, first: int) -> Assignment | None:
         """Meet the other members in another attempt, whose group is formed before the next batch.
 
         Raises:
@@ -277,7 +277,7 @@ class AllReduce:
         self._manager = manager
         self._former.leave()
         if self._steps is None:
-            self._steps = first or 0
+            self._steps = first
         began = time.perf_counter()
         while True:
             try:

@@ -101,13 +101,13 @@ class Exchange(Protocol):
         """End waits of earlier attempts than this one with RewoundError; called by any thread."""
         ...
 
-    def recover(self, manager: Manager, error: RewoundError, first: int | None) -> Assignment | None:
+    def recover(self, manager: Manager, error: RewoundError, first: int) -> Assignment | None:
         """Enter another attempt together with the other workers, and take its parameters.
 
         Args:
             manager: This worker's calls to the manager.
             error: The error by which the need of recovery was noticed.
-            first: The job's first iteration if this worker has not trained yet; None if it has.
+            first: The job's first iteration, before which nothing was trained.
 
         Returns:
             The first assignment of the attempt; None if this worker is released.

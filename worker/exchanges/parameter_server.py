@@ -380,8 +380,11 @@ class ParameterServer:
         """Fence the shards, so that calls of earlier attempts that wait there fail; called by any thread."""
         self._shards.fence_from_any_thread(attempt)
 
-    def recover(self, manager: Manager, error: RewoundError, first: int | None) -> Assignment | None:
+    def recover(self, manager: Manager, error: RewoundError, first: int) -> Assignment | None:
         """Bring the shards to one version in another attempt, and pull it.
+
+        Until this worker has parameters of a later iteration than the first, the first ones may be set again,
+        by `open`: here, if it was called before.
 
         Raises:
             InvalidRequestError: The shards have no version in common, and never will.
@@ -390,8 +393,23 @@ class ParameterServer:
         self.give_up_push("the job is recovered")
         self._give_up_pull()
         self._given_up = None
-        pull = self.take if first is None else lambda assignment: None
-        return recover(manager, self._shards, error, first, pull, self._timeout, self._log_fields)
+        is_opened, has_trained = self._taken is not None, self._taken is not None and self._taken[1] > first
+
+        def pull(assignment: Assignment) -> None:
+            if is_opened and not has_trained:
+                self.open(assignment, first)
+            if is_opened:
+                self.take(assignment)
+
+        return recover(
+            manager,
+            self._shards,
+            error,
+            None if has_trained else first,
+            pull,
+            self._timeout,
+            self._log_fields,
+        )
 
     def abandon(self, error: EvenpaceError) -> None:
         """Make calls in progress and all later ones fail with an error; may be called from any thread."""

@@ -241,14 +241,27 @@ def assert_released(driver, name):
     assert name not in driver.job.members
 
 
+def test_who_was_drained_and_has_not_heard_of_it_is_released_by_the_next_manager():
+    """It does not join again, though there would be room for it."""
+    driver = Beating("a", "b")
+    driver.next("b")
+    driver.job.operations.drain("b", driver.now)
+    driver.finish("b", "a")
+    driver.job = restored(driver.job, JobConfig(workers=2), now=driver.now)
+    driver.report("b", 0)
+    driver.job.join("b", "b", Bounds(), driver.now, again=True)
+    assert driver.job.answer("b", "b").released == "drained by an operator"
+    assert list(driver.job.members) == ["a"]
+
+
 def test_who_comes_back_from_a_drain_to_find_its_place_taken_is_released():
-    """The manager was started again before the worker had heard that it was released."""
+    """The manager's machine has lost power before the worker had heard that it was released."""
     driver = full("a", "b")
     driver.job.operations.drain("b", driver.now)
     driver.finish("a", "b")
     driver.join("c", beats=True)
     assert list(driver.job.members) == ["a", "c"]
-    driver.job = restored(driver.job, JobConfig(workers=2), now=driver.now)
+    driver.job = restored(driver.job, JobConfig(workers=2), now=driver.now, released=())
     with pytest.raises(NotMemberError):
         driver.beat("b")
     with pytest.raises(UnavailableError):  # the others are not back yet

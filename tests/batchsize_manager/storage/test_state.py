@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.job.batch_sizes import BatchChange
-from batchsize_manager.job.state import JobState, SavedMember
+from batchsize_manager.job.state import JobState, SavedMember, SavedRelease
 from batchsize_manager.learning.saved_models import pack_models
 from batchsize_manager.storage import state_format, state_writer
 from batchsize_manager.storage.changes import (
@@ -189,6 +189,7 @@ STATES = st.builds(
     st.booleans(),
     st.none() | st.builds(Balancing, st.just("even"), st.just("ema"), st.floats(0, 0.5) | st.just(0)),
     MEMBERS,
+    released=st.lists(st.builds(SavedRelease, NAMES, NAMES), max_size=3).map(tuple),
 )
 CHANGES = st.one_of(
     st.builds(Saved, RUNS, STATES),
