@@ -56,13 +56,6 @@ def _quick_starts() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def framework_starts() -> Iterator[None]:
-    """Fork workers from a process that has imported TensorFlow, Keras and JAX, and no PyTorch."""
-    with zygote.installed(zygote.FRAMEWORKS, "worker"):
-        yield
-
-
 @pytest.fixture(scope="session")
 def wait_until():
     """A function that waits for a condition, and fails if it does not come about."""

@@ -60,15 +60,10 @@ IMPORTED = (
     "uvicorn",
 )
 # What workers with Keras on TensorFlow, or with JAX, need, which have no PyTorch.
-FRAMEWORKS = (
-    "evenpace.context",
-    "evenpace.jax",
-    "evenpace.keras",
-    "evenpace.launch",
-    "flax",
-    "optax",
-    "sklearn.datasets",
-)
+FRAMEWORKS = {
+    "keras": ("evenpace.context", "evenpace.keras", "evenpace.launch", "sklearn.datasets"),
+    "jax": ("evenpace.context", "evenpace.jax", "evenpace.launch", "flax", "optax", "sklearn.datasets"),
+}
 
 _ordinary = subprocess.Popen
 _STARTERS = {"lab", "demo", "run", "profile"}  # commands that start processes of ours in turn

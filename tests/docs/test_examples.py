@@ -24,11 +24,6 @@ SCRIPTS = [
     *(f"train_digits_{way}_evenpace.py" for way in ("ddp", "jax", "stream")),
 ]
 SOURCES = TUTORIAL | {name: (EXAMPLES / name).read_text() for name in (*SCRIPTS, KERAS, TENSORFLOW)}
-# What the workers of the frameworks that PyTorch's processes do not have import.
-IMPORTED = {
-    "keras": ("evenpace.keras", "sklearn.datasets"),
-    "jax": ("evenpace.jax", "flax", "sklearn.datasets"),
-}
 LATER = "14:report:0"  # in the second epoch, or a later one
 
 
@@ -50,11 +45,11 @@ def test_a_script_trains_where_a_worker_dies_and_another_joins(name, late, tmp_p
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     script = str(_script(name, tmp_path))
-    framework = next((framework for framework in IMPORTED if framework in name), None)
+    framework = next((framework for framework in zygote.FRAMEWORKS if framework in name), None)
     options = {"--granularity": "8"} if framework == "jax" else {}  # as its script says
     with contextlib.ExitStack() as stack:
         if framework is not None:
-            stack.enter_context(zygote.installed(IMPORTED[framework], "worker"))
+            stack.enter_context(zygote.installed(zygote.FRAMEWORKS[framework], "worker"))
         cluster = stack.enter_context(LocalCluster(tmp_path, workers=2, shards=0 if "ddp" in name else 1))
         lasting = cluster.start_worker("w1", script, options=options)
         dying = cluster.start_worker("w2", freeze_and_run.__file__, [LATER, script], options=options)

@@ -28,7 +28,7 @@ from idl.plan import JobSpec, permutation
 from rpc.address import Address
 from worker.session import Session
 
-SAMPLES, BATCH, SEED, EPOCHS = 602, 120, 7, 6  # an epoch's sixth batch has 2 samples
+SAMPLES, BATCH, SEED, EPOCHS = 601, 120, 7, 6  # an epoch's sixth batch has 1 sample
 SPEC = JobSpec(SAMPLES, BATCH, SEED)
 STEPS = SPEC.iterations_per_epoch
 IN_MICRO_BATCHES = {"samples": 98, "batch": 24, "micro_batch": 5, "epochs": 3}  # an epoch's last batch has 2

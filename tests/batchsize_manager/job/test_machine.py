@@ -16,7 +16,7 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.job.job import Job
 from batchsize_manager.job.restoration import restore_job
 from batchsize_manager.job.state import JobState
-from batchsize_manager.policies import POLICIES, make_policy
+from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR, PolicyOptions, make_policy
 from batchsize_manager.sizers import Choice, Sizer, Sizes, Sizing
 from batchsize_manager.storage.json_values import from_json, to_json
 from idl.bounds import Bounds
@@ -31,6 +31,7 @@ MEMBERS = 5
 MOST_MINIMUM = 4  # samples that a worker takes at least
 MOST_WHOLE_MINIMUM = 6  # the same in whole micro-batches
 LEAST = 30  # samples of a whole batch, that a sizer chooses at least: what all members' minima sum to
+PICKS = st.integers(0, 2**16)  # one of those that there are, by the rest
 
 
 def is_there(member):
@@ -229,6 +230,7 @@ class AnyFault(RuleBasedStateMachine):
         self.workers = {}
         self.kept = []  # records
         self.state = None  # as the effects had it last
+        self.settled = None  # the state at the last call of `settle`
         self.written = []  # the state of the job after each event, as the store has it
         self.unknown = set()  # incarnations that such a manager may not know
         self.lost_in = -1  # the last attempt of a manager that was killed before it had written all
@@ -252,7 +254,7 @@ class AnyFault(RuleBasedStateMachine):
         self.admit(Worker(f"w{self.count}", f"i{self.count}"))
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0), steps=st.integers(1, 4))
+    @rule(pick=PICKS, steps=st.integers(1, 4))
     def act(self, pick, steps):
         """A worker goes on."""
         worker = self.picked(pick)
@@ -271,7 +273,7 @@ class AnyFault(RuleBasedStateMachine):
                     self.go_on(worker)
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0), which=st.integers(0), names_start=st.booleans())
+    @rule(pick=PICKS, which=PICKS, names_start=st.booleans())
     def report_again(self, pick, which, names_start):
         """A report comes again, now or much later; a stock client's does not say of what."""
         worker = self.picked(pick)
@@ -285,14 +287,14 @@ class AnyFault(RuleBasedStateMachine):
             self.tell(worker, report)
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0))
+    @rule(pick=PICKS)
     def freeze_or_thaw(self, pick):
         """A worker stops, or goes on as if nothing had been."""
         worker = self.picked(pick)
         worker.frozen = not worker.frozen
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0))
+    @rule(pick=PICKS)
     def die(self, pick):
         """A worker is killed, maybe between its push and its report."""
         worker = self.workers.pop(self.picked(pick).name)
@@ -300,7 +302,7 @@ class AnyFault(RuleBasedStateMachine):
         self.settle()
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0))
+    @rule(pick=PICKS)
     def restart(self, pick):
         """A worker is killed, and started again at once under the same name."""
         old = self.workers.pop(self.picked(pick).name)
@@ -309,7 +311,7 @@ class AnyFault(RuleBasedStateMachine):
         self.admit(Worker(old.name, f"i{self.count}"))
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0), steps=st.integers(0, 6), after=st.integers(0, 4))
+    @rule(pick=PICKS, steps=st.integers(0, 6), after=st.integers(0, 4))
     def pause(self, pick, steps, after):
         """A worker stops for long enough to be suspended, and goes on."""
         worker = self.picked(pick)
@@ -323,7 +325,7 @@ class AnyFault(RuleBasedStateMachine):
             self.go_on(worker)
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0))
+    @rule(pick=PICKS)
     def reconnect(self, pick):
         """A connection breaks, and the worker joins again through another."""
         worker = self.picked(pick)
@@ -337,7 +339,7 @@ class AnyFault(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: len(self.workers) > 1)
-    @rule(pick=st.integers(0))
+    @rule(pick=PICKS)
     def leave(self, pick):
         """A worker goes for good."""
         worker = self.workers.pop(self.picked(pick).name)
@@ -364,7 +366,7 @@ class AnyFault(RuleBasedStateMachine):
         self.restart_manager(self.kept[: len(self.kept) - lost], forgets_members)
 
     @precondition(lambda self: self.written)
-    @rule(pick=st.integers(0))
+    @rule(pick=PICKS)
     def manager_loses_writes(self, pick):
         """The manager is started again from what it had written some time ago: the rest was lost."""
         self.lost_in = max(self.lost_in, self.job.attempts.number, self.shard.attempt)
@@ -375,7 +377,7 @@ class AnyFault(RuleBasedStateMachine):
         self.highest = 0
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0))
+    @rule(pick=PICKS)
     def slow_down(self, pick):
         """The policy finds the job faster without a worker, or no longer."""
         self.slow ^= {self.picked(pick).name}
@@ -422,7 +424,7 @@ class AnyFault(RuleBasedStateMachine):
         self.settle_change()
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0), minimum=st.integers(1, MOST_MINIMUM), more=st.sampled_from([0, 5, 2**40]))
+    @rule(pick=PICKS, minimum=st.integers(1, MOST_MINIMUM), more=st.sampled_from([0, 5, 2**40]))
     def change_bounds(self, pick, minimum, more):
         """A worker is to take more or less; the last one left must be able to take all."""
         worker = self.picked(pick)
@@ -438,7 +440,7 @@ class AnyFault(RuleBasedStateMachine):
         self.settle_change()
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0))
+    @rule(pick=PICKS)
     def drain(self, pick):
         """A worker is to go once it has done what it was given; not the last."""
         worker = self.picked(pick)
@@ -451,7 +453,7 @@ class AnyFault(RuleBasedStateMachine):
         self.settle_change()
 
     @precondition(lambda self: self.workers)
-    @rule(pick=st.integers(0), lives=st.booleans())
+    @rule(pick=PICKS, lives=st.booleans())
     def remove(self, pick, lives):
         """A worker is taken out by an operator, who knows that it is gone, or is wrong."""
         worker = self.picked(pick)
@@ -689,7 +691,8 @@ class AnyFault(RuleBasedStateMachine):
 
     def made_policy(self):
         """Make the job's policy, which names those workers that are slow now."""
-        return Choosy(self.slow, make_policy(self.policy))
+        predictor = "auto" if self.policy in POLICIES_WITH_PREDICTOR else "memoryless"
+        return Choosy(self.slow, make_policy(self.policy, PolicyOptions(predictor)))
 
     def settle(self):
         """Keep what the store would."""
@@ -697,12 +700,13 @@ class AnyFault(RuleBasedStateMachine):
         if effects.rewound is not None:
             self.kept = [record for record in self.kept if record.iteration < effects.rewound]
         self.kept += effects.completed
-        self.before = [*self.before[-2:], self.job.members.saved]
         self.state = effects.state or self.state
-        if self.job.members.started:
-            saved = self.job.saved
+        saved = self.job.saved
+        self.before = [*self.before[-2:], saved.members]
+        if self.job.members.started and (effects or saved != self.settled):
             assert self.state == saved or as_if_beating(self.state) == as_if_beating(saved)
             self.written.append(self.with_records(self.state, self.kept))
+        self.settled = saved
 
     def settle_change(self):
         """Keep what the store would before an operator is answered: the members as they are now, too."""
@@ -725,7 +729,7 @@ class AnyFault(RuleBasedStateMachine):
         state = from_json(JobState, to_json(state))
         self.job = restore_job(state, self.config, self.made_policy(), now=self.now, **records)
         self.kept = list(records["records"])
-        self.before = [state.members]
+        self.before, self.settled = [state.members], None
 
     # -- what always holds
 
@@ -836,8 +840,10 @@ class AnyFault(RuleBasedStateMachine):
                 if all(worker.frozen for worker in self.workers.values()):  # there was no room for another
                     for worker in self.workers.values():
                         worker.frozen = False
+            before = self.shard.version
             self.all_act(3)
-            self.tick(20.0)
+            if self.shard.version == before:
+                self.tick(20.0)
         assert self.shard.version >= goal, [*self.job.outbox.events][-12:]
         self.each_step_has_its_whole_batch()
         self.batches_follow_each_other()
