@@ -49,6 +49,7 @@ class Submitted:
     """A user submits a job."""
 
     request: JobRequest
+    attempt: int = 0  # the last one of an earlier job of this name that it goes on with; 0 for none
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class ClusterMachine:
 
     def _hear_user(self, event: Submitted | Cancelled | Held) -> None:
         if isinstance(event, Submitted):
-            self._hear_submission(event.request)
+            self._hear_submission(event.request, event.attempt)
             return
         job = self.jobs.get(event.job)
         if job is None or job.state in ("ending", "ended"):
@@ -167,16 +167,16 @@ class ClusterMachine:
             self.target.pop(event.job, None)
             self._actions.append(End(event.job, job.attempt))
 
-    def _hear_submission(self, request: JobRequest) -> None:
+    def _hear_submission(self, request: JobRequest, attempt: int) -> None:
         known = self.jobs.get(request.name)
         if known is not None and known.request == request:  # the user asks again, for want of an answer
             return
         if known is not None and known.state != "ended":
             self._say(f"{request.name}: there is another job of this name")
             return
-        job = LiveJob(request, self._now)
+        job = LiveJob(request, self._now, attempt=attempt)
         if known is not None:  # it goes on with what an earlier job of this name has left
-            job.attempt, job.made = known.attempt, known.made
+            job.attempt, job.made = max(attempt, known.attempt), known.made
             del self.jobs[request.name]  # so that it comes last in the order of submission
         self.jobs[request.name] = job
         self._ask_soon()

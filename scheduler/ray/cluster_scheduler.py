@@ -176,7 +176,9 @@ class ClusterScheduler:
                 f"{job.folder} is the folder of a job of this name: --resume goes on with it, another --name "
                 "starts another job"
             )
-        self._ask(Submitted(request))
+        result = job.folder / RESULT_FILE
+        ended = json.loads(result.read_text()) if result.exists() else {}
+        self._ask(Submitted(request, ended.get("attempt", 0)))
         with self._lock:
             if self._machine.jobs[job.job].request != request:  # submitted at the same time
                 raise InvalidRequestError(another)
@@ -192,7 +194,13 @@ class ClusterScheduler:
         self._ask(Held(name, held))
 
     def change_policy(self, name: str) -> None:
-        """Have another policy decide from now on; jobs keep what it does not change."""
+        """Have another policy decide from now on; jobs keep what it does not change.
+
+        Raises:
+            InvalidRequestError: The scheduler is going down.
+        """
+        if self._closing:
+            raise InvalidRequestError(f"policy {name!r}: the cluster is going down")
         self._policy_name, self._policy = name, POLICIES[name]()
         self._ask(PolicyChanged(self._settings.interval))
 

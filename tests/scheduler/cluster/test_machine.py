@@ -235,15 +235,17 @@ def test_the_last_jobs_that_have_ended_are_remembered():
     assert list(machine.jobs) == [f"j{number}" for number in range(50, 150)]
 
 
-def test_a_job_that_has_ended_may_be_submitted_again():
-    """As the next attempt of those that there were, whose results tell them apart."""
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_job_that_has_ended_may_be_submitted_again(before):
+    """As the next attempt of those that there were, whose results tell them apart, also of a forgotten job."""
     machine = ClusterMachine()
     machine.handle(0, NodeJoined(Node("north", "cpu", 1)))
-    for attempt in (1, 2):
+    for number in (1, 2):
+        attempt = before + number
         request = JobRequest("job", 1, weight=attempt)
-        (question,) = machine.handle(attempt, Submitted(request))
+        (question,) = machine.handle(attempt, Submitted(request, before if number == 1 else 0))
         assert machine.handle(attempt, Submitted(request)) == [], "it is asked again"
         begin, add = machine.handle(attempt, Decided(question.number, {"job": (("north", 1),)}))
-        assert (begin, add) == (Begin("job", attempt), Add("job", attempt, f"w{attempt - 1}", "north"))
+        assert (begin, add) == (Begin("job", attempt), Add("job", attempt, f"w{number - 1}", "north"))
         machine.handle(attempt, Ended("job", attempt, "failed"))
-    assert [(job.attempt, job.how) for job in machine.jobs.values()] == [(2, "failed")]
+    assert [(job.attempt, job.how) for job in machine.jobs.values()] == [(before + 2, "failed")]

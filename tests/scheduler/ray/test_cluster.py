@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import random
 import tempfile
+import time
 
 import psutil
 import pytest
@@ -123,10 +125,23 @@ def test_two_jobs_share_a_cluster(jobs, wait_until):
         assert jobs.computed(name) == sum(SPEC.batch(iteration)[2] for iteration in range(iterations))
 
 
-def test_workers_of_all_reduce_are_suspended_with_the_state_that_they_alone_have(jobs, tmp_path, wait_until):
-    """They write it down first, and others go on from it: the parameters are one process's."""
+def assert_one_process(out, iterations):
+    """Check what the workers of a group that trained by SGD have saved in a folder."""
     import torch
 
+    from tests.scripts.train_formed_group import trained_alone
+
+    parameters, average = trained_alone(0, iterations, "sgd")
+    saved = [torch.load(file) for file in out.glob("*.pt")]
+    ends = [end for end in saved if end["released"] is None]  # others have left before
+    assert ends
+    for end in ends:
+        torch.testing.assert_close(dict(end["parameters"]), dict(parameters), rtol=0, atol=1e-12)
+        torch.testing.assert_close(end["average"], average, rtol=0, atol=1e-12)
+
+
+def test_workers_of_all_reduce_are_suspended_with_the_state_that_they_alone_have(jobs, tmp_path, wait_until):
+    """They write it down first, and others go on from it: the parameters are one process's."""
     from tests.scripts import train_formed_group as script
 
     out, stop = tmp_path / "out", tmp_path / "stop"
@@ -158,12 +173,7 @@ def test_workers_of_all_reduce_are_suspended_with_the_state_that_they_alone_have
     stop.with_suffix(".part").write_text(str(iterations))
     stop.with_suffix(".part").rename(stop)
     wait_until(lambda: jobs.now["group"]["how"] == "done", "the job's end")
-    parameters, average = script.trained_alone(0, iterations, "sgd")
-    ends = [torch.load(file) for file in out.glob("*.pt")]
-    assert ends
-    for end in ends:
-        torch.testing.assert_close(dict(end["parameters"]), dict(parameters), rtol=0, atol=1e-12)
-        torch.testing.assert_close(end["average"], average, rtol=0, atol=1e-12)
+    assert_one_process(out, iterations)
 
 
 def test_what_cannot_be_is_refused_or_said_and_others_go_on(jobs, tmp_path, wait_until):
@@ -248,3 +258,157 @@ def test_jobs_go_on_as_nodes_and_the_whole_cluster_come_and_go(tmp_path, wait_un
             wait_until(lambda name=name: jobs.now[name]["how"] == "done", f"the end of {name}")
             jobs.assert_trained(name, iterations)
         again.cluster("down")
+
+
+class Storm:
+    """Faults and orders at random on a cluster of some nodes, and what its jobs come to.
+
+    Args:
+        start: Starts a node of the cluster, of a name and with a number of devices.
+    """
+
+    def __init__(self, jobs, start, wait_until, seed):
+        self._jobs, self._start, self._wait_until = jobs, start, wait_until
+        self._random = random.Random(seed)
+        self._nodes = [start(f"node-{number}", 3) for number in range(2)]
+        self.log = []  # what has befallen it
+
+    def befall(self):
+        """Let something happen to a process, a node or a job."""
+        kinds = (
+            self.kill_process,
+            self.kill_actor,
+            self.kill_node,
+            self.freeze_node,
+            self.pause,
+            self.change_policy,
+        )
+        (kind,) = self._random.choices(kinds, (4, 3, 2, 2, 2, 1))
+        self.log.append(f"{kind.__name__} {kind() or 'nothing'}")
+
+    def kill_process(self):
+        """Kill a manager, a shard or a worker of a job."""
+        found = job_processes(self._random.choice([*self._jobs.now]))
+        if not found:
+            return None
+        process = self._random.choice(found)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = " ".join(process.cmdline())
+            process.kill()
+        return line[-80:]
+
+    def kill_actor(self):
+        """Kill the scheduler, the controller of a job, or what owns one of its processes."""
+        names = ("ray::ClusterScheduler", "ray::Controller", "ray::ProcessActor")
+        name = self._random.choice(names)
+        found = [one for one in psutil.process_iter() if name in " ".join(one.cmdline())]
+        if not found:
+            return None
+        self._random.choice(found).kill()
+        return name
+
+    def kill_node(self):
+        """Lose a node; another comes."""
+        number = self._random.randrange(len(self._nodes))
+        self._nodes[number].kill()
+        name = f"node-{len(self.log)}-again"
+        self._nodes[number] = self._start(name, 3)
+        return f"{number}, {name} comes"
+
+    def freeze_node(self):
+        """Freeze a node, shortly, or for so long that it counts as lost."""
+        number, seconds = self._random.randrange(len(self._nodes)), self._random.choice([1.5, 10.0])
+        self._nodes[number].freeze()
+        time.sleep(seconds)  # the fault itself
+        self._nodes[number].thaw()
+        if seconds > 5.0:
+            self._nodes[number].kill()  # Ray has given it up, and it ends by itself
+            self._nodes[number] = self._start(f"node-{len(self.log)}-thawed", 3)
+        return f"{number} for {seconds} s"
+
+    def pause(self):
+        """Pause a job, and let it go on."""
+        going = [name for name, job in self._jobs.now.items() if job["state"] != "ended"]
+        name = self._random.choice(going)
+        self._jobs.cluster("pause", name)
+        if self._random.random() < 0.5:
+            self._wait_until(
+                lambda: self._jobs.now[name]["state"] in ("suspended", "waiting", "ended"), "a pause", 180
+            )
+        if self._jobs.now[name]["state"] != "ended":
+            self._jobs.cluster("resume", name)
+        return name
+
+    def change_policy(self):
+        """Have another policy decide."""
+        name = self._random.choice(["weighted_fair_sharing", "tiresias"])
+        self._jobs.cluster("policy", name)
+        return name
+
+
+@pytest.mark.release  # takes many minutes
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [1])
+def test_a_cluster_survives_whatever_befalls_it(tmp_path, wait_until, seed):
+    """Each job ends with one process's parameters; one whose workers were all lost with them says so."""
+    from tests.scripts import train_formed_group as script
+
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="evenpace-", ignore_cleanup_errors=True)
+        )
+
+        def start(name, places, head=None):
+            (tmp_path / name).mkdir()
+            resources = {"place": places} if places else None
+            environment = {"TMPDIR": temporary}
+            return stack.enter_context(
+                RayNode(name, tmp_path / name, head, cpus=0, resources=resources, environment=environment)
+            )
+
+        head = start("head", 0)
+        jobs = Shared(tmp_path, head.environment, head.address)
+        jobs.cluster("up", "--storage", jobs.storage, "--device", "place")
+        jobs.queue("big", "--shards", 2, "--max-failures", 1000, iterations=900, pace=0.5)
+        jobs.queue("small", "--weight", 2, "--max-failures", 1000, iterations=300, pace=1)
+        out, stop = tmp_path / "out", tmp_path / "stop"
+        out.mkdir()
+
+        def submit_group(*options):
+            arguments = ("--optimizer", "sgd", "--pause", 0.2, "--stop", stop, "--out", out)
+            more = ("--all-reduce", "--workers", 3, "--max-failures", 1000, "--name", "group")
+            jobs.cluster("submit", *more, *options, script.__file__, *arguments)
+
+        submit_group()
+        storm = Storm(jobs, lambda name, places: start(name, places, head), wait_until, seed)
+
+        def have_workers():
+            for name, job in jobs.now.items():
+                if name == "group" and job["how"] == "failed":
+                    assert "with them its parameters" in job["reason"] or "has its state" in job["reason"], (
+                        job
+                    )
+                    submit_group("--resume")
+                    return False
+                if job["state"] != "ended" and not any(
+                    phase == "running" for _, phase in job["leases"].values()
+                ):
+                    return False
+            return True
+
+        wait_until(have_workers, "the start of all jobs", 300)
+        for _ in range(6):
+            for _ in range(2):
+                storm.befall()
+            wait_until(have_workers, f"workers of all jobs after {storm.log[-2:]}", 300)
+        for name, iterations in (("big", 900), ("small", 300)):
+            jobs.hurry(name)
+            wait_until(lambda name=name: jobs.now[name]["how"] == "done", f"the end of {name}", 300)
+            jobs.assert_trained(name, iterations)
+        texts = [file.read_text().rpartition("\n")[0].splitlines() for file in out.glob("*.txt")]
+        iterations = max(int(lines[-1].split()[1]) for lines in texts if lines) + 60
+        stop.with_suffix(".part").write_text(str(iterations))
+        stop.with_suffix(".part").rename(stop)
+        wait_until(lambda: jobs.now["group"]["how"] == "done", "the end of the group", 300)
+        assert_one_process(out, iterations)
+        jobs.cluster("down")
