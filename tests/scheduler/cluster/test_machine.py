@@ -237,7 +237,7 @@ def test_the_last_jobs_that_have_ended_are_remembered():
 
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_job_that_has_ended_may_be_submitted_again(before):
-    """As the next attempt of those that there were, whose results tell them apart, even where it is forgotten."""
+    """As the next attempt of those that there were, whose results tell them apart, or of a forgotten one."""
     machine = ClusterMachine()
     machine.handle(0, NodeJoined(Node("north", "cpu", 1)))
     for number in (1, 2):
