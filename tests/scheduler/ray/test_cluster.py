@@ -264,11 +264,12 @@ class Storm:
     """Faults and orders at random on a cluster of some nodes, and what its jobs come to.
 
     Args:
+        head: The cluster's head.
         start: Starts a node of the cluster, of a name and with a number of devices.
     """
 
-    def __init__(self, jobs, start, wait_until, seed):
-        self._jobs, self._start, self._wait_until = jobs, start, wait_until
+    def __init__(self, jobs, head, start, wait_until, seed):
+        self._jobs, self._head, self._start, self._wait_until = jobs, head, start, wait_until
         self._random = random.Random(seed)
         self._nodes = [start(f"node-{number}", 3) for number in range(2)]
         self.log = []  # what has befallen it
@@ -301,10 +302,14 @@ class Storm:
         """Kill the scheduler, the controller of a job, or what owns one of its processes."""
         names = ("ray::ClusterScheduler", "ray::Controller", "ray::ProcessActor")
         name = self._random.choice(names)
-        found = [one for one in psutil.process_iter() if name in " ".join(one.cmdline())]
+        found = []
+        for process in (one for node in (self._head, *self._nodes) for one in node.processes):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [process] if name in " ".join(process.cmdline()) else []
         if not found:
             return None
-        self._random.choice(found).kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._random.choice(found).kill()
         return name
 
     def kill_node(self):
@@ -380,7 +385,7 @@ def test_a_cluster_survives_whatever_befalls_it(tmp_path, wait_until, seed):
             jobs.cluster("submit", *more, *options, script.__file__, *arguments)
 
         submit_group()
-        storm = Storm(jobs, lambda name, places: start(name, places, head), wait_until, seed)
+        storm = Storm(jobs, head, lambda name, places: start(name, places, head), wait_until, seed)
 
         def have_workers():
             for name, job in jobs.now.items():
