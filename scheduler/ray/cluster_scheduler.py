@@ -473,7 +473,8 @@ class ClusterScheduler:
         }
         whys = {name: why.get(name, PAUSED if job.held else others) for name, job in jobs.items()}
         for line in self._history.note(now, jobs, nodes, whys):
-            has = f" with {sum(line.devices.values())} devices" if line.devices else ""
+            count = sum(line.devices.values())
+            has = f" with {count} device{'' if count == 1 else 's'}" if count else ""
             self._say(f"{line.job} is {line.how or line.state}{has}{line.why and ': '}{line.why}")
 
     def _say_decision(self, before: Mapping[str, Placement]) -> None:
