@@ -143,6 +143,18 @@ def test_while_the_scheduler_is_away_nobody_has_anything():
     assert (past.capacity, past.lives[0].device_seconds, past.utilisation) == (40, 20, 0.5)
 
 
+def test_a_clock_that_is_set_back_takes_no_time_away():
+    """What was had before counts, and nothing less than nothing afterwards."""
+    lines = [
+        NodesLine(10.0, {"n": ("host", 2)}),
+        JobLine(12.0, "a", 12.0, "running", False, {"n": 1}, 1, ""),
+        JobLine(15.0, "a", 12.0, "running", False, {"n": 2}, 1, ""),
+        JobLine(8.0, "a", 12.0, "ended", False, {}, 1, "", "done"),
+    ]
+    past = account(lines, 9.0)
+    assert (past.now, past.capacity, past.lives[0].device_seconds, past.completions) == (15, 10, 3, [3])
+
+
 def test_what_is_not_a_record_is_named(tmp_path):
     """By file and line; a last line without an end is being written."""
     file = tmp_path / "history.jsonl"
