@@ -5,16 +5,17 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from evenpace.cli.options import F, example
+from evenpace.cli.options import F, example, user_mistakes
 from evenpace.cli.peers import RAY_ADDRESS
-from evenpace.cli.settings import configured
+from evenpace.cli.settings import configured, option
 from evenpace.cli.submit import with_job
 from idl.errors import DeadlineExceededError
-from scheduler.ray.cluster_settings import LIVE_POLICIES, ClusterSettings
+from scheduler.ray.cluster_settings import FOLDER, LIVE_POLICIES, ClusterSettings
 from scheduler.ray.submission import Submission
 
 if TYPE_CHECKING:
@@ -111,12 +112,46 @@ def status(as_json: bool, everything: bool, address: str | None) -> None:
         return
     from rich.console import Console
 
+    from evenpace.overview import phrases
+    from evenpace.reports import numbers
+
     console = Console(highlight=False)
     console.print(_nodes(now), _jobs(now, None if everything else _JOBS))
+    used, begun = now["utilisation"], phrases.seconds(now["now"] - now["begun"])
+    shares = [numbers.text(used[name], ".0%") for name in ("now", "all")]
+    click.echo(f"devices in use: {shares[0]} now, {shares[1]} since the record began {begun} ago")
     for line in now["log"][-(len(now["log"]) if everything else _LINES) :]:
         console.print(line, markup=False, soft_wrap=True)
     if now["trouble"]:
         click.echo(f"in trouble: {now['trouble']}", err=True)
+
+
+@cluster.command("report")
+@example("evenpace cluster report --storage /mnt/shared/evenpace --out cluster.html")
+@option(ClusterSettings, "storage", text="The storage of the cluster's scheduler, as of `up`.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("runs/reports/cluster.html"),
+    show_default=True,
+    help="Where the page goes.",
+)
+def report(storage: Path, out: Path) -> None:
+    """Make a page about a shared cluster: who had which devices when, and how long each job took.
+
+    It is made from the record in the storage, whether the cluster is there or not, and loads nothing else.
+    """
+    from evenpace.reports.cluster_page import write_cluster_page
+    from scheduler.cluster import history
+
+    file = storage.expanduser() / FOLDER / history.FILE
+    with user_mistakes():
+        if not file.exists():
+            raise ValueError(
+                f"{file}: there is no record; `evenpace cluster up --storage DIR` begins one in DIR"
+            )
+        write_cluster_page(history.account(history.read(file), time.time()), out)
+    click.echo(f"Report: {out}")
 
 
 @_command("cancel", "evenpace cluster cancel digits")
@@ -191,7 +226,6 @@ def _jobs(now: Mapping[str, Any], ended: int | None) -> Any:
     from rich.text import Text
 
     from evenpace.overview import phrases
-    from scheduler.ray.cluster_scheduler import in_one_line
 
     table = Table("job", "state", "weight", "devices", "of", "where", "for", "why")
     over = [job["job"] for job in now["jobs"] if job["state"] == "ended"]
@@ -202,10 +236,9 @@ def _jobs(now: Mapping[str, Any], ended: int | None) -> Any:
             continue
         where = [hosts.get(node, node[:8]) for node, _ in job["workers"].values()]
         places = ", ".join(f"{where.count(host)} on {host}" for host in dict.fromkeys(where))
-        since = (job["ended"] or now["now"]) - job["submitted"]
+        since = now["now"] - (job["since"] or job["ended"] or job["submitted"])
         have = str(len(where)) if len(where) == job["target"] else f"{len(where)} → {job['target']}"
         state = job["how"] if job["state"] == "ended" else job["state"]
-        why = in_one_line(job["reason"]) or ("paused by its user" if job["held"] else "")
         row = (
             job["job"],
             state,
@@ -214,7 +247,20 @@ def _jobs(now: Mapping[str, Any], ended: int | None) -> Any:
             str(job["most"]),
             places,
             phrases.seconds(since),
-            why,
+            "; ".join(filter(None, (job["why"], waits_for(job, now)))),
         )
         table.add_row(*map(Text, row))
     return table
+
+
+def waits_for(job: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return what a job waits for in words; nothing where it has devices, or shall have none."""
+    if job["place"] is None:
+        return ""
+    if not now["nodes"]:
+        return f"waits for a node with {now['device']}"
+    waiting = sum(other["place"] is not None for other in now["jobs"])
+    holders = [f"{other['job']} has {len(other['workers'])}" for other in now["jobs"] if other["workers"]]
+    total = sum(node["devices"] for node in now["nodes"])
+    had = ", ".join(holders) or "all are free"
+    return f"number {job['place']} of {waiting} that wait; of {total} devices {had}"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 UNKNOWN = "–"
 
@@ -39,6 +40,13 @@ def span(value: float | None) -> str:
         return f"{sign}{minutes} min {rest} s" if rest else f"{sign}{minutes} min"
     hours, minutes = divmod(round(value / 60), 60)
     return f"{sign}{hours} h {minutes} min" if minutes else f"{sign}{hours} h"
+
+
+def moment(seconds: float | None) -> str:
+    """Return a time, given in seconds since 1970, as UTC, which reads the same everywhere."""
+    if seconds is None:
+        return UNKNOWN
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def listed(pairs: Iterable[tuple[str, float | None]], form: str | None = None, unit: str = "") -> str:

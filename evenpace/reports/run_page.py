@@ -1,6 +1,5 @@
 """The page that shows a run's report: one file that loads nothing else."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def write_run_page(report: RunReport, path: Path) -> None:
         last_iteration=figures.iteration,
         events=events[-_EVENTS:],
         more_events=max(0, len(events) - _EVENTS),
-        at=_at,
+        at=numbers.moment,
         since=lambda at: numbers.span(max(0.0, at - report.facts.begun)) if report.facts.begun else None,
     )
 
@@ -152,8 +151,3 @@ def _noise_scale(figures: JobFigures) -> str:
 
 def _always_there(presence: WorkerPresence, report: RunReport) -> bool:
     return presence.iterations == report.figures.iterations
-
-
-def _at(seconds: float) -> str:
-    """Return a time as UTC, which reads the same everywhere."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

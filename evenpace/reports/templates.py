@@ -29,6 +29,7 @@ def write_page(template: str, path: Path, **values: Any) -> None:
         samples=lambda value: numbers.text(value, ",.0f"),
         seconds=numbers.seconds,
         span=numbers.span,
+        moment=numbers.moment,
         quantity=numbers.quantity,
         factor=lambda value: numbers.text(value, ".2f"),
         share=lambda value: numbers.text(value, ".3g"),

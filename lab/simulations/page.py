@@ -1,17 +1,18 @@
 """The page that shows simulations: one file that loads nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from evenpace.reports import numbers
 from evenpace.reports.drawing import Panel, svg
+from evenpace.reports.gantt import Had, gantt
 from evenpace.reports.style import WorkerStyle, worker_styles
 from evenpace.reports.templates import write_page
 from lab.simulations import panels
-from lab.simulations.gantt import gantt
 from lab.simulations.results import Outcome
 from lab.simulations.tables import mean, title
+from lab.simulator.record import Life, Span
 from lab.simulator.rules import Rules
 from scheduler.allocation import devices
 from scheduler.nodes import Cluster
@@ -117,7 +118,7 @@ def _section(
             {
                 "name": policy,
                 "gantt": gantt(
-                    outcome.lives,
+                    had(outcome.lives),
                     cluster,
                     models,
                     end,
@@ -132,6 +133,31 @@ def _section(
             for number, (policy, outcome) in enumerate(outcomes.items())
         ],
     }
+
+
+def had(lives: Iterable[Life]) -> list[Had]:
+    """Return what jobs had when, for the chart, with their models as groups."""
+    return [
+        Had(life.name, life.application, *span, _words(life, span)) for life in lives for span in life.spans
+    ]
+
+
+def batches(life: Life, span: Span) -> list[int]:
+    """Return the samples of the whole batch during a time, one after the other."""
+    before = [samples for time, samples in life.batches if time <= span.start]
+    return before[-1:] + [samples for time, samples in life.batches if span.start < time < span.end]
+
+
+def _words(life: Life, span: Span) -> str:
+    """Return a time of a job in words: its job, times, devices and batch."""
+    number, nodes = devices(span.placement), len(span.placement)
+    sizes = batches(life, span)
+    batch = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
+    return (
+        f"{life.name}: {number} {'device' if number == 1 else 'devices'} on {nodes} "
+        f"{'node' if nodes == 1 else 'nodes'}, batch {batch}, "
+        f"from {numbers.span(span.start)} to {numbers.span(span.end)}"
+    )
 
 
 def _jobs(outcome: Outcome) -> list[dict[str, Any]]:

@@ -48,19 +48,18 @@ from scheduler.cluster.events import (
     WorkerGone,
     WorkerJoined,
 )
+from scheduler.cluster.history import FILE as HISTORY_FILE
+from scheduler.cluster.history import PAUSED, History, account, reasons
 from scheduler.cluster.jobs import LiveJob
 from scheduler.cluster.machine import ClusterMachine
 from scheduler.nodes import Node
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Policy, Round
 from scheduler.ray import cluster
-from scheduler.ray.cluster_settings import LIVE_POLICIES, ClusterSettings
+from scheduler.ray.cluster_settings import FOLDER, LIVE_POLICIES, ClusterSettings
 from scheduler.ray.controller import NAMESPACE, RESULT_FILE, Placed, actor_name
 from scheduler.ray.nodes import draining_nodes
 from scheduler.ray.submission import Scale, Submission
-
-FOLDER = "_cluster"
-"""Folder of the scheduler in the storage; no job has such a name."""
 
 LOG_FILE = "cluster.log"
 
@@ -115,6 +114,7 @@ class ClusterScheduler:
         self._changed = False  # whether something is to be kept
         self._closing = False
         self._thinker = ThreadPoolExecutor(1, "evenpace-policy")
+        self._history = History(self._folder / HISTORY_FILE)
         again = ray.get_runtime_context().was_current_actor_reconstructed
         saved = json.loads(self._file.read_text()) if self._file.exists() else {}
         chosen = saved.get("policy") if again else settings.policy or saved.get("policy")
@@ -122,6 +122,8 @@ class ClusterScheduler:
         self._policy: Policy = POLICIES[self._policy_name]()
         if saved:
             self._machine = ClusterMachine.restored(saved["machine"])
+            if not again:
+                self._history.interrupt(saved["machine"]["now"])
             self._say("goes on" if not again else "was started again")
             # What has ended meanwhile is seen at the first look.
             workers = tuple(
@@ -240,13 +242,20 @@ class ClusterScheduler:
         with self._lock:
             machine = self._machine
             used = [lease.node for job in machine.jobs.values() for lease in job.leases.values()]
+            past = account(self._history.lines, time.time())
+            # Of one that ended long ago, the record may not be there any more.
+            since = {life.job: (life.since, life.why) for life in past.lives}
+            waiting = [name for name, job in machine.jobs.items() if job.counts and not job.leases]
+            devices = sum(node.devices for node in machine.nodes.values())
             return {
                 "policy": self._policy_name,
                 "device": str(self._settings.device),
                 "folder": str(self._folder),
                 "closing": self._closing,
                 "trouble": self._trouble,
-                "now": time.time(),
+                "now": past.now,
+                "begun": past.began,
+                "utilisation": {"now": len(used) / devices if devices else None, "all": past.utilisation},
                 "nodes": [
                     {
                         "node": name,
@@ -263,6 +272,8 @@ class ClusterScheduler:
                         "job": name,
                         "state": job.state,
                         "held": job.held,
+                        **dict(zip(("since", "why"), since.get(name, (job.ended, "")), strict=True)),
+                        "place": waiting.index(name) + 1 if name in waiting else None,
                         "weight": job.request.weight,
                         "most": job.request.devices,
                         "target": sum(count for _, count in machine.target.get(name, ())),
@@ -324,12 +335,15 @@ class ClusterScheduler:
 
     def _tell(self, event: Event, kept: "Future[None] | None" = None) -> None:
         with self._lock:
-            before = {name: (job.state, job.held) for name, job in self._machine.jobs.items()}
-            target = dict(self._machine.target)
-            actions = self._machine.handle(time.time(), event)
+            now, machine = time.time(), self._machine
+            why = reasons(event, machine.jobs, self._hosts)
+            target = dict(machine.target)
+            actions = machine.handle(now, event)
             self._due.append((actions, kept))
             self._changed = self._changed or bool(actions) or not isinstance(event, Tick)
-            self._say_changes(before, target if isinstance(event, Decided) else None)
+            if isinstance(event, Decided):
+                self._say_decision(target)
+            self._note(now, why)
 
     def _keep(self) -> None:
         """Write down what the machine knows, then answer, and ask the policy if it is to be asked.
@@ -341,6 +355,7 @@ class ClusterScheduler:
             state = {"policy": self._policy_name, "machine": self._machine.saved()}
             write_secret(self._file, json.dumps(state) + "\n")
             self._changed = False
+        self._history.write()
         due, self._due = self._due, []
         for actions, kept in due:
             for action in actions:
@@ -454,27 +469,31 @@ class ClusterScheduler:
 
     # -- words
 
-    def _say_changes(
-        self, before: Mapping[str, tuple[str, bool]], target: Mapping[str, Placement] | None
-    ) -> None:
-        """Log what an event has changed of jobs' states, and of the target where it was decided anew."""
-        for name, job in self._machine.jobs.items():
+    def _note(self, now: float, why: Mapping[str, str]) -> None:
+        """Note in the record and the log what has changed, for these reasons or as the policy has decided."""
+        jobs = self._machine.jobs
+        others = "the cluster goes down" if self._closing else f"decided by {self._policy_name}"
+        over = self._closing and not any(job.has_processes for job in jobs.values())
+        nodes = {
+            name: (self._hosts.get(name, ""), node.devices)
+            for name, node in self._machine.nodes.items()
+            if not over
+        }
+        whys = {name: why.get(name, PAUSED if job.held else others) for name, job in jobs.items()}
+        for line in self._history.note(now, jobs, nodes, whys):
+            count = sum(line.devices.values())
+            has = f" with {count} device{'' if count == 1 else 's'}" if count else ""
+            self._say(f"{line.job} is {line.how or line.state}{has}{line.why and ': '}{line.why}")
+
+    def _say_decision(self, before: Mapping[str, Placement]) -> None:
+        """Log what was decided anew."""
+        for name in self._machine.jobs:
             placement = self._machine.target.get(name, ())
-            if target is not None and sorted(placement) != sorted(target.get(name, ())):
+            if sorted(placement) != sorted(before.get(name, ())):
                 where = ", ".join(
                     f"{count} on {self._hosts.get(node, node[:8])}" for node, count in placement
                 )
                 self._say(f"{name} shall have {where or 'no device'}")
-            state, held = before.get(name, ("", False))
-            if job.held != held:
-                self._say(f"{name} is {'paused' if job.held else 'no longer paused'} by its user")
-            if job.state != state:
-                how = (
-                    f": {job.how}{', ' if job.reason else ''}{in_one_line(job.reason)}"
-                    if job.state == "ended"
-                    else ""
-                )
-                self._say(f"{name} is {job.state}{how}")
 
     def _say(self, text: str) -> None:
         line = f"{datetime.now().isoformat(' ', 'milliseconds')} {text}"
@@ -484,12 +503,6 @@ class ClusterScheduler:
                 stream.write(f"{line}\n")
         except OSError as error:
             log.warning("the cluster's log cannot be written: %s", error)
-
-
-def in_one_line(reason: str) -> str:
-    """Return the first and the last line of why a job has ended, which may have a traceback between them."""
-    lines = reason.splitlines()
-    return reason if len(lines) < 2 else f"{lines[0]} {lines[-1]}"
 
 
 def seen(name: str, job: LiveJob, placed: Placed, version: int) -> list[Event]:

@@ -8,6 +8,9 @@ from typing import Annotated, Self
 from idl.settings import Setting, check_settings
 from scheduler.ray.submission import STORAGE, Submission
 
+FOLDER = "_cluster"
+"""Folder of the scheduler in the storage; no job has such a name."""
+
 LIVE_POLICIES = ("weighted_fair_sharing", "priority", "tiresias")
 """Policies that need to know no more of a job than its weight, its number of devices, and what it has had."""
 

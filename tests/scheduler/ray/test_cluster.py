@@ -6,9 +6,10 @@ import random
 import tempfile
 import time
 
-import psutil
 import pytest
 
+from scheduler.allocation import devices
+from scheduler.cluster.history import account, read
 from tests.scheduler.ray.submitted import SCRIPT, Jobs
 from tests.scripts.train_least_squares import SPEC
 
@@ -95,7 +96,7 @@ def jobs(head, tmp_path):
         command.end()
 
 
-def test_two_jobs_share_a_cluster(jobs, wait_until):
+def test_two_jobs_share_a_cluster(head, jobs, wait_until):
     """By weights: the first gives way, and grows again; a pause and a killed scheduler lose nothing.
 
     The parameters of each are one process's, and no sample is computed twice.
@@ -105,9 +106,7 @@ def test_two_jobs_share_a_cluster(jobs, wait_until):
     wait_until(lambda: jobs.have(first=4), "the first job on all devices")
     jobs.queue("second", "--weight", 2, iterations=300, pace=0.2)
     wait_until(lambda: jobs.have(first=1, second=3), "the second job's share")
-    (scheduler,) = [
-        one for one in psutil.process_iter() if "ray::ClusterScheduler" in " ".join(one.cmdline())
-    ]
+    (scheduler,) = [one for one in head.processes if "ray::ClusterScheduler" in " ".join(one.cmdline())]
     scheduler.kill()
     assert [(job["job"], job["target"]) for job in jobs.status["jobs"]] == [("first", 1), ("second", 3)]
     jobs.hurry("second")
@@ -116,10 +115,25 @@ def test_two_jobs_share_a_cluster(jobs, wait_until):
     jobs.cluster("pause", "first")
     wait_until(lambda: jobs.now["first"]["state"] == "suspended", "the first job's suspension")
     assert not job_processes("first")
+    first = jobs.status["jobs"][0]
+    assert (first["why"], first["place"]) == ("paused by its user", None)
+    assert first["submitted"] < first["since"]
     jobs.cluster("resume", "first")
     wait_until(lambda: jobs.have(first=4), "the first job's resumption")
     jobs.hurry("first")
     wait_until(lambda: jobs.now["first"]["how"] == "done", "the first job's end")
+    past = account(read(jobs.storage / "_cluster/history.jsonl"), time.time())
+    assert [(life.job, life.how, life.suspensions) for life in past.lives] == [
+        ("first", "done", 1),
+        ("second", "done", 0),
+    ]
+    counts = [devices(span.placement) for span in past.lives[0].spans]
+    assert counts[0] == 4
+    assert 4 in counts[counts.index(1) :]
+    assert [life.device_seconds for life in past.lives] == [
+        pytest.approx(jobs.now[name]["attained"]) for name in ("first", "second")
+    ]
+    assert 0 < jobs.status["utilisation"]["all"] < 1
     for name, iterations in (("first", 900), ("second", 300)):
         jobs.assert_trained(name, iterations)
         assert jobs.computed(name) == sum(SPEC.batch(iteration)[2] for iteration in range(iterations))

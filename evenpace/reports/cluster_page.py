@@ -1,0 +1,60 @@
+"""The page that shows who had what of a shared cluster when: one file that loads nothing else."""
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from evenpace.reports import numbers
+from evenpace.reports.gantt import Had, gantt
+from evenpace.reports.style import COLOURS, worker_styles
+from evenpace.reports.templates import write_page
+from scheduler.allocation import devices
+from scheduler.cluster.history import Account
+
+
+def write_cluster_page(account: Account, path: Path) -> None:
+    """Write the page (OSError: the file cannot be written)."""
+    styles = worker_styles(map(str, range(len(COLOURS))))
+    times = account.completions
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_page(
+        "cluster.html.j2",
+        path,
+        account=account,
+        chart=gantt(
+            list(_had(account)),
+            account.cluster,
+            styles,
+            max(account.now - account.began, 1.0),
+            "Job on each device against time; the jobs in numbers are in the table below.",
+            account.hosts,
+        )
+        if account.cluster.nodes
+        else "",
+        styles=[styles[_group(number)] for number in range(len(account.lives))],
+        figures=[
+            ("Jobs", f"{len(account.lives):,}"),
+            ("Mean completion time", numbers.span(statistics.fmean(times) if times else None)),
+            ("Longest completion time", numbers.span(max(times, default=None))),
+            ("Makespan", numbers.span(account.makespan)),
+            ("Utilisation", numbers.text(account.utilisation, ".1%")),
+        ],
+    )
+
+
+def _group(number: int) -> str:
+    """Return the group of colour of a job by its number."""
+    return str(number % len(COLOURS))
+
+
+def _had(account: Account) -> Iterator[Had]:
+    for number, life in enumerate(account.lives):
+        for start, end, placement in life.spans:
+            count = devices(placement)
+            where = ", ".join(f"{of} on {account.hosts[node]}" for node, of in placement)
+            title = (
+                f"{life.job}: {count} {'device' if count == 1 else 'devices'} ({where}), "
+                f"from {numbers.moment(start)}, for {numbers.span(end - start)}"
+            )
+            first, last = start - account.began, end - account.began
+            yield Had(f"{life.job} {life.submitted}", _group(number), first, last, placement, title)
