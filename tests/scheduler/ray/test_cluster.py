@@ -6,6 +6,7 @@ import random
 import tempfile
 import time
 
+import psutil
 import pytest
 
 from scheduler.allocation import devices
