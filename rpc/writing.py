@@ -5,7 +5,7 @@ The system's own do so where a file is opened, and not afterwards. This module k
 
 import contextlib
 import os
-import secrets
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -31,7 +31,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: The file cannot be written; it names `path`. What was there before is left.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with writing(path):
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
