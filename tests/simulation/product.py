@@ -11,7 +11,18 @@ import uvloop
 from tests.simulation import commands, disk, modules, network, proxy
 from tests.simulation.world import World
 
-ROOMS = ("idl", "rpc", "ps", "batchsize_manager", "worker", "predictors", "evenpace", "lab", "tests")
+ROOMS = (
+    "idl",
+    "rpc",
+    "ps",
+    "batchsize_manager",
+    "worker",
+    "predictors",
+    "scheduler",
+    "evenpace",
+    "lab",
+    "tests",
+)
 _SHARED = ("tests.simulation", "tests.conftest", "tests.zygote")
 _SIMULATED_ROOMS = ("idl", "rpc", "ps", "batchsize_manager", "worker")
 _FRAMEWORKS = ("worker.torch", "worker.keras", "worker.jax")
