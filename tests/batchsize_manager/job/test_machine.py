@@ -613,8 +613,11 @@ class AnyFault(RuleBasedStateMachine):
         return list(self.workers.values())[pick % len(self.workers)]
 
     def admit(self, worker):
-        """Let a worker join, which is refused exactly where its minimum does not fit into the batch."""
-        while True:
+        """Let a worker join, which is refused exactly where its minimum does not fit into the batch.
+
+        It gives up where it waits for a member that is frozen, and alone, so that nobody takes it for dead.
+        """
+        for _ in range(400):
             fits = self.has_room(worker, is_planned_for)
             try:
                 self.job.join(*self.me(worker), Bounds(maximum=self.maximum), self.now)
