@@ -426,7 +426,7 @@ class _GroupJob(Job):
         return any(
             self._groups[name].session.exchange._formed is not None
             for name in self.workers
-            if name != worker.name and name in self._groups
+            if name != worker.name and name in self._groups and name not in self.ends
         )
 
     def _hole(self, endpoint):
