@@ -39,6 +39,7 @@ class Peers:
     source: int | None
     iteration: int
     keep: bool
+    formed: set = field(default_factory=set)  # ranks that have the state with which it begins
     workers: dict = field(default_factory=dict)  # by rank; those that have come
     states: dict = field(default_factory=dict)  # by rank; what they came with
     gone: bool = False  # a member has left it or died: what is not complete never will be
@@ -322,6 +323,8 @@ class AnyChange(RuleBasedStateMachine):
         if worker.must is None and worker.peers is not None and worker.name in self.workers:
             if worker.peers.workers.get(worker.rank) is not worker or worker.formed != worker.attempt:
                 self.form(worker)
+            elif worker.peers.keep:
+                self.write_down(worker)
             elif worker.todo:
                 self.reduce(worker)
 
@@ -365,10 +368,17 @@ class AnyChange(RuleBasedStateMachine):
                 assert worker.state == peers.states[peers.source]
             assert len(worker.state) == peers.iteration
             worker.formed, worker.since = worker.attempt, self.now
-            if peers.keep:
-                if worker.rank == 0 and not self.is_disk_full:
-                    self.file, worker.kept = worker.state, True
-                self.recover(worker)
+            peers.formed.add(worker.rank)
+        elif peers.gone or self.now - worker.since > PATIENCE:
+            self.recover(worker)
+
+    def write_down(self, worker):
+        """Write the state down where it has rank 0, once all have compared theirs, and go on."""
+        peers = worker.peers
+        if len(peers.formed) == peers.size:
+            if worker.rank == 0 and not self.is_disk_full:
+                self.file, worker.kept = worker.state, True
+            self.recover(worker)
         elif peers.gone or self.now - worker.since > PATIENCE:
             self.recover(worker)
 
@@ -434,6 +444,8 @@ class AnyChange(RuleBasedStateMachine):
             return
         if answer.after_write:
             self.settle()
+            if self.workers.get(worker.name) is not worker:
+                return  # the job was over, and has begun again
             self.sure = len(self.written) - 1
         worker.waiting, worker.joined = False, True
         if answer.released is not None:
