@@ -319,7 +319,7 @@ class Controller:
             self._manager.iteration_seconds,
             progress.reason if progress is not None else "",
             progress.exchange if progress is not None else "",
-            kept=self._submission.all_reduce and (self._submission.kept / KEPT_STATE).exists(),
+            kept=self._supervisor.suspending and (self._submission.kept / KEPT_STATE).exists(),
         )
         self._save()
         self._remove([action.name for action in actions if isinstance(action, Remove)])

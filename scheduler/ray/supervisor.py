@@ -177,7 +177,7 @@ class Supervisor:
         self._made: set[str] = set()  # workers of a placed job whose actors were seen; others have never run
         self._version = 0  # of its placement
         self.cancelled = False  # whether the job is to be ended
-        self._suspending = False
+        self.suspending = False  # whether it is to be paused, and then ended
         self._known = False  # whether the manager has known the job
 
     @property
@@ -249,7 +249,7 @@ class Supervisor:
 
     def suspend(self) -> None:
         """Pause the job, and then end it with its state kept."""
-        self._suspending = True
+        self.suspending = True
 
     @property
     def paused(self) -> bool:
@@ -271,7 +271,7 @@ class Supervisor:
             "made": sorted(self._made),
             "version": self._version,
             "paused": self._paused,
-            "suspending": self._suspending,
+            "suspending": self.suspending,
             "known": self._known,
             "failures": dict(self._failures),
         }
@@ -288,7 +288,7 @@ class Supervisor:
     ) -> None:
         """Take over what an earlier supervisor of this job has `saved`."""
         self._wanted, self._made, self._version = dict(workers), set(made), version
-        self._paused, self._suspending, self._known = paused, suspending, known
+        self._paused, self.suspending, self._known = paused, suspending, known
         self._failures = dict(failures)
 
     def decide(
@@ -484,7 +484,7 @@ class Supervisor:
             is_safe = kept or not self._known
         else:
             is_safe = job_state in ("", "gathering", "paused")
-        return Finish("suspended") if self._suspending and is_safe else None
+        return Finish("suspended") if self.suspending and is_safe else None
 
     def _late(self, seen: Mapping[str, Seen], now: float) -> Finish | None:
         """Return the end of a job that could not start in time."""
@@ -526,15 +526,15 @@ class Supervisor:
         leaving = [name for name, one in services.items() if one.leaving and one.phase != "placing"]
         if self._submission.fixed_group:
             return  # a group begins again without its manager, be it lost or moved
-        keeps = self._suspending and self._submission.all_reduce
-        if keeps or ((leaving or self._suspending) and job_state in ("running", "recovering")):
+        keeps = self.suspending and self._submission.all_reduce
+        if keeps or ((leaving or self.suspending) and job_state in ("running", "recovering")):
             self._paused = True
             yield Pause(keep=keeps)
         elif leaving and job_state != PAUSING:
             yield from map(Remove, leaving)
         elif (
             self._paused
-            and not self._suspending
+            and not self.suspending
             and not any(one.leaving for one in services.values())
             and all(self._listens(services.get(name)) for name in self._submission.services)
         ):

@@ -87,7 +87,12 @@ class KeptState:
         file = self._folder / KEPT_STATE
         file.parent.mkdir(parents=True, exist_ok=True)
         text, tensors = self._state.packed()
+        saved = {"position": self._loader.state_dict(), "state": text, "tensors": tensors}
         with replacing(file) as stream:
-            saved = {"position": self._loader.state_dict(), "state": text, "tensors": tensors}
-            torch.save(saved, stream)
+            try:
+                torch.save(saved, stream)
+            except RuntimeError as error:  # by which PyTorch hides that the disk is full
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
         log.info("wrote the state to %s", file, extra=self._loader.session.log_fields())
