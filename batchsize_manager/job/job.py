@@ -500,7 +500,7 @@ class Job:
             return "failed"
         if self.attempts.recovering:
             return "recovering"
-        if self.operations.paused and not self.attempts.keeping:
+        if self.operations.plans_nothing:
             return "paused"
         waits = not self.members.started or self.presence.awaited_until is not None
         return "gathering" if waits else "running"
@@ -750,8 +750,7 @@ class Job:
             return
         if not self.members.started or not self.members.staying or self.attempts.recovering:
             return
-        paused = self.operations.paused and not self.attempts.keeping
-        if paused or self.presence.awaited_until is not None:
+        if self.operations.plans_nothing or self.presence.awaited_until is not None:
             return
         if self.config.synchronisation.mode == "asp":
             last = max(member.reported for member in self.members.by_name.values()) + 1

@@ -60,6 +60,11 @@ class Operations:
         self._outbox = outbox
         self._advance = advance
 
+    @property
+    def plans_nothing(self) -> bool:
+        """True if the job is paused, and its workers have no state to write down before."""
+        return self.paused and not self._attempts.keeping
+
     def change_policy(self, balancing: Balancing, policy: Policy, what: str, now: float) -> str:
         """Split batches by another policy, which first observes the latest complete iterations.
 

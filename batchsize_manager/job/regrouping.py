@@ -6,7 +6,7 @@ manager keeps nothing of a group beyond its attempt, so that a restarted one dec
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchsize_manager.job.attempts import Attempts
 from batchsize_manager.job.effects import Outbox
@@ -162,13 +162,12 @@ class Regrouping:
         self._iterations.record_interrupted(group.iteration, now)
         attempts.end(group.iteration, now)
         self._presence.begin_again(group.iteration, needed)
-        staying = {name: arrivals[name] for name in members.staying}
-        group = form_group(staying, self._first_iteration, keep=attempts.keeping)
+        group = form_group({name: arrivals[name] for name in members.staying}, self._first_iteration)
         for member in members.by_name.values():
             member.attempt = -1  # who is suspended is told of this attempt once it is heard of, and calls
         for name in group.names:
             members.by_name[name].attempt = members.by_name[name].grouped = number
-        attempts.group = group
+        attempts.group = replace(group, keep=attempts.keeping)
         said = f"attempt {number} begins at iteration {group.iteration}, with {len(group.names)} workers"
         source = "" if group.source is None else f" and the state of {group.names[group.source]}"
         self._outbox.log(f"{said}{source}: {why}")

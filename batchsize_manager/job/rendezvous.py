@@ -67,14 +67,13 @@ def newest(arrivals: Iterable[Arrival]) -> tuple[int, int] | None:
     return max((a.version for a in arrivals if a.version is not None), default=None)
 
 
-def form_group(arrivals: Mapping[str, Arrival], first_iteration: int, *, keep: bool = False) -> Group:
+def form_group(arrivals: Mapping[str, Arrival], first_iteration: int) -> Group:
     """Return the group of the members that have arrived.
 
     Args:
         arrivals: Their calls by name, in the order of their ranks; at least one.
         first_iteration: The iteration to begin with if none of them has any state. Then all take what the
             first one begins with.
-        keep: Whether the group is formed for its state to be written down.
     """
     names = tuple(arrivals)
     version = newest(arrivals.values())
@@ -87,4 +86,4 @@ def form_group(arrivals: Mapping[str, Arrival], first_iteration: int, *, keep: b
         place = next((p for name in having if (p := arrivals[name].place) is not None), None)
     lacking = frozenset(names) - frozenset(having)
     source = names.index(having[0]) if lacking else None
-    return Group(names, arrivals[names[0]].store, iteration, place, source, lacking, keep)
+    return Group(names, arrivals[names[0]].store, iteration, place, source, lacking)

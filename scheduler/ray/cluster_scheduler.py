@@ -57,7 +57,7 @@ from scheduler.policies import POLICIES
 from scheduler.policies.base import Policy, Round
 from scheduler.ray import cluster
 from scheduler.ray.cluster_settings import FOLDER, LIVE_POLICIES, ClusterSettings
-from scheduler.ray.controller import NAMESPACE, RESULT_FILE, Placed, actor_name
+from scheduler.ray.controller import NAMESPACE, Placed, actor_name, result_of
 from scheduler.ray.nodes import draining_nodes
 from scheduler.ray.submission import Scale, Submission
 
@@ -178,9 +178,7 @@ class ClusterScheduler:
                 f"{job.folder} is the folder of a job of this name: --resume goes on with it, another --name "
                 "starts another job"
             )
-        result = job.folder / RESULT_FILE
-        ended = json.loads(result.read_text()) if result.exists() else {}
-        self._ask(Submitted(request, ended.get("attempt", 0)))
+        self._ask(Submitted(request, result_of(job).get("attempt", 0)))
         with self._lock:
             if self._machine.jobs[job.job].request != request:  # submitted at the same time
                 raise InvalidRequestError(another)
@@ -239,10 +237,10 @@ class ClusterScheduler:
 
     def status(self) -> dict[str, Any]:
         """Return how the cluster is shared, as JSON can hold it."""
+        past = account([*self._history.lines], time.time())
         with self._lock:
             machine = self._machine
             used = [lease.node for job in machine.jobs.values() for lease in job.leases.values()]
-            past = account(self._history.lines, time.time())
             # Of one that ended long ago, the record may not be there any more.
             since = {life.job: (life.since, life.why) for life in past.lives}
             waiting = [name for name, job in machine.jobs.items() if job.counts and not job.leases]
@@ -445,8 +443,7 @@ class ClusterScheduler:
     def _find_or_begin(self, name: str, job: LiveJob, led: _Led) -> list[Event]:
         """Find the controller of a job's attempt, or make it, unless the attempt is over."""
         submission: Submission = pickle.loads(base64.b64decode(job.request.work["submission"]))
-        result = submission.folder / RESULT_FILE
-        ended = json.loads(result.read_text()) if result.exists() else {}
+        ended = result_of(submission)
         if ended.get("attempt") == job.attempt:
             del self._led[name]
             return [_end(name, job.attempt, ended["state"], ended["reason"])]

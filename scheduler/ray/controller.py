@@ -160,6 +160,12 @@ def actor_names() -> list[str]:
     return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 
 
+def result_of(submission: Submission) -> dict[str, Any]:
+    """Return what is written of a job's last end; nothing where there is none."""
+    file = submission.folder / RESULT_FILE
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
 class Controller:
     """The controller of a job.
 
@@ -447,9 +453,9 @@ class Controller:
             self._supervisor.restore(**json.loads((self._submission.folder / _SAVED_FILE).read_text()))
             self._find_actors()
             return
-        folder, result = self._submission.folder, self._submission.folder / RESULT_FILE
+        folder = self._submission.folder
         if folder.exists():
-            ended = json.loads(result.read_text()) if result.exists() else {}
+            ended = result_of(self._submission)
             done = ended.get("state") == "done"
             if ended.get("paused"):
                 self._supervisor.resumed()
@@ -462,7 +468,7 @@ class Controller:
                 shutil.rmtree(folder / MANAGER, ignore_errors=True)
                 with contextlib.suppress(FileNotFoundError):  # else with the state of an earlier suspension
                     (self._submission.kept / KEPT_STATE).replace(self._submission.kept / BEGUN_STATE)
-        result.unlink(missing_ok=True)
+        (folder / RESULT_FILE).unlink(missing_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         self._prepared = True
 

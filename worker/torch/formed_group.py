@@ -271,8 +271,8 @@ class FormedGroup:
             self._state.compare(group, apart)
             if not seat.keep:  # else the model stays whole, for `keep`
                 self._wrapper.begin()
-            if self._group is not None and not seat.keep:
-                self._group.begin()
+                if self._group is not None:
+                    self._group.begin()
         except RuntimeError as error:
             raise UnavailableError(
                 f"the group of {seat.size} workers for attempt {attempt} could not be formed: {error}"

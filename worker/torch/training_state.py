@@ -5,10 +5,10 @@ and other objects with a state that a script has named.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed, nn
@@ -19,6 +19,15 @@ from worker.daemon_thread import Apart
 from worker.torch.outlines import filled, outline
 from worker.torch.schedules import Schedules
 from worker.untrained import check_also
+
+
+class _Read(NamedTuple):
+    """A state's text, as it was read."""
+
+    whose: str  # in words
+    kinds: list[str]  # of its schedulers
+    objects: list[Any]  # states of the optimiser, the schedulers and the other objects
+    flat: list[torch.Tensor]  # the tensors in these, which are to be filled
 
 
 class TrainingState:
@@ -110,14 +119,13 @@ class TrainingState:
         apart(distributed.broadcast, length, source, group)
         text = torch.empty(int(length), dtype=torch.uint8)
         apart(distributed.broadcast, text, source, group)
-
-        def receive(tensors: Sequence[torch.Tensor]) -> None:
-            if not keeps or to is None:
-                apart(self._transfer, tensors, source, group, to)
-
-        take = self._unpacked(text.numpy().tobytes(), receive, f"rank {source}'s")
+        state = self._read(text.numpy().tobytes(), f"rank {source}'s")
+        if keeps and to is not None:
+            return
+        received = [torch.empty_like(tensor, device="cpu") for tensor in self._tensors()]
+        apart(self._transfer, [*received, *state.flat], source, group, to)
         if not keeps:
-            take(schedulers)
+            self._put(state, received, schedulers)
 
     @torch.no_grad()
     def packed(self) -> tuple[bytes, list[torch.Tensor]]:
@@ -137,55 +145,41 @@ class TrainingState:
         Raises:
             InvalidRequestError: The script has another model, or other schedulers.
         """
+        state, own = self._read(text, whose), len([*self._tensors()])
+        for to, value in zip(state.flat, tensors[own:], strict=True):
+            to.copy_(value)
+        self._put(state, tensors[:own], self._schedules.found())
 
-        def copy(to: Sequence[torch.Tensor]) -> None:
-            for one, value in zip(to, tensors, strict=True):
-                one.copy_(value)
-
-        self._unpacked(text, copy, whose)(self._schedules.found())
-
-    def _unpacked(
-        self, text: bytes, fill: Callable[[Sequence[torch.Tensor]], None], whose: str
-    ) -> Callable[[Sequence[LRScheduler]], None]:
-        """Check a state's text, have its tensors filled, and return a function that takes it.
-
-        Args:
-            fill: Fills tensors of the CPU's, as `packed` returns them.
-            whose: Whose it is, in words.
-
-        Returns:
-            A function of this script's schedulers.
-
-        Raises:
-            InvalidRequestError: The state is of another model; or, by the function, has other schedulers.
-        """
+    def _read(self, text: bytes, whose: str) -> "_Read":
+        """Read a state's text (InvalidRequestError: it is of another model)."""
         flat: list[torch.Tensor] = []
-        kinds, layout, state = filled(text, flat)
+        kinds, layout, objects = filled(text, flat)
         for theirs, ours in zip_longest(layout, self._layout()):
             if theirs != ours:
                 raise InvalidRequestError(
                     f"this worker's model is not the other workers': it has {ours or 'nothing more'} where "
                     f"{whose} has {theirs or 'nothing more'}"
                 )
-        own = list(self._tensors())
-        received = [torch.empty_like(tensor, device="cpu") for tensor in own]
-        fill([*received, *flat])
+        return _Read(whose, kinds, objects, flat)
 
-        def take(schedulers: Sequence[LRScheduler]) -> None:
-            if kinds != [type(scheduler).__name__ for scheduler in schedulers]:
-                raise InvalidRequestError(
-                    f"the optimiser has the schedulers {', '.join(kinds) or 'none'} where the state is "
-                    f"{whose}, and {', '.join(type(one).__name__ for one in schedulers) or 'none'} here: "
-                    f"make the same ones before the training, in the same order"
-                )
-            for tensor, value in zip(own, received, strict=True):
-                tensor.copy_(value)
-            objects = (self._optimizer, *schedulers, *self._also)
-            for one, saved in zip(objects, state, strict=True):
-                one.load_state_dict(saved)
-            self.note()  # what was noted before is of another state
+    def _put(self, state: "_Read", values: Sequence[torch.Tensor], schedulers: Sequence[LRScheduler]) -> None:
+        """Take a state whose tensors are there (InvalidRequestError: it is of other schedulers).
 
-        return take
+        Args:
+            values: Those of the model.
+            schedulers: This script's.
+        """
+        if state.kinds != [type(scheduler).__name__ for scheduler in schedulers]:
+            raise InvalidRequestError(
+                f"the optimiser has the schedulers {', '.join(state.kinds) or 'none'} where the state is "
+                f"{state.whose}, and {', '.join(type(one).__name__ for one in schedulers) or 'none'} here: "
+                f"make the same ones before the training, in the same order"
+            )
+        for tensor, value in zip(self._tensors(), values, strict=True):
+            tensor.copy_(value)
+        for one, saved in zip((self._optimizer, *schedulers, *self._also), state.objects, strict=True):
+            one.load_state_dict(saved)
+        self.note()  # what was noted before is of another state
 
     @torch.no_grad()
     def compare(self, group: distributed.ProcessGroup, apart: Apart) -> None:
