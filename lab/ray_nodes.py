@@ -163,17 +163,21 @@ class RayNode:
                 process.send_signal(number)
 
 
-def job_processes(job: str, name: str | None = None) -> list[psutil.Process]:
+def job_processes(environment: Mapping[str, str], job: str, name: str | None = None) -> list[psutil.Process]:
     """Return the processes of a job that run on this machine, those that Ray's actors have started.
 
     Args:
+        environment: Variables of the cluster's processes, which tell it from other clusters.
         name: That of one process of it, such as "manager", "ps-0" or "w0"; None for all.
     """
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if "submit" not in line and _is_of(line, job) and (name is None or _is(line, name)):
-            found.append(process)
+        if "submit" in line or not _is_of(line, job) or not (name is None or _is(line, name)):
+            continue
+        with contextlib.suppress(psutil.Error):
+            if environment.items() <= process.environ().items():
+                found.append(process)
     return found
 
 

@@ -248,7 +248,7 @@ class RayJob:
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
-            found[:] = job_processes(JOB, name)
+            found[:] = job_processes(self._cluster.head.environment, JOB, name)
             return len(found) == 1
 
         self.until(f"{name} runs", is_there)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from lab.ray_nodes import job_processes
 from tests import ROOT
 from tests.scripts.train_least_squares import trained_alone
 
@@ -95,6 +96,10 @@ class Jobs:
         return self.run(
             "submit", *scale, "--storage", self.storage, "--name", name, *options, script, *arguments
         )
+
+    def processes(self, name, process=None):
+        """The processes that a job has, or that of one of its names."""
+        return job_processes(self._environment, name, process)
 
     def out(self, name):
         """The file of a job's parameters."""

@@ -16,7 +16,7 @@ from tests.scripts.train_least_squares import SPEC
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
-from lab.ray_nodes import RayNode, job_processes
+from lab.ray_nodes import RayNode
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
@@ -115,7 +115,7 @@ def test_two_jobs_share_a_cluster(head, jobs, wait_until):
     assert jobs.now["second"]["how"] == "done"
     jobs.cluster("pause", "first")
     wait_until(lambda: jobs.now["first"]["state"] == "suspended", "the first job's suspension")
-    assert not job_processes("first")
+    assert not jobs.processes("first")
     first = jobs.status["jobs"][0]
     assert (first["why"], first["place"]) == ("paused by its user", None)
     assert first["submitted"] < first["since"]
@@ -176,7 +176,7 @@ def test_workers_of_all_reduce_are_suspended_with_the_state_that_they_alone_have
     wait_until(lambda: len(begun()) == 2 and max(map(max, begun().values())) > 12, "some iterations")
     jobs.cluster("pause", "group")
     wait_until(lambda: jobs.now["group"]["state"] == "suspended", "the job's suspension")
-    assert not job_processes("group")
+    assert not jobs.processes("group")
     before = begun()
     last = max(map(max, before.values()))
     jobs.cluster("resume", "group")
@@ -219,7 +219,7 @@ def test_what_cannot_be_is_refused_or_said_and_others_go_on(jobs, tmp_path, wait
     assert jobs.now["waits"]["how"] == "cancelled"
     assert "job 'waits' has ended" in jobs.refused("resume", "waits")
     jobs.cluster("down")
-    assert not job_processes("long")
+    assert not jobs.processes("long")
     jobs.cluster("up", "--storage", jobs.storage)
     wait_until(lambda: jobs.have(long=4), "the first job again")
     jobs.hurry("long")
@@ -304,7 +304,7 @@ class Storm:
 
     def kill_process(self):
         """Kill a manager, a shard or a worker of a job."""
-        found = job_processes(self._random.choice([*self._jobs.now]))
+        found = self._jobs.processes(self._random.choice([*self._jobs.now]))
         if not found:
             return None
         process = self._random.choice(found)

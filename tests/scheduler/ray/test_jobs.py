@@ -17,7 +17,7 @@ from tests.scheduler.ray.submitted import FormedGroup, Jobs, left_folders
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
-from lab.ray_nodes import RayNode, job_processes
+from lab.ray_nodes import RayNode
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
@@ -64,7 +64,7 @@ def test_sigterm_ends_a_job_with_its_own_cluster(tmp_path, temporary, wait_until
     assert result.exists() == group
     assert not group or json.loads(result.read_text())["state"] == "cancelled"
     wait_until(lambda: not _started_since(before, temporary), "the end of the cluster")
-    assert not job_processes("alone")
+    assert not jobs.processes("alone")
     assert not left_folders(temporary)
 
 
@@ -75,13 +75,13 @@ def test_whatever_ends_is_started_again(jobs, head, wait_until):
     ) as command:
         wait_until(lambda: "running, iteration" in command.text, "an iteration")
         for name in ("w1", "manager", "ps-1"):
-            (process,) = wait_until(lambda name=name: job_processes("killed", name), f"a start of {name}")
-            wait_until(lambda: len(job_processes("killed")) == 5, "the start of all")
+            (process,) = wait_until(lambda name=name: jobs.processes("killed", name), f"a start of {name}")
+            wait_until(lambda: len(jobs.processes("killed")) == 5, "the start of all")
             process.kill()
             wait_until(
                 lambda name=name: f"{name} is started again" in jobs.log("killed"), f"a restart of {name}"
             )
-        (worker,) = wait_until(lambda: job_processes("killed", "w0"), "a start of w0")
+        (worker,) = wait_until(lambda: jobs.processes("killed", "w0"), "a start of w0")
         worker.parent().kill()  # its actor
         wait_until(lambda: "w0 is lost" in jobs.log("killed"), "the loss of w0")
         (controller,) = [one for one in head.processes if "ray::Controller" in one.cmdline()[0]]
@@ -89,7 +89,7 @@ def test_whatever_ends_is_started_again(jobs, head, wait_until):
         wait_until(lambda: "the job's controller was started again" in jobs.log("killed"), "a new controller")
         assert command.end() == 0, command.text
     jobs.assert_trained("killed", 400)
-    assert not job_processes("killed")
+    assert not jobs.processes("killed")
 
 
 def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_until):
@@ -99,7 +99,7 @@ def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_unt
         command.interrupt()
         assert command.end() == 0
         assert "the job goes on: evenpace attach left" in command.text
-    assert job_processes("left", "w0")
+    assert jobs.processes("left", "w0")
     with (
         jobs.run("attach") as listing,
         jobs.run("attach", "left", "--access", tmp_path / "access") as access,
@@ -121,7 +121,7 @@ def test_a_job_is_left_attached_to_and_ended(jobs, temporary, tmp_path, wait_unt
     with jobs.run("attach", "left", "--end") as command:
         assert command.end() == 130
         assert "w0 | " in command.text or "manager | " in command.text
-    assert not job_processes("left")
+    assert not jobs.processes("left")
     assert not left_folders(temporary)
     with jobs.run("attach") as listing, jobs.run("attach", "left") as command:
         assert listing.end() == 0
@@ -225,7 +225,7 @@ def test_a_job_that_cannot_run_says_why(jobs, tmp_path):
         assert broken.end() == 1
         assert "job 'broken' failed: w0 ended with status 1" in broken.text
         assert "RuntimeError: no such luck" in broken.text
-    assert not job_processes("broken")
+    assert not jobs.processes("broken")
 
 
 def test_workers_of_all_reduce_come_and_go(jobs, wait_until):
@@ -238,7 +238,7 @@ def test_workers_of_all_reduce_come_and_go(jobs, wait_until):
         group.resize(3)
         group.trains_with("w0", "w1", "w2")
         for name in ("w1", "manager"):
-            (process,) = job_processes("group", name)
+            (process,) = jobs.processes("group", name)
             process.kill()
             wait_until(
                 lambda name=name: f"{name} is started again" in jobs.log("group"), f"a restart of {name}"
@@ -255,7 +255,7 @@ def test_a_group_that_has_lost_its_parameters_ends_and_is_resumed(jobs, wait_unt
     """It does not begin anew by itself; resumed, it begins with its script's own checkpoint, if any."""
     with FormedGroup(jobs, "lost", wait_until, "--workers", 1) as group:
         group.trains_with("w0")
-        job_processes("lost", "w0")[0].kill()
+        jobs.processes("lost", "w0")[0].kill()
         assert group.status == 1
     assert (
         "job 'lost' failed: all members have gone, and with them its parameters; --resume starts"
@@ -280,7 +280,7 @@ def test_a_fixed_group_starts_again_together(jobs, tmp_path, wait_until):
     options = ("--all-reduce", "--fixed-group")
     with jobs.submit("fixed", *options, script=script, arguments=(go, tmp_path)) as command:
         wait_until(lambda: all(len(ids) == 1 for ids in groups()), "a group")
-        job_processes("fixed", "w1")[0].kill()
+        jobs.processes("fixed", "w1")[0].kill()
         wait_until(lambda: all(len(ids) == 2 for ids in groups()), "another group")
         go.touch()
         assert command.end() == 0, command.text

@@ -11,7 +11,7 @@ from tests.scripts.train_least_squares import SPEC
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
-from lab.ray_nodes import RayNode, job_processes
+from lab.ray_nodes import RayNode
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
@@ -55,7 +55,7 @@ def node_of(process, nodes):
 def running(jobs, name, wait_until):
     """Wait until a job trains."""
     wait_until(lambda: "joined, for iteration 0" in jobs.log(name, "manager"), "a member")
-    wait_until(lambda: len(job_processes(name)) == 4, "the start of all")
+    wait_until(lambda: len(jobs.processes(name)) == 4, "the start of all")
 
 
 def test_a_worker_on_a_frozen_node_gives_way(jobs, add_node, wait_until):
@@ -63,14 +63,14 @@ def test_a_worker_on_a_frozen_node_gives_way(jobs, add_node, wait_until):
     nodes = [add_node("one"), add_node("two"), add_node("spare")]
     with jobs.submit("frozen", *WORKERS, *SERVICES, iterations=1500, pace=0.02) as command:
         running(jobs, "frozen", wait_until)
-        (old,) = job_processes("frozen", "w1")
+        (old,) = jobs.processes("frozen", "w1")
         node = node_of(old, nodes)
         node.freeze()
         wait_until(lambda: "w1 is lost" in jobs.log("frozen"), "its loss")
         wait_until(lambda: jobs.log("frozen", "manager").count("w1 joined") == 2, "another w1")
         node.thaw()
         wait_until(lambda: not old.is_running() or old.status() == psutil.STATUS_ZOMBIE, "the end of the old")
-        assert [one.pid for one in job_processes("frozen", "w1")] != [old.pid]
+        assert [one.pid for one in jobs.processes("frozen", "w1")] != [old.pid]
         assert command.end() == 0, command.text
     assert "failure" not in command.text
     assert jobs.log("frozen", "manager").count("w1 joined") == 2
@@ -82,7 +82,7 @@ def test_workers_leave_a_node_that_is_about_to_go(jobs, add_node, wait_until):
     nodes = [add_node("one"), add_node("two")]
     with jobs.submit("notice", *WORKERS, *SERVICES, iterations=1200, pace=0.02) as command:
         running(jobs, "notice", wait_until)
-        (old,) = job_processes("notice", "w1")
+        (old,) = jobs.processes("notice", "w1")
         node = node_of(old, nodes)
         add_node("spare")
         node.announce_end(12)
@@ -100,13 +100,13 @@ def test_a_formed_group_leaves_a_node_and_loses_another(jobs, add_node, wait_unt
     nodes = [add_node("one"), add_node("two"), add_node("three")]
     with FormedGroup(jobs, "formed", wait_until, *WORKERS, *SERVICES, "--workers", 3) as group:
         group.trains_with("w0", "w1", "w2")
-        node = node_of(job_processes("formed", "w1")[0], nodes)
+        node = node_of(jobs.processes("formed", "w1")[0], nodes)
         node.announce_end(12)
         group.trains_with("w0", "w2")
         node.kill()
         add_node("four")
         group.trains_with("w0", "w1", "w2")
-        node_of(job_processes("formed", "w2")[0], nodes).kill()
+        node_of(jobs.processes("formed", "w2")[0], nodes).kill()
         group.trains_with("w0", "w1")
         add_node("five")
         group.trains_with("w0", "w1", "w2")
