@@ -12,7 +12,7 @@ from lab.fields import parse_names
 
 _TAKE_WORKERS_OUT = {"freeze-until-out"}
 _ORDERS = {name for name, kind in KINDS.items() if kind.site == "operator"}
-_BEFALL_SHARDS = {name for name, kind in KINDS.items() if kind.roles == ("shard",)}
+_BEFALL_SHARDS = {name for name, kind in KINDS.items() if "shard" in (kind.roles or ())}
 _ONLY_WITH = {
     exchange: ", ".join(name for name, kind in KINDS.items() if kind.only_with == exchange)
     for exchange in get_args(ExchangeName)

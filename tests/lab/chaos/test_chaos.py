@@ -49,6 +49,14 @@ def test_each_kind_comes_in_the_first_half(seed, kinds, seconds):
     assert {fault.kind for fault in faults if fault.at < 0.51 * seconds} == set(kinds)
 
 
+def test_what_comes_with_deterministic_sums_befalls_no_shard():
+    """All of it can befall the manager and the links to shards, which are all that there is."""
+    links = tuple(f"{worker}>{shard}" for worker in WORKERS for shard in SERVICES[1:])
+    sites = Sites({"manager": ("manager",)}, links, ("manager",), writes=("manager",))
+    kinds = ChaosConfig(deterministic=True).wanted
+    assert {fault.kind for fault in schedule(0, kinds, sites, 5.0, 60.0)} == set(kinds)
+
+
 @pytest.mark.ci
 def test_every_target_comes():
     """A run that is long enough has every target, and some faults at the same moment."""
