@@ -450,7 +450,7 @@ class Client:
             return
         text = self._credentials.read_token()
         request_type = codec.struct_type(self._definition, f"{AUTHENTICATE}_args", 1)
-        self._send(AUTHENTICATE, request_type(job=Token.parse(text).job, token=text), None, deadline)
+        self._send(AUTHENTICATE, request_type(job=Token.parse(text).name, token=text), None, deadline)
         self.receive(deadline=deadline)
 
     def _close_if_readable(self) -> None:

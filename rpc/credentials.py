@@ -13,7 +13,7 @@ from idl.errors import InvalidRequestError, UnauthorisedError
 from idl.settings import Setting
 from rpc.places import Places, Where
 from rpc.reloaded_files import Reloaded
-from rpc.tokens import Token
+from rpc.tokens import Purpose, Token
 
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "certificate.pem", "key.pem"  # in a folder of credentials
 
@@ -85,7 +85,7 @@ class Credentials:
     def _token_file(self) -> Reloaded[str]:
         """The token's file, for all connections together."""
         assert self.token is not None
-        return Reloaded((self.token,), partial(_read_token, self.token))
+        return Reloaded((self.token,), partial(read_token, self.token))
 
     def check_target(self, where: Where) -> None:
         """Check that no token would be sent unencrypted to an address, or to one of a list of places.
@@ -104,10 +104,16 @@ class Credentials:
                 )
 
 
-def _read_token(file: Path) -> str:
+def read_token(file: Path, purpose: Purpose = Purpose.JOB) -> str:
+    """Return the token in a file.
+
+    Raises:
+        InvalidRequestError: The file cannot be read.
+        UnauthorisedError: It has no token of this purpose.
+    """
     try:
         text = file.read_text().strip()
-        Token.parse(text)
+        Token.parse(text, purpose)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"token file {str(file)!r}: {_reason(error)}") from None
     except UnauthorisedError as error:

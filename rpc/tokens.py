@@ -1,9 +1,11 @@
-"""Tokens, which grant access to one job or to all jobs, signed with a key that only the services have.
+"""Tokens, signed with a key that only the services have: for one job or all, or for a shared cluster's users.
 
 A token is `evenpace1.PAYLOAD.MAC`, both parts in unpadded URL-safe base 64. The payload is the time at which
 it expires, in seconds since 1970 as a big-endian u64 (0: never), 16 random bytes, and the job's name in
-UTF-8, or "*" for all jobs; the MAC is HMAC-SHA256 over "evenpace1." and the payload. A key file has a key in
-each line, 32 bytes in hexadecimal digits: the first signs, all are accepted.
+UTF-8, or "*" for all jobs; the MAC is HMAC-SHA256 over "evenpace1." and the payload. That of a user of a
+shared cluster begins with `evenpace-cluster1.`, over which it is signed, too, and has the user's name, or "*"
+for an operator: signed with the same key, neither passes for the other. A key file has a key in each line, 32
+bytes in hexadecimal digits: the first signs, all are accepted.
 """
 
 import base64
@@ -15,6 +17,8 @@ import secrets
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 
 from idl.errors import InvalidRequestError, UnauthorisedError
@@ -22,36 +26,53 @@ from rpc.reloaded_files import Reloaded
 from rpc.writing import replacing
 
 ALL_JOBS = "*"  # in place of a job's name
-_PREFIX = "evenpace1."
+OPERATOR = "*"  # in place of a user's name
 _KEY_BYTES = 32
 _MAC_BYTES = hashlib.sha256().digest_size
 _FIXED = struct.Struct(">Q16s")  # expires at, nonce
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
-_MAX_JOB = 200  # characters; as in `idl.check`
+_MAX_NAME = 200  # characters; as of jobs in `idl.check`
 _MAX_TOKEN = 2000  # characters
 _MAX_KEYS = 100
+
+
+class Purpose(StrEnum):
+    """What a token is for, as its beginning, which is signed: one of another purpose is not valid."""
+
+    JOB = "evenpace1."
+    CLUSTER = "evenpace-cluster1."
+
+    @property
+    def whose(self) -> str:
+        """Return who has a token's name."""
+        return "job" if self is Purpose.JOB else "user"
 
 
 @dataclass(frozen=True)
 class Token:
     """A token's contents, before its signature is checked."""
 
-    job: str  # the job that it is for, or `ALL_JOBS`
+    name: str  # of the job that it is for, or `ALL_JOBS`; of a cluster's user, or `OPERATOR`
     expires: int  # seconds since 1970; 0 for never
     payload: bytes = field(repr=False)  # the signed bytes
     mac: bytes = field(repr=False)  # the signature
 
     @classmethod
-    def parse(cls, text: str) -> "Token":
+    def parse(cls, text: str, purpose: Purpose = Purpose.JOB) -> "Token":
         """Parse a token.
 
         Raises:
-            UnauthorisedError: The text is no token. The error does not show it.
+            UnauthorisedError: The text is no token of this purpose. The error does not show it.
         """
+        other = Purpose.CLUSTER if purpose is Purpose.JOB else Purpose.JOB
+        if text.startswith(other):
+            raise UnauthorisedError(
+                f"the token is for a {other.whose}, and one for a {purpose.whose} is needed"
+            )
         try:
-            if not text.startswith(_PREFIX) or len(text) > _MAX_TOKEN or not text.isascii():
+            if not text.startswith(purpose) or len(text) > _MAX_TOKEN or not text.isascii():
                 raise ValueError
-            payload, mac = (_decode(part) for part in text.removeprefix(_PREFIX).split("."))
+            payload, mac = (_decode(part) for part in text.removeprefix(purpose).split("."))
             expires, _ = _FIXED.unpack_from(payload)
             if len(mac) != _MAC_BYTES:  # as in a file that is not written to its end yet
                 raise ValueError
@@ -60,21 +81,23 @@ class Token:
             raise UnauthorisedError("what was given is not a token; see `evenpace token issue`") from None
 
 
-def issue(keys: "TokenKeys", job: str, expires: int) -> str:
+def issue(keys: "TokenKeys", name: str, expires: int, purpose: Purpose = Purpose.JOB) -> str:
     """Issue a new token.
 
     Args:
         keys: The keys, of which the first signs.
-        job: The job that it is for, or `ALL_JOBS`.
+        name: That of the job that it is for, or `ALL_JOBS`; for a cluster, of the user, or `OPERATOR`.
         expires: Seconds since 1970; 0 for never.
 
     Raises:
-        InvalidRequestError: No job can have the name.
+        InvalidRequestError: No job or user can have the name.
     """
-    if not 0 < len(job) <= _MAX_JOB or not job.isprintable() or "/" in job:
-        raise InvalidRequestError(f"job {job!r}: must be 1 to {_MAX_JOB} printable characters without '/'")
-    payload = _FIXED.pack(expires, secrets.token_bytes(16)) + job.encode()
-    return f"{_PREFIX}{_encode(payload)}.{_encode(_sign(keys.current()[0], payload))}"
+    if not 0 < len(name) <= _MAX_NAME or not name.isprintable() or "/" in name:
+        raise InvalidRequestError(
+            f"{purpose.whose} {name!r}: must be 1 to {_MAX_NAME} printable characters without '/'"
+        )
+    payload = _FIXED.pack(expires, secrets.token_bytes(16)) + name.encode()
+    return f"{purpose}{_encode(payload)}.{_encode(_sign(keys.current()[0], purpose, payload))}"
 
 
 def new_key() -> bytes:
@@ -86,17 +109,22 @@ class TokenKeys:
     """Keys that sign tokens and check them.
 
     Args:
-        source: A file, read again when it changes; or one key, which a service has drawn itself.
+        source: A file, read again when it changes; or one key, which a service has drawn itself; or what
+            `current` has returned elsewhere.
 
     Raises:
         InvalidRequestError: The file cannot be read or has no keys, or the key has another length.
     """
 
-    def __init__(self, source: Path | bytes) -> None:
+    def __init__(self, source: Path | bytes | tuple[bytes, ...]) -> None:
         if isinstance(source, bytes):
             if len(source) != _KEY_BYTES:
                 raise InvalidRequestError(f"a key of {len(source)} bytes: must be {_KEY_BYTES}")
-            self._keys: Callable[[], tuple[bytes, ...]] = lambda: (source,)
+            source = (source,)
+        self._keys: Callable[[], tuple[bytes, ...]]
+        if isinstance(source, tuple):
+            keys = source
+            self._keys = lambda: keys
         else:
             self._keys = Reloaded((source,), lambda: _read_keys(source)).current
 
@@ -104,23 +132,34 @@ class TokenKeys:
         """Return the keys, as their file has them at present."""
         return self._keys()
 
-    def check(self, text: str, job: str, now: float) -> None:
-        """Check that a token is valid for a job.
+    def verify(self, text: str, now: float, purpose: Purpose = Purpose.JOB) -> Token:
+        """Return the contents of a token, whose signature and time are checked.
 
         Args:
             text: The token.
             now: Seconds since 1970.
 
         Raises:
-            UnauthorisedError: It is not.
+            UnauthorisedError: It is not valid, or for another purpose.
         """
-        token = Token.parse(text)
-        if not any(hmac.compare_digest(_sign(key, token.payload), token.mac) for key in self.current()):
+        token = Token.parse(text, purpose)
+        signed = (_sign(key, purpose, token.payload) for key in self.current())
+        if not any(hmac.compare_digest(mac, token.mac) for mac in signed):
             raise UnauthorisedError("the token is not signed with a key of this service")
         if token.expires and now >= token.expires:
-            raise UnauthorisedError(f"the token for job {token.job!r} has expired")
-        if not hmac.compare_digest(token.job.encode(), job.encode()):
-            raise UnauthorisedError(f"the token is for job {token.job!r}, not for {job!r}")
+            on = f"{datetime.fromtimestamp(token.expires, UTC):%Y-%m-%d %H:%M} UTC"
+            raise UnauthorisedError(f"the token for {purpose.whose} {token.name!r} has expired, on {on}")
+        return token
+
+    def check(self, text: str, job: str, now: float) -> None:
+        """Check that a token is valid for a job; see `verify`.
+
+        Raises:
+            UnauthorisedError: It is not.
+        """
+        token = self.verify(text, now)
+        if not hmac.compare_digest(token.name.encode(), job.encode()):
+            raise UnauthorisedError(f"the token is for job {token.name!r}, not for {job!r}")
 
 
 def write_new_key(file: Path, *, add: bool) -> None:
@@ -165,8 +204,8 @@ def _read_keys(file: Path) -> tuple[bytes, ...]:
     return tuple(bytes.fromhex(line) for line in lines)
 
 
-def _sign(key: bytes, payload: bytes) -> bytes:
-    return hmac.digest(key, _PREFIX.encode() + payload, hashlib.sha256)
+def _sign(key: bytes, purpose: Purpose, payload: bytes) -> bytes:
+    return hmac.digest(key, purpose.encode() + payload, hashlib.sha256)
 
 
 def _encode(data: bytes) -> str:

@@ -1,6 +1,7 @@
 """`evenpace cluster`: many jobs that share one Ray cluster."""
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from evenpace.cli.options import F, example, user_mistakes
-from evenpace.cli.peers import RAY_ADDRESS
+from evenpace.cli.peers import RAY_ADDRESS, with_cluster_token
 from evenpace.cli.settings import configured, option
 from evenpace.cli.submit import with_job
 from idl.errors import DeadlineExceededError
@@ -25,6 +27,7 @@ _POLL_SECONDS = 0.5
 _START_SECONDS = 60.0  # for the scheduler to begin
 _JOBS = 20  # jobs that have ended, and are shown
 _LINES = 5  # of the log
+_TOKEN = f"{__name__}.token"  # the caller's, in the command's context
 
 
 @click.group()
@@ -39,9 +42,22 @@ def cluster() -> None:
 def _command(name: str, text: str) -> Callable[[F], Any]:
     def add(function: F) -> Any:
         settings = {"allow_interspersed_args": False} if name == "submit" else {}
-        return cluster.command(name, context_settings=settings)(example(text)(RAY_ADDRESS(function)))
+        asks = function if name == "up" else _with_token(function)
+        return cluster.command(name, context_settings=settings)(example(text)(RAY_ADDRESS(asks)))
 
     return add
+
+
+def _with_token(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option of the caller's token, with which `_scheduler` calls."""
+
+    @with_cluster_token
+    @functools.wraps(function)
+    def command(token: str, **others: Any) -> Any:
+        click.get_current_context().meta[_TOKEN] = token
+        return function(**others)
+
+    return command
 
 
 @contextlib.contextmanager
@@ -50,7 +66,7 @@ def _scheduler(address: str | None) -> "Iterator[SchedulerHandle]":
     from scheduler.ray import cluster, cluster_scheduler
 
     with cluster.connection(address or "auto"):
-        yield cluster_scheduler.find()
+        yield cluster_scheduler.find(click.get_current_context().meta[_TOKEN])
 
 
 @_command(
@@ -62,10 +78,13 @@ def up(settings: ClusterSettings, address: str | None) -> None:
 
     In a storage that `evenpace cluster down` has left, it goes on with the jobs of before.
     """
+    from rpc.tokens import TokenKeys
     from scheduler.ray import cluster, cluster_scheduler
 
+    settings = replace(settings, storage=settings.storage.expanduser().absolute())
+    keys = TokenKeys(settings.token_keys) if settings.token_keys is not None else None
     with cluster.connection(address or "auto") as where:
-        handle = cluster_scheduler.start(replace(settings, storage=settings.storage.expanduser().absolute()))
+        handle = cluster_scheduler.start(settings, keys)
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
@@ -79,6 +98,8 @@ def up(settings: ClusterSettings, address: str | None) -> None:
             f"the cluster at {where} is shared by {now['policy']}; its folder is {now['folder']}"
             + (f"; {left} jobs go on" if left else "")
         )
+        if keys is None:
+            click.echo("without --token-key, all who reach the Ray cluster may change all jobs", err=True)
 
 
 @_command("submit", "evenpace cluster submit --workers 4 --weight 2 train.py --epochs 10")
@@ -136,21 +157,32 @@ def status(as_json: bool, everything: bool, address: str | None) -> None:
     show_default=True,
     help="Where the page goes.",
 )
-def report(storage: Path, out: Path) -> None:
+@RAY_ADDRESS
+@_with_token
+def report(storage: Path, out: Path, address: str | None) -> None:
     """Make a page about a shared cluster: who had which devices when, and how long each job took.
 
     It is made from the record in the storage, whether the cluster is there or not, and loads nothing else.
+    With --address or --token-file, the scheduler is asked for it, and a user sees no names of others' jobs.
     """
     from evenpace.reports.cluster_page import write_cluster_page
     from scheduler.cluster import history
 
-    file = storage.expanduser() / FOLDER / history.FILE
+    context = click.get_current_context()
+    named = context.get_parameter_source("address") is ParameterSource.COMMANDLINE
+    if named or context.meta[_TOKEN]:
+        with _scheduler(address) as scheduler:
+            lines = scheduler.ask("record")
+    else:
+        file = storage.expanduser() / FOLDER / history.FILE
+        with user_mistakes():
+            if not file.exists():
+                raise ValueError(
+                    f"{file}: there is no record; `evenpace cluster up --storage DIR` begins one in DIR"
+                )
+            lines = history.read(file)
     with user_mistakes():
-        if not file.exists():
-            raise ValueError(
-                f"{file}: there is no record; `evenpace cluster up --storage DIR` begins one in DIR"
-            )
-        write_cluster_page(history.account(history.read(file), time.time()), out)
+        write_cluster_page(history.account(lines, time.time()), out)
     click.echo(f"Report: {out}")
 
 
@@ -227,7 +259,10 @@ def _jobs(now: Mapping[str, Any], ended: int | None) -> Any:
 
     from evenpace.overview import phrases
 
-    table = Table("job", "state", "weight", "devices", "of", "where", "for", "why")
+    owners = any(job["owner"] for job in now["jobs"])
+    table = Table(
+        "job", *(["owner"] if owners else []), "state", "weight", "devices", "of", "where", "for", "why"
+    )
     over = [job["job"] for job in now["jobs"] if job["state"] == "ended"]
     left_out = set(over[: max(0, len(over) - ended)]) if ended is not None else set()
     hosts = {node["node"]: node["host"] for node in now["nodes"]}
@@ -241,6 +276,7 @@ def _jobs(now: Mapping[str, Any], ended: int | None) -> Any:
         state = job["how"] if job["state"] == "ended" else job["state"]
         row = (
             job["job"],
+            *([job["owner"] or ""] if owners else []),
             state,
             f"{job['weight']:g}",
             have,

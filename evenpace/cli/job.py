@@ -11,7 +11,7 @@ from batchsize_manager.balancing import Balancing
 from batchsize_manager.policies import POLICIES
 from batchsize_manager.sizers import SIZERS, Sizes, Sizing
 from evenpace.cli.options import F, example, user_mistakes
-from evenpace.cli.peers import MANAGER, RAY_ADDRESS, as_client
+from evenpace.cli.peers import MANAGER, RAY_ADDRESS, as_client, cluster_token
 from evenpace.cli.settings import PLACES, option
 from rpc.credentials import Credentials
 from rpc.places import Where
@@ -239,8 +239,9 @@ def _resize(
         return
     if drained:
         raise click.UsageError("--drain: on Ray, the workers with the highest numbers are drained")
-    from scheduler.ray import cluster
+    from scheduler.ray import cluster, cluster_scheduler
 
+    token = cluster_token(credentials.token if credentials is not None else None)
     with cluster.connection(address):
-        cluster.find(name).resize(workers)
+        cluster.find(name, cluster_scheduler.running_jobs(token)).resize(workers)
     click.echo(f"job {name} uses up to {workers} {'worker' if workers == 1 else 'workers'} from now on")

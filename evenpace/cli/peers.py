@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from evenpace.cli.options import F
+from evenpace.cli.options import F, user_mistakes
 from evenpace.cli.settings import configured
 from idl.errors import InvalidRequestError
-from rpc.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials
+from rpc.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials, read_token
 from rpc.limits import ServerLimits
 from rpc.server import Security
+from rpc.tokens import Purpose
 
 MANAGER = "127.0.0.1:4300"
 """Default address of a manager, to listen on and to connect to."""
@@ -48,6 +49,28 @@ def as_server(function: Callable[..., Any]) -> Callable[..., Any]:
 def as_client(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of every caller of services, which the command takes as `credentials`."""
     return _with_credentials()(function)
+
+
+def with_cluster_token(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option of commands that call a shared cluster's scheduler, whose file's content is `token`."""
+
+    @click.option(
+        "--token-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        default=None,
+        help="A file with your token, if the shared cluster asks for one; see `evenpace token`.",
+    )
+    @functools.wraps(function)
+    def command(token_file: Path | None, **others: Any) -> Any:
+        return function(token=cluster_token(token_file), **others)
+
+    return command
+
+
+def cluster_token(file: Path | None) -> str:
+    """Return the token of a shared cluster's user or operator in a file; the empty string without a file."""
+    with user_mistakes():
+        return "" if file is None else read_token(file, Purpose.CLUSTER)
 
 
 def _with_credentials(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

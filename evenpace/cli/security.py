@@ -70,7 +70,7 @@ def certs_show(files: tuple[Path, ...]) -> None:
 
 @click.group()
 def token() -> None:
-    """Make tokens, each of which lets its holder have to do with one job or all; see docs/security.md."""
+    """Make tokens for one job or all of a manager (docs/security.md), and for a shared cluster's users."""
 
 
 @token.command("new-key")
@@ -91,19 +91,40 @@ def token_new_key(file: Path, add: bool) -> None:
 @click.option("--key", "key_file", required=True, type=_FILE, help="From `evenpace token new-key`.")
 @click.option("--job", default=None, help="The job's name.")
 @click.option("--all-jobs", is_flag=True, help="For who looks after all jobs; not for workers.")
+@click.option(
+    "--user", default=None, help="The name of a user of a shared cluster, for their own jobs there."
+)
+@click.option("--operator", is_flag=True, help="For who may do everything on a shared cluster.")
 @click.option("--days", type=click.FloatRange(0, 36500), default=30, show_default=True, help="0: for ever.")
 @click.option("--out", type=_FILE, default=None, help="A file, for its owner alone.  [default: print it]")
-def token_issue(key_file: Path, job: str | None, all_jobs: bool, days: float, out: Path | None) -> None:
-    """Issue a token for one job, or for all."""
-    from rpc.tokens import ALL_JOBS, TokenKeys, issue, write_secret
+def token_issue(
+    key_file: Path,
+    job: str | None,
+    all_jobs: bool,
+    user: str | None,
+    operator: bool,
+    days: float,
+    out: Path | None,
+) -> None:
+    """Issue a token for one job or all of a manager, or for a user or an operator of a shared cluster."""
+    from rpc.tokens import ALL_JOBS, OPERATOR, Purpose, TokenKeys, issue, write_secret
 
-    if (job is None) != all_jobs:
-        raise click.UsageError("give --job or --all-jobs, one of them")
-    of = ALL_JOBS if job is None else job
+    if (job is not None) + all_jobs + (user is not None) + operator != 1:
+        raise click.UsageError("give --job, --all-jobs, --user or --operator, one of them")
+    if user == OPERATOR:
+        raise click.UsageError(
+            f"--user {OPERATOR!r}: no user has this name; --operator issues an operator's token"
+        )
+    if user is not None or operator:
+        purpose, name = Purpose.CLUSTER, OPERATOR if user is None else user
+        whose = "operator" if operator else f"user {user}"
+    else:
+        purpose, name = Purpose.JOB, ALL_JOBS if job is None else job
+        whose = "all jobs" if all_jobs else f"job {job}"
     with user_mistakes():
-        text = issue(TokenKeys(key_file), of, int(time.time() + days * 86400) if days else 0)
+        text = issue(TokenKeys(key_file), name, int(time.time() + days * 86400) if days else 0, purpose)
         if out is None:
             click.echo(text)
         else:
             write_secret(out, text + "\n")
-            click.echo(f"token for {'all jobs' if all_jobs else f'job {job}'}: {out}")
+            click.echo(f"token for {whose}: {out}")

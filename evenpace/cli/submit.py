@@ -11,7 +11,7 @@ import click
 
 from evenpace.cli.options import example, user_mistakes
 from evenpace.cli.passed_on import check_command, passed_on, with_exchange
-from evenpace.cli.peers import RAY_ADDRESS
+from evenpace.cli.peers import RAY_ADDRESS, with_cluster_token
 from evenpace.cli.settings import ADDRESS, configured
 from idl.errors import EvenpaceError, InvalidRequestError, UnavailableError
 from rpc.address import Address
@@ -157,6 +157,7 @@ def submit(
 @click.command()
 @example("evenpace attach digits --address 10.0.0.1:6379")
 @RAY_ADDRESS
+@with_cluster_token
 @_HTTP
 @click.option("--end", is_flag=True, help="End the job.")
 @click.option(
@@ -169,20 +170,21 @@ def submit(
 )
 @click.argument("name", required=False)
 def attach(
-    address: str | None, http: Address | None, end: bool, access: Path | None, name: str | None
+    address: str | None, token: str, http: Address | None, end: bool, access: Path | None, name: str | None
 ) -> None:
     """Follow the job NAME on a Ray cluster, from the last lines of its log on; without NAME, list the jobs.
 
     Ctrl-C leaves the job, which goes on.
     """
-    from scheduler.ray import cluster
+    from scheduler.ray import cluster, cluster_scheduler
 
     with _page(http) as page, cluster.connection(address or "auto") as where:
+        running = cluster_scheduler.running_jobs(token)
         if name is None:
-            for job in cluster.jobs():
+            for job in running:
                 click.echo(job)
             return
-        handle = cluster.find(name)
+        handle = cluster.find(name, running)
         if access is not None:
             _write_access(handle, access)
             return

@@ -46,7 +46,7 @@ def job_of(credentials: Credentials) -> str | None:
         InvalidRequestError, UnauthorisedError: The token cannot be read, or is invalid.
     """
     text = credentials.read_token()
-    job = Token.parse(text).job if text else ALL_JOBS
+    job = Token.parse(text).name if text else ALL_JOBS
     return None if job == ALL_JOBS else job
 
 

@@ -64,7 +64,7 @@ def token(subject: Subject) -> Iterator[Finding]:
     except EvenpaceError as error:
         yield problem("token", str(error), again)
         return
-    whose = "for all jobs" if held.job == ALL_JOBS else f"for job {held.job!r}"
+    whose = "for all jobs" if held.name == ALL_JOBS else f"for job {held.name!r}"
     expires = datetime.datetime.fromtimestamp(min(held.expires, 2**35), datetime.UTC)
     if not held.expires:
         yield ok("token", f"{whose}, for ever")

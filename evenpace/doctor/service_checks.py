@@ -194,7 +194,7 @@ def _client(subject: Subject, where: Where, definition: type, name: str) -> Clie
 def _job(credentials: Credentials) -> str:
     """Return a job that this side may ask for."""
     try:
-        job = Token.parse(credentials.read_token()).job
+        job = Token.parse(credentials.read_token()).name
     except EvenpaceError:
         return _NOBODY
     return _NOBODY if job == ALL_JOBS else job

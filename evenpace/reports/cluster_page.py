@@ -31,6 +31,7 @@ def write_cluster_page(account: Account, path: Path) -> None:
         )
         if account.cluster.nodes
         else "",
+        owners=any(life.owner for life in account.lives),
         styles=[styles[_group(number)] for number in range(len(account.lives))],
         figures=[
             ("Jobs", f"{len(account.lives):,}"),

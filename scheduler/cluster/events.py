@@ -30,6 +30,7 @@ class JobRequest:
     weight: float = 1.0  # share of the cluster, relative to other jobs'
     batch: int | None = None  # samples of the whole batch; None where it follows from the goodput
     work: Mapping[str, Any] = field(default_factory=dict)  # the executor's own, as JSON can hold it
+    owner: str = ""  # the user whose job it is; empty for operators'
 
     def __post_init__(self) -> None:
         """Check name, devices and weight."""

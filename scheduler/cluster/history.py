@@ -49,6 +49,7 @@ class JobLine:
     attempt: int
     why: str
     how: How | None = None  # it has ended
+    owner: str = ""  # as of `JobRequest`
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Life:
     job: str
     submitted: float
     now: float  # its end, or that of the record
+    owner: str = ""
     state: State = "waiting"
     held: bool = False
     since: float = 0.0  # it is in this state, and held or not
@@ -170,7 +172,7 @@ def account(lines: Sequence[Line], now: float) -> Account:
                 has(job, tuple(part for part in placement if part[0] in there))
             continue
         job = line.job, line.submitted
-        life = lives.setdefault(job, Life(line.job, min(line.submitted, at), at))
+        life = lives.setdefault(job, Life(line.job, min(line.submitted, at), at, line.owner))
         if not life.since or (line.state, line.held) != (life.state, life.held):
             life.suspensions += line.state == "suspended" != life.state
             life.state, life.held, life.since, life.why = line.state, line.held, at, line.why
@@ -271,7 +273,10 @@ class History:
         for name, job in jobs.items():
             has = dict(Counter(lease.node for lease in job.leases.values()))
             how = job.how if job.state == "ended" else None
-            line = JobLine(time, name, job.submitted, job.state, job.held, has, job.attempt, why[name], how)
+            owner = job.request.owner
+            line = JobLine(
+                time, name, job.submitted, job.state, job.held, has, job.attempt, why[name], how, owner
+            )
             last = before.get(name)
             if last is None and job.state == "ended":  # the record of it has been left out
                 continue

@@ -171,7 +171,7 @@ class ClusterMachine:
         known = self.jobs.get(request.name)
         if known is not None and known.request == request:  # the user asks again, for want of an answer
             return
-        if known is not None and known.state != "ended":
+        if known is not None and (known.state != "ended" or known.request.owner != request.owner):
             self._say(f"{request.name}: there is another job of this name")
             return
         job = LiveJob(request, self._now, attempt=attempt)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -270,15 +270,23 @@ def check_resources(submission: Submission) -> None:
             raise InvalidRequestError(f"resources of each {kind}: {error}") from error
 
 
-def find(name: str) -> JobHandle:
-    """Return the job of a name (InvalidRequestError: no job of this name runs on the cluster)."""
+def find(name: str, among: Collection[str]) -> JobHandle:
+    """Return the job of a name.
+
+    Args:
+        among: Names of the jobs that run, and may be found.
+
+    Raises:
+        InvalidRequestError: It is none of them.
+    """
     try:
-        return JobHandle(name, ray.get_actor(actor_name(name), NAMESPACE))
-    except ValueError as error:
-        running = ", ".join(jobs()) or "none"
-        raise InvalidRequestError(
-            f"job {name!r}: no such job runs on the cluster; there are: {running}"
-        ) from error
+        if name in among:
+            return JobHandle(name, ray.get_actor(actor_name(name), NAMESPACE))
+    except ValueError:  # it has just ended
+        pass
+    raise InvalidRequestError(
+        f"job {name!r}: no such job runs on the cluster; there are: {', '.join(among) or 'none'}"
+    )
 
 
 def jobs() -> list[str]:

@@ -25,7 +25,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from idl.errors import InvalidRequestError, UnavailableError
-from rpc.tokens import write_secret
+from rpc.tokens import OPERATOR, Purpose, TokenKeys, issue, write_secret
 from scheduler.allocation import Allocation, Placement
 from scheduler.cluster.events import (
     Action,
@@ -49,9 +49,19 @@ from scheduler.cluster.events import (
     WorkerJoined,
 )
 from scheduler.cluster.history import FILE as HISTORY_FILE
-from scheduler.cluster.history import PAUSED, History, account, reasons
+from scheduler.cluster.history import PAUSED, History, Line, account, reasons
 from scheduler.cluster.jobs import LiveJob
 from scheduler.cluster.machine import ClusterMachine
+from scheduler.cluster.rights import (
+    USERS_CALLS,
+    Caller,
+    Rights,
+    check_job,
+    owner_of,
+    visible_record,
+    visible_status,
+)
+from scheduler.cluster.status import status_of
 from scheduler.nodes import Node
 from scheduler.policies import POLICIES
 from scheduler.policies.base import Policy, Round
@@ -67,6 +77,7 @@ _STATE_FILE = "cluster.json"
 _LOOK_SECONDS = 0.25  # between two looks at the jobs
 _NODES_SECONDS = 1.0  # between two looks at the cluster's nodes
 _LINES = 200  # of the log that are kept for `status`
+_STARTER_SECONDS = 600.0  # for which who has started the scheduler may call it as an operator
 
 log = logging.getLogger(__name__)
 
@@ -90,24 +101,26 @@ class _Nobody(Policy):
 
 
 class ClusterScheduler:
-    """The actor; its methods may be called by many at once, and again for want of an answer.
+    """The actor, which is called by `call`; many may do so at once, and again for want of an answer.
 
     Args:
         settings: How the cluster is shared; all but the policy is as it was, where Ray has started this actor
             again.
+        keys: Keys that callers' tokens are signed with; none where no tokens are asked for.
     """
 
-    def __init__(self, settings: ClusterSettings) -> None:
+    def __init__(self, settings: ClusterSettings, keys: tuple[bytes, ...] = ()) -> None:
         self._settings = settings
+        self._rights = Rights(TokenKeys(keys) if keys else None)
         self._folder = settings.storage / FOLDER
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = self._folder / _STATE_FILE
         self._lock = threading.RLock()  # of the machine
         self._inbox: Queue[tuple[Event, Future[None] | None]] = Queue()
         self._led: dict[str, _Led] = {}
         self._hosts: dict[str, str] = {}  # addresses of nodes, by Ray's id
         self._looked_at_nodes = -inf
-        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._lines: deque[tuple[str, str]] = deque(maxlen=_LINES)  # owner and text of each
         self._trouble = ""  # what went wrong in the last look
         # What is to be done, and answered, once it is kept.
         self._due: list[tuple[list[Action], Future[None] | None]] = []
@@ -139,7 +152,17 @@ class ClusterScheduler:
 
     # -- calls
 
-    def submit(self, submission: Submission, weight: float, once: str) -> None:
+    def call(self, token: str, name: str, *arguments: Any) -> Any:
+        """Call a method below for who has a token; users' calls are told the caller first.
+
+        Raises:
+            UnauthorisedError: The token does not allow it; see `Rights.admit`.
+            EvenpaceError: As the method does.
+        """
+        caller = self._rights.admit(token, name, time.time())
+        return getattr(self, name)(*((caller, *arguments) if name in USERS_CALLS else arguments))
+
+    def submit(self, caller: Caller, submission: Submission, weight: float, once: str) -> None:
         """Have a job wait for its turn; it is kept once this returns.
 
         Args:
@@ -148,7 +171,8 @@ class ClusterScheduler:
             once: What tells this submission from others of the same job.
 
         Raises:
-            InvalidRequestError: There is such a job, a value is not allowed, or the scheduler is going down.
+            InvalidRequestError: There is such a job, or it was another user's, a value is not allowed, or the
+                scheduler is going down.
         """
         if self._closing:
             raise InvalidRequestError(f"job {submission.job!r}: the cluster is going down")
@@ -161,14 +185,19 @@ class ClusterScheduler:
         workers, storage = Scale(1, submission.workers.most), self._settings.storage
         job = self._settings.device.taken_by(replace(submission, workers=workers, storage=storage))
         cluster.check_resources(job)
+        with self._lock:
+            known = self._machine.jobs.get(job.job)
+        before = known.request.owner if known is not None else None
+        if known is None and job.folder.exists():
+            before = result_of(job).get("owner", "")
+        job = replace(job, owner=owner_of(job.job, before, caller))
         try:
             packed = base64.b64encode(pickle.dumps(job)).decode()
-            request = JobRequest(job.job, job.workers.most, weight, work={"submission": packed, "once": once})
+            work = {"submission": packed, "once": once}
+            request = JobRequest(job.job, job.workers.most, weight, work=work, owner=job.owner)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         another = f"job {job.job!r}: there is another one of this name, which has not ended"
-        with self._lock:
-            known = self._machine.jobs.get(job.job)
         if known is not None and known.request == request:  # it is asked again
             return
         if known is not None and known.state != "ended":
@@ -183,15 +212,13 @@ class ClusterScheduler:
             if self._machine.jobs[job.job].request != request:  # submitted at the same time
                 raise InvalidRequestError(another)
 
-    def cancel(self, name: str) -> None:
+    def cancel(self, caller: Caller, name: str) -> None:
         """End a job, or take it out of the queue (InvalidRequestError: there is none)."""
-        self._check_job(name)
-        self._ask(Cancelled(name))
+        self._change(caller, Cancelled(name))
 
-    def hold(self, name: str, held: bool) -> None:
+    def hold(self, caller: Caller, name: str, held: bool) -> None:
         """Take a job's devices away until it is no longer held (InvalidRequestError: there is none)."""
-        self._check_job(name)
-        self._ask(Held(name, held))
+        self._change(caller, Held(name, held))
 
     def change_policy(self, name: str) -> None:
         """Have another policy decide from now on; jobs keep what it does not change.
@@ -235,72 +262,47 @@ class ClusterScheduler:
         with self._lock:
             return [name for name, job in self._machine.jobs.items() if job.has_processes]
 
-    def status(self) -> dict[str, Any]:
-        """Return how the cluster is shared, as JSON can hold it."""
+    def own_jobs(self, caller: Caller) -> list[str] | None:
+        """Return the names of the caller's jobs; None for an operator, who has all."""
+        if caller.user is None:
+            return None
+        with self._lock:
+            return [name for name, job in self._machine.jobs.items() if caller.may(job.request.owner)]
+
+    def record(self, caller: Caller) -> list[Line]:
+        """Return the record of the cluster, in which others' jobs have no names."""
+        return visible_record([*self._history.lines], caller)
+
+    def status(self, caller: Caller) -> dict[str, Any]:
+        """Return how the cluster is shared, as JSON can hold it; others' jobs have no names."""
         past = account([*self._history.lines], time.time())
         with self._lock:
-            machine = self._machine
-            used = [lease.node for job in machine.jobs.values() for lease in job.leases.values()]
-            # Of one that ended long ago, the record may not be there any more.
-            since = {life.job: (life.since, life.why) for life in past.lives}
-            waiting = [name for name, job in machine.jobs.items() if job.counts and not job.leases]
-            devices = sum(node.devices for node in machine.nodes.values())
-            return {
+            status = {
                 "policy": self._policy_name,
                 "device": str(self._settings.device),
                 "folder": str(self._folder),
                 "closing": self._closing,
                 "trouble": self._trouble,
-                "now": past.now,
-                "begun": past.began,
-                "utilisation": {"now": len(used) / devices if devices else None, "all": past.utilisation},
-                "nodes": [
-                    {
-                        "node": name,
-                        "host": self._hosts.get(name, ""),
-                        "kind": node.kind,
-                        "devices": node.devices,
-                        "used": used.count(name),
-                        "leaving": name in machine.leaving,
-                    }
-                    for name, node in machine.nodes.items()
-                ],
-                "jobs": [
-                    {
-                        "job": name,
-                        "state": job.state,
-                        "held": job.held,
-                        **dict(zip(("since", "why"), since.get(name, (job.ended, "")), strict=True)),
-                        "place": waiting.index(name) + 1 if name in waiting else None,
-                        "weight": job.request.weight,
-                        "most": job.request.devices,
-                        "target": sum(count for _, count in machine.target.get(name, ())),
-                        "workers": {worker: [its.node, its.phase] for worker, its in job.leases.items()},
-                        "attempt": job.attempt,
-                        "submitted": job.submitted,
-                        "started": job.started,
-                        "ended": job.ended,
-                        "how": job.how,
-                        "reason": job.reason,
-                    }
-                    for name, job in machine.jobs.items()
-                ],
+                **status_of(self._machine, past, self._hosts),
                 "log": list(self._lines),
             }
+        return visible_status(status, caller)
 
-    def _check_job(self, name: str) -> None:
+    def _change(self, caller: Caller, event: Cancelled | Held) -> None:
+        # Whoever takes the job's name later comes behind this in the inbox.
         with self._lock:
-            job = self._machine.jobs.get(name)
-            there = [other for other, its in self._machine.jobs.items() if its.state != "ended"]
-        if job is None or job.state == "ended":
-            what = "has ended" if job is not None else "is not known"
-            raise InvalidRequestError(f"job {name!r} {what}; there are: {', '.join(there) or 'none'}")
+            check_job(self._machine.jobs, event.job, caller)
+            kept = self._put(event)
+        kept.result()
 
     def _ask(self, event: Event) -> None:
         """Have an event handled, and return once that is kept."""
+        self._put(event).result()
+
+    def _put(self, event: Event) -> "Future[None]":
         kept: Future[None] = Future()
         self._inbox.put((event, kept))
-        kept.result()
+        return kept
 
     # -- the loop
 
@@ -480,21 +482,22 @@ class ClusterScheduler:
         for line in self._history.note(now, jobs, nodes, whys):
             count = sum(line.devices.values())
             has = f" with {count} device{'' if count == 1 else 's'}" if count else ""
-            self._say(f"{line.job} is {line.how or line.state}{has}{line.why and ': '}{line.why}")
+            text = f"{line.job} is {line.how or line.state}{has}{line.why and ': '}{line.why}"
+            self._say(text, line.owner)
 
     def _say_decision(self, before: Mapping[str, Placement]) -> None:
         """Log what was decided anew."""
-        for name in self._machine.jobs:
+        for name, job in self._machine.jobs.items():
             placement = self._machine.target.get(name, ())
             if sorted(placement) != sorted(before.get(name, ())):
                 where = ", ".join(
                     f"{count} on {self._hosts.get(node, node[:8])}" for node, count in placement
                 )
-                self._say(f"{name} shall have {where or 'no device'}")
+                self._say(f"{name} shall have {where or 'no device'}", job.request.owner)
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, owner: str = "") -> None:
         line = f"{datetime.now().isoformat(' ', 'milliseconds')} {text}"
-        self._lines.append(line)
+        self._lines.append((owner, line))
         try:
             with (self._folder / LOG_FILE).open("a") as stream:
                 stream.write(f"{line}\n")
@@ -526,10 +529,19 @@ def _end(name: str, attempt: int, state: Any, reason: str) -> Event:
 
 
 class SchedulerHandle(cluster.Handle):
-    """The scheduler of the cluster that this process is connected to."""
+    """The scheduler of the cluster that this process is connected to.
 
-    def __init__(self, actor: Any) -> None:
+    Args:
+        token: What each call shows; empty for none.
+    """
+
+    def __init__(self, actor: Any, token: str = "") -> None:
         super().__init__("the cluster's scheduler", actor)
+        self._token = token
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call one of the scheduler's methods, and return its answer; see `ClusterScheduler.call`."""
+        return super().ask("call", self._token, method, *arguments)
 
     def submit(self, submission: Submission, weight: float) -> None:
         """Have a job wait for its turn; see `ClusterScheduler.submit`."""
@@ -540,8 +552,11 @@ class SchedulerHandle(cluster.Handle):
         ray.kill(self.actor, no_restart=True)
 
 
-def start(settings: ClusterSettings) -> SchedulerHandle:
-    """Start the scheduler of the cluster that this process is connected to.
+def start(settings: ClusterSettings, keys: TokenKeys | None) -> SchedulerHandle:
+    """Start the scheduler of the cluster that this process is connected to; its handle is an operator's.
+
+    Args:
+        keys: Keys that callers' tokens are signed with; None where no tokens are asked for.
 
     Raises:
         InvalidRequestError: It has one.
@@ -557,18 +572,42 @@ def start(settings: ClusterSettings) -> SchedulerHandle:
         max_restarts=-1,
         max_task_retries=-1,
     )
+    expires = int(time.time() + _STARTER_SECONDS)
+    token = issue(keys, OPERATOR, expires, Purpose.CLUSTER) if keys is not None else ""
     try:
-        return SchedulerHandle(actor.remote(settings))
+        return SchedulerHandle(actor.remote(settings, keys.current() if keys is not None else ()), token)
     except ValueError as error:
         raise InvalidRequestError("the cluster has a scheduler: `evenpace cluster status`") from error
 
 
-def find() -> SchedulerHandle:
-    """Return the scheduler of the connected cluster (UnavailableError: it has none)."""
+def find(token: str = "") -> SchedulerHandle:
+    """Return the scheduler of the connected cluster, to be called with a token.
+
+    Raises:
+        UnavailableError: It has none.
+    """
     try:
-        return SchedulerHandle(ray.get_actor(_NAME, NAMESPACE))
+        return SchedulerHandle(ray.get_actor(_NAME, NAMESPACE), token)
     except ValueError as error:
         raise UnavailableError("the cluster has no scheduler: `evenpace cluster up` starts it") from error
+
+
+def running_jobs(token: str) -> list[str]:
+    """Return the names of the jobs that run on the connected cluster, and that a token's holder may change.
+
+    Where a scheduler asks for tokens, a user's are those that they have submitted to it.
+
+    Raises:
+        UnauthorisedError: The scheduler asks for a token, and this one is missing or not valid.
+        UnavailableError, DeadlineExceededError: The scheduler cannot be asked.
+    """
+    names = cluster.jobs()
+    try:
+        scheduler = find(token)
+    except UnavailableError:
+        return names
+    own = scheduler.ask("own_jobs")
+    return names if own is None else [name for name in names if name in own]
 
 
 _NAME = actor_name("", "scheduler")

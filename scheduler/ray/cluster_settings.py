@@ -89,6 +89,14 @@ class ClusterSettings:
             folder=True,
         ),
     ] = STORAGE
+    token_keys: Annotated[
+        Path | None,
+        Setting(
+            "Ask all who call for a token that is signed with a key of this file; see `evenpace token`.",
+            name="token-key",
+            folder=False,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -549,6 +549,7 @@ class Controller:
             "failures": self._supervisor.failures,
             "attempt": self._attempt,
             "paused": self._supervisor.paused,
+            "owner": self._submission.owner,
         }
         try:
             if finish.state == "done":

@@ -66,6 +66,7 @@ class Submission:
             path is absolute, where a job is submitted.
         manager_options, shard_options, worker_options: More options of `evenpace manager`, `ps` and `worker`.
         environment: Variables added to those of the workers.
+        owner: The user of a shared cluster whose job it is; empty elsewhere, and for an operator's.
         files: Files by name that each worker finds in a folder of its own; `script` may be one of them.
 
     Raises:
@@ -108,6 +109,7 @@ class Submission:
     shard_options: tuple[str, ...] = ()
     worker_options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

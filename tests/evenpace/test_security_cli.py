@@ -1,10 +1,14 @@
 """`evenpace certs` and `evenpace token`: the files that they write, their refusals, and their output."""
 
+import time
 from pathlib import Path
 
 import pytest
 
+from rpc import tokens
 from tests.evenpace.commands import invoke
+
+NOWHERE = ("--address", "127.0.0.1:1")  # of a Ray cluster
 
 
 def evenpace(*words: str | Path) -> str:
@@ -73,6 +77,23 @@ def test_nothing_is_overwritten_unasked(tmp_path):
         (("certs", "init", "{0}/ca.pem"), "is a file"),
         (("token", "issue", "--key", "{0}/ca.pem", "--job", "j"), "lines as of `evenpace token new-key`"),
         (("token", "issue", "--key", "{0}/k", "--job", "a/b"), "job 'a/b': must be"),
+        (("token", "issue", "--key", "{0}/k", "--user", "a/b"), "user 'a/b': must be"),
+        (("token", "issue", "--key", "{0}/k", "--user", "*"), "--operator issues an operator's token"),
+        (("token", "issue", "--key", "{0}/k", "--user", "a", "--job", "j"), "--operator, one of them"),
+        (("cluster", "status", *NOWHERE, "--token-file", "{0}/none"), "token file '{0}/none': No such file"),
+        (
+            ("cluster", "status", *NOWHERE, "--token-file", "{0}/k"),
+            "token file '{0}/k': what was given is not a token",
+        ),
+        (
+            ("attach", *NOWHERE, "--token-file", "{0}/j", "x"),
+            "the token is for a job, and one for a user is needed",
+        ),
+        (
+            ("job", "resize", "x", "2", *NOWHERE, "--token-file", "{0}/j"),
+            "one for a user is needed",
+        ),
+        (("cluster", "up", *NOWHERE, "--token-key", "{0}/none"), "token keys '{0}/none': No such file"),
         (("worker", "--manager", "h:1", "--ca", "{0}/ca.pem", "x.py"), "TLS needs three files"),
         (("worker", "--manager", "h:1", "--tls", "{0}", "--ca", "{0}/ca.pem", "x.py"), "not both"),
         (("manager", "--token-key", "{0}/ca.pem"), "lines as of `evenpace token new-key`"),
@@ -83,8 +104,9 @@ def test_mistakes_are_named(tmp_path, words, message):
     """A mistake is reported in one line, and nothing is left behind."""
     evenpace("certs", "init", tmp_path)
     evenpace("token", "new-key", tmp_path / "k")
+    evenpace("token", "issue", "--key", tmp_path / "k", "--job", "j", "--out", tmp_path / "j")
     before = sorted(tmp_path.rglob("*"))
-    assert message in refusal(*(word.format(tmp_path) for word in words))
+    assert message.format(tmp_path) in refusal(*(word.format(tmp_path) for word in words))
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -97,3 +119,16 @@ def test_a_token_goes_into_a_file_or_is_printed(tmp_path):
     assert text.strip() not in said
     assert mode(tmp_path / "t") == 0o600
     assert evenpace("token", "issue", "--key", tmp_path / "k", "--job", "j").startswith("evenpace1.")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "whose"),
+    [(("--user", "anna"), "anna", "user anna"), (("--operator",), tokens.OPERATOR, "operator")],
+)
+def test_tokens_of_a_shared_cluster(tmp_path, words, name, whose):
+    """They are for a user or an operator, and no job's."""
+    key, file = tmp_path / "k", tmp_path / "t"
+    evenpace("token", "new-key", key)
+    assert evenpace("token", "issue", "--key", key, *words, "--out", file) == f"token for {whose}: {file}\n"
+    issued = tokens.TokenKeys(key).verify(file.read_text().strip(), time.time(), tokens.Purpose.CLUSTER)
+    assert issued.name == name

@@ -105,6 +105,20 @@ def test_a_token_is_good_for_its_job_and_time_alone(key, job):
 
 
 @settings(deadline=None)
+@given(name=st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=50) | st.just(tokens.ALL_JOBS))
+def test_a_jobs_token_and_a_users_never_pass_for_each_other(key, name):
+    """Of the same name and key: not as they are, nor with the other's beginning."""
+    keys, (job, user) = tokens.TokenKeys(key), tokens.Purpose
+    for purpose, other in ((job, user), (user, job)):
+        text = tokens.issue(keys, name, 0, purpose)
+        assert keys.verify(text, 0.0, purpose).name == name
+        with pytest.raises(UnauthorisedError, match=f"is for a {purpose.whose}, and one for a {other.whose}"):
+            keys.verify(text, 0.0, other)
+        with pytest.raises(UnauthorisedError, match="not signed with a key"):
+            keys.verify(text.replace(purpose, other), 0.0, other)
+
+
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_token_that_was_changed_is_none(key, data):
     """A token with any change is refused, and the refusal does not show it."""
@@ -179,6 +193,16 @@ def test_no_valid_token(guarded_manager, key, tmp_path, kind, caplog):
         client.call("history", _manager.HistoryRequest("digits", 0, 1))
     client.close()
     assert not text or len(text) < 10 or text[12:40] not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["anna", tokens.OPERATOR])
+def test_a_token_of_a_shared_cluster_opens_no_job(guarded_manager, key, name):
+    """Not the one that has the user's name either, nor all for an operator."""
+    token = tokens.issue(tokens.TokenKeys(key), name, 0, tokens.Purpose.CLUSTER)
+    with Raw(guarded_manager) as raw:
+        raw.send(authenticate(name, token))
+        with pytest.raises(UnauthorisedError, match="is for a user, and one for a job is needed"):
+            answer(raw)
 
 
 def test_one_connection_is_for_one_job(guarded_manager, key):

@@ -63,6 +63,18 @@ def test_the_page_has_each_jobs_times_and_the_picture(tmp_path):
     assert "&lt;b&gt;: 2 devices (2 on 10.0.0.1), from 2023-11-14 22:14:30 UTC, for 40 s" in source
 
 
+def test_owners_are_shown_where_jobs_have_them(tmp_path):
+    """To whoever reads the record; it is made from lines that have no owner, too."""
+    write(tmp_path, [*LINES[:2], {**LINES[4], "owner": "<anna>"}])
+    result = invoke("cluster", "report", "--storage", tmp_path, "--out", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    page = read_page(tmp_path / "page.html")
+    assert [page.row(job)[1:3] for job in ("first", "<b>")] == [
+        ["", "2023-11-14 22:13:20 UTC"],
+        ["<anna>", "2023-11-14 22:14:20 UTC"],
+    ]
+
+
 def test_a_job_that_runs_is_drawn_until_now(tmp_path, monkeypatch):
     """It has no end, and what it has had so far is counted."""
     write(tmp_path, LINES[:4])

@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from rpc import tokens
 from scheduler.allocation import devices
 from scheduler.cluster.history import account, read
 from tests.scheduler.ray.submitted import SCRIPT, Jobs
@@ -22,7 +23,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
 
 class Shared(Jobs):
-    """Jobs on a cluster that they share."""
+    """Jobs on a cluster that they share.
+
+    Attributes:
+        operator: A file with an operator's token; None where the cluster asks for none.
+    """
+
+    operator = None
+
+    @contextlib.contextmanager
+    def showing(self, token):
+        """Have commands show a token that is in a file; None for none."""
+        before = self._address
+        self._address = (*before, "--token-file", token) if token else before
+        yield
+        self._address = before
 
     def cluster(self, command, *arguments):
         """Run a command of `evenpace cluster`, which must be well; what it prints."""
@@ -30,9 +45,10 @@ class Shared(Jobs):
             assert run.end() == 0, run.out.read_text()
             return run.out.read_text()
 
-    def refused(self, command, *arguments):
-        """Run a command of `evenpace cluster` that must be refused; what it says."""
-        with self.run("cluster", command, *arguments) as run:
+    def refused(self, *command):
+        """Run a command of `evenpace cluster`, or another one, that must be refused; what it says."""
+        other = command[0] in ("attach", "job")
+        with self.run(*(() if other else ("cluster",)), *command) as run:
             assert run.end() == 1, run.text
             return run.text
 
@@ -93,8 +109,14 @@ def jobs(head, tmp_path):
     """Commands about jobs that share that cluster, until the end of the test."""
     jobs = Shared(tmp_path, head.environment, head.address)
     yield jobs
-    with jobs.run("cluster", "down") as command:
+    with jobs.showing(jobs.operator), jobs.run("cluster", "down") as command:
         command.end()
+
+
+def kill_scheduler(head):
+    """Kill the scheduler's process, which Ray starts again."""
+    (scheduler,) = [one for one in head.processes if "ray::ClusterScheduler" in " ".join(one.cmdline())]
+    scheduler.kill()
 
 
 def test_two_jobs_share_a_cluster(head, jobs, wait_until):
@@ -102,13 +124,13 @@ def test_two_jobs_share_a_cluster(head, jobs, wait_until):
 
     The parameters of each are one process's, and no sample is computed twice.
     """
-    jobs.cluster("up", "--storage", jobs.storage)
+    said = jobs.cluster("up", "--storage", jobs.storage)
+    assert "without --token-key, all who reach the Ray cluster may change all jobs" in said
     jobs.queue("first", iterations=900, pace=0.2)
     wait_until(lambda: jobs.have(first=4), "the first job on all devices")
     jobs.queue("second", "--weight", 2, iterations=300, pace=0.2)
     wait_until(lambda: jobs.have(first=1, second=3), "the second job's share")
-    (scheduler,) = [one for one in head.processes if "ray::ClusterScheduler" in " ".join(one.cmdline())]
-    scheduler.kill()
+    kill_scheduler(head)
     assert [(job["job"], job["target"]) for job in jobs.status["jobs"]] == [("first", 1), ("second", 3)]
     jobs.hurry("second")
     wait_until(lambda: jobs.have(first=4, second=0), "all devices for the first again")
@@ -191,44 +213,103 @@ def test_workers_of_all_reduce_are_suspended_with_the_state_that_they_alone_have
     assert_one_process(out, iterations)
 
 
-def test_what_cannot_be_is_refused_or_said_and_others_go_on(jobs, tmp_path, wait_until):
-    """A job fails, one is cancelled as it waits; another goes on after the scheduler was ended."""
+def test_what_cannot_be_is_refused_or_said_and_others_go_on(head, jobs, tmp_path, wait_until):
+    """A job fails, one is cancelled as it waits; another goes on after the scheduler was ended.
+
+    Users change and see their own jobs alone, also after the scheduler's process was killed.
+    """
     broken = tmp_path / "broken.py"
     broken.write_text("raise RuntimeError('no such luck')\n")
     assert "the cluster has no scheduler: `evenpace cluster up`" in jobs.refused("status")
-    jobs.cluster("up", "--storage", jobs.storage, "--policy", "priority")
+    key = tmp_path / "tokens.key"
+    tokens.write_new_key(key, add=False)
+    shown = {name: tmp_path / f"{name}.token" for name in ("anna", "benno", tokens.OPERATOR)}
+    for name, file in shown.items():
+        token = tokens.issue(tokens.TokenKeys(key), name, int(time.time()) + 3600, tokens.Purpose.CLUSTER)
+        tokens.write_secret(file, token)
+    jobs.operator = shown[tokens.OPERATOR]
+    up = ("up", "--storage", jobs.storage, "--token-key", key)
+    jobs.cluster(*up, "--policy", "priority")
     assert "the cluster has a scheduler" in jobs.refused("up", "--storage", tmp_path)
-    jobs.queue("long", iterations=300, pace=0.2)
-    jobs.cluster("submit", "--workers", 2, "--name", "broken", "--max-failures", 0, broken)
-    jobs.queue("waits", "--weight", 2, iterations=300, pace=0.2)
+    with jobs.showing(shown["anna"]):
+        jobs.queue("long", iterations=300, pace=0.2)
+    with jobs.showing(jobs.operator):
+        jobs.cluster("submit", "--workers", 2, "--name", "broken", "--max-failures", 0, broken)
+    with jobs.showing(shown["benno"]):
+        jobs.queue("waits", "--weight", 2, iterations=300, pace=0.2)
     wait_until(lambda: jobs.have(long=4), "the first job on all devices")
-    for words, command in {
-        "job 'long': there is another one of this name, which has not ended": (
-            "submit",
-            "--name",
-            "long",
-            SCRIPT,
-        ),
-        "a group that the script makes stays as it is": ("submit", "--all-reduce", "--fixed-group", SCRIPT),
-        "job 'none' is not known; there are: long, broken, waits": ("pause", "none"),
-        "node '10.0.0.1': none is; there are": ("drain", "10.0.0.1"),
-    }.items():
-        assert words in jobs.refused(*command)
+    with jobs.showing(jobs.operator):
+        for words, command in {
+            "job 'long': there is another one of this name, which has not ended": (
+                "submit",
+                "--name",
+                "long",
+                SCRIPT,
+            ),
+            "a group that the script makes stays as it is": (
+                "submit",
+                "--all-reduce",
+                "--fixed-group",
+                SCRIPT,
+            ),
+            "job 'none' is not known; there are: long, broken, waits": ("pause", "none"),
+            "node '10.0.0.1': none is; there are": ("drain", "10.0.0.1"),
+        }.items():
+            assert words in jobs.refused(*command)
+    for command in (("status",), ("attach", "long")):
+        assert "asks for a user's or an operator's token: give yours" in jobs.refused(*command)
+    with jobs.showing(shown["benno"]):
+        for words, command in {
+            "job 'long' is none of user 'benno', whose jobs are: waits": ("cancel", "long"),
+            "job 'long': the name is not free": ("submit", "--resume", "--name", "long", SCRIPT),
+            "only an operator's token ends the scheduler": ("down",),
+            "job 'long': no such job runs on the cluster; there are: none": ("attach", "long", "--end"),
+        }.items():
+            assert words in jobs.refused(*command)
+        seen = jobs.status
+        assert [job["job"] for job in seen["jobs"]] == ["other 1", "other 2", "waits"]
+        assert len(seen["jobs"][0]["workers"]) == 4
+        text = jobs.cluster("status", "--all")
+        assert [name in text for name in ("waits", "long", "broken", "anna")] == [True, False, False, False]
+    kill_scheduler(head)
+    assert "asks for a user's or an operator's token" in jobs.refused("status")
+    with jobs.showing(shown["anna"]):
+        assert "job 'waits' is none of user 'anna'" in jobs.refused("cancel", "waits")
+        assert [job["job"] for job in jobs.status["jobs"]] == ["long", "other 1", "other 2"]
+        jobs.cluster("report", "--out", tmp_path / "cluster.html")
+        page = (tmp_path / "cluster.html").read_text()
+        assert ("long" in page, "waits" in page, "broken" in page) == (True, False, False)
+        with jobs.run("attach") as listing:
+            assert (listing.end(), listing.text.strip()) == (0, "long")
     assert jobs.now["waits"]["state"] == "waiting"
-    jobs.cluster("cancel", "waits")
-    assert jobs.now["waits"]["how"] == "cancelled"
-    assert "job 'waits' has ended" in jobs.refused("resume", "waits")
-    jobs.cluster("down")
+    with jobs.showing(shown["benno"]):
+        jobs.cluster("cancel", "waits")
+        assert jobs.now["waits"]["how"] == "cancelled"
+        assert "job 'waits' has ended" in jobs.refused("resume", "waits")
+    with jobs.showing(jobs.operator):
+        jobs.cluster("down")
     assert not jobs.processes("long")
-    jobs.cluster("up", "--storage", jobs.storage)
+    jobs.cluster(*up)
     wait_until(lambda: jobs.have(long=4), "the first job again")
     jobs.hurry("long")
     wait_until(lambda: jobs.now["broken"]["how"] == "failed", "the end of both")
     assert "no such luck" in jobs.now["broken"]["reason"]
     jobs.assert_trained("long", 300)
-    assert "priority" in jobs.cluster("status")
-    jobs.cluster("policy", "tiresias")
-    assert "shared by tiresias" in jobs.cluster("status", "--all")
+    with jobs.showing(jobs.operator):
+        assert {job["job"]: job["owner"] for job in jobs.status["jobs"]} == {
+            "long": "anna",
+            "broken": "",
+            "waits": "benno",
+        }
+        assert "priority" in jobs.cluster("status")
+        jobs.cluster("policy", "tiresias")
+        assert "shared by tiresias" in jobs.cluster("status", "--all")
+        jobs.cluster("down")
+    (jobs.storage / "_cluster/cluster.json").unlink()  # the job's folder alone tells whose it was
+    jobs.cluster(*up)
+    for user, words in (("benno", "'long': the name is not free"), ("anna", "--resume goes on with it")):
+        with jobs.showing(shown[user]):
+            assert words in jobs.refused("submit", "--name", "long", SCRIPT)
 
 
 @pytest.mark.release  # brings up two clusters
