@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from math import inf
-from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -19,9 +18,9 @@ from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR
 from batchsize_manager.sizers import MEASURING, SIZERS
 from evenpace.dashboard import actions, views
 from evenpace.dashboard.config import ManagerPageConfig
-from evenpace.dashboard.event_stream import EventStream, Viewers
+from evenpace.dashboard.event_stream import Viewers, follow
 from evenpace.dashboard.manager_poller import ManagerPoller
-from evenpace.dashboard.page_server import Page
+from evenpace.dashboard.page_server import STATIC, Page
 from evenpace.dashboard.request_guard import refusal
 from evenpace.dashboard.rights import Rights, asks_for_tokens, rights
 from evenpace.dashboard.worker_table import TableRows, cut
@@ -37,8 +36,6 @@ from idl.errors import (
 )
 from idl.version import __version__
 from predictors import PREDICTORS
-
-STATIC = Path(__file__).with_name("static")
 
 T = TypeVar("T")
 
@@ -169,18 +166,13 @@ class Api:
         return JSONResponse(await self._of_job(request, timeline))
 
     async def _stream(self, request: Request) -> Any:
-        if self._viewers.full:
-            answer = refusal(503, "too many viewers follow this page already; try again later")
-            answer.headers["retry-after"] = "30"
-            return answer
         name = request.query_params.get("job")
-        self._polling.note_viewer()
 
         async def events() -> dict[str, Any]:
             self._polling.note_viewer()
             return {"page": {"error": self._polling.error}} | await self._news(name)
 
-        return EventStream(self._viewers, events)
+        return follow(self._viewers, events)
 
     async def _control(self, request: Request) -> Response:
         try:

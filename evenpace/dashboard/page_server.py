@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import uvicorn
@@ -23,6 +24,9 @@ from evenpace.dashboard.request_timeout import TimeLimitedConnection
 from rpc.reloaded_files import Reloaded
 
 log = logging.getLogger(__name__)
+
+STATIC = Path(__file__).with_name("static")
+"""The folder of what browsers load."""
 
 _OTHERS = 100  # connections besides those of event streams
 _GRACE_SECONDS = 2

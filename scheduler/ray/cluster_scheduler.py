@@ -49,7 +49,7 @@ from scheduler.cluster.events import (
     WorkerJoined,
 )
 from scheduler.cluster.history import FILE as HISTORY_FILE
-from scheduler.cluster.history import PAUSED, History, account, reasons
+from scheduler.cluster.history import PAUSED, History, Line, account, reasons
 from scheduler.cluster.jobs import LiveJob
 from scheduler.cluster.machine import ClusterMachine
 from scheduler.nodes import Node
@@ -287,6 +287,10 @@ class ClusterScheduler:
                 ],
                 "log": list(self._lines),
             }
+
+    def record(self) -> list[Line]:
+        """Return the record of who had what, the oldest line first."""
+        return [*self._history.lines]
 
     def _check_job(self, name: str) -> None:
         with self._lock:

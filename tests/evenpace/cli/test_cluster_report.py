@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from evenpace.cli.cluster import waits_for
+from evenpace.overview.cluster_status import waits_for
 from tests.evenpace.commands import invoke
 from tests.evenpace.reports.pages import read_page
 
