@@ -93,7 +93,7 @@ class _ClusterPoller:
                 [
                     ("Policy", now["policy"]),
                     ("Devices in use", cluster_status.in_use(now)),
-                    ("Queue, the next job first", ", ".join(cluster_status.queue(now)) or "no job waits"),
+                    ("Queue, in order of submission", ", ".join(cluster_status.queue(now)) or "no job waits"),
                 ]
             ),
             "jobs": made.jobs(cluster_status.job_rows(now, _JOBS), self._styles),  # type: ignore[attr-defined]

@@ -72,7 +72,7 @@ def _job_row(job: Mapping[str, Any], now: Mapping[str, Any]) -> JobRow:
 
 
 def queue(now: Mapping[str, Any]) -> list[str]:
-    """Return the names of the jobs that wait for devices, the next one first."""
+    """Return the names of the jobs that wait for devices, in order of submission."""
     waiting = [job for job in now["jobs"] if job["place"] is not None]
     return [job["job"] for job in sorted(waiting, key=lambda job: job["place"])]
 

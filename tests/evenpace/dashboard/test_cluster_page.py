@@ -49,7 +49,7 @@ def test_the_page_shows_who_has_what_and_who_waits(cluster):
     assert read.row("<b>second</b>")[8] == why
     assert read.row("Policy")[1] == "priority"
     assert read.row("Devices in use")[1] == "100% now, 50% since the record began 2 min ago"
-    assert read.row("Queue, the next job first")[1] == "<b>second</b>"
+    assert read.row("Queue, in order of submission")[1] == "<b>second</b>"
     assert read.row("nnnnnnnn")[1:] == ["10.0.0.1", "4", "4", "is there"]
     assert "first: 4 devices (4 on 10.0.0.1), from 2023-11-14 22:13:21 UTC, for 1 min 59 s" in source
     assert source.index("<li>the last line") < source.index("<li>the first line")
