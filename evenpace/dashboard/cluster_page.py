@@ -92,6 +92,7 @@ class _ClusterPoller:
             "summary": made.summary(  # type: ignore[attr-defined]
                 [
                     ("Policy", now["policy"]),
+                    ("Folder", now["folder"]),
                     ("Devices in use", cluster_status.in_use(now)),
                     ("Queue, in order of submission", ", ".join(cluster_status.queue(now)) or "no job waits"),
                 ]

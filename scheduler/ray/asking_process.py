@@ -1,7 +1,7 @@
 """A process that asks a shared cluster's scheduler for another one, which goes on whatever becomes of Ray.
 
-Ray ends a process whose cluster has been lost for a minute. This one is connected to the cluster, is started
-again where it has ended, and connects again where the cluster is another one.
+Ray ends a process whose cluster has been lost for a minute. This one alone is connected to the cluster, and
+there is another one where it has ended.
 """
 
 import contextlib
@@ -49,30 +49,36 @@ class AskingProcess:
 
     def _ask(self, method: str) -> Any:
         try:
-            if self._pipe is None:
-                self._pipe = self._start()
-            self._pipe.send(method)
-            if not self._pipe.poll(_ANSWER_SECONDS):
-                raise TimeoutError
-            answer, error = self._pipe.recv()
+            answer, error = self._exchange(method)
         except (EOFError, OSError) as broken:
             self._end()
             raise UnavailableError(
                 f"the cluster's scheduler has not answered for {_ANSWER_SECONDS:g} s"
                 if isinstance(broken, TimeoutError)
-                else "the process that is connected to the Ray cluster has ended; another one is started"
+                else "the process that is connected to the Ray cluster has ended"
             ) from broken
         if error is not None:
             raise UnavailableError(error)
         return answer
 
-    def _start(self) -> Connection:
+    def _exchange(self, method: str) -> tuple[Any, str | None]:
+        """Have the process answer, or another one where it has ended.
+
+        Raises:
+            TimeoutError: It does not answer.
+            EOFError, ConnectionError: The other one has ended, too.
+        """
+        if self._pipe is not None:
+            try:
+                return _answered(self._pipe, method)
+            except (EOFError, ConnectionError):
+                self._end()
         context = multiprocessing.get_context("spawn")  # a fork would share sockets and threads' locks
-        ours, theirs = context.Pipe()
+        self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_answer, args=(theirs, self._address), daemon=True)
         self._process.start()
         theirs.close()
-        return ours
+        return _answered(self._pipe, method)
 
     def _end(self) -> None:
         if self._process is not None:
@@ -83,8 +89,20 @@ class AskingProcess:
         self._process = self._pipe = None
 
 
+def _answered(pipe: Connection, method: str) -> tuple[Any, str | None]:
+    """Return the answer of the process at the other end: a value and no error, or none and one."""
+    pipe.send(method)
+    if not pipe.poll(_ANSWER_SECONDS):
+        raise TimeoutError
+    answer: tuple[Any, str | None] = pipe.recv()
+    return answer
+
+
 def _answer(pipe: Connection, address: str) -> None:
-    """Run in the process: answer requests with a value and no error, or none and one, until the pipe ends."""
+    """Run in the process: answer requests, until the pipe ends, or Ray has been used and failed.
+
+    In a process, Ray can be used once: it keeps the first cluster's token.
+    """
     from scheduler.ray import cluster
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the other process
@@ -93,18 +111,27 @@ def _answer(pipe: Connection, address: str) -> None:
             method = pipe.recv()
             try:
                 with cluster.connection(address):
-                    while True:
-                        pipe.send(_asked(method))
-                        method = pipe.recv()
-            except EvenpaceError as error:  # another connection may be needed
+                    _answer_connected(pipe, method)
+                return
+            except UnavailableError as error:
                 pipe.send((None, str(error)))
+                if not isinstance(error.__cause__, OSError):  # something listens there
+                    return
 
 
-def _asked(method: str) -> tuple[Any, str | None]:
+def _answer_connected(pipe: Connection, method: str) -> None:
+    """Answer requests, this one first, until there is no answer of the cluster's."""
     from scheduler.ray import cluster_scheduler
 
-    try:
-        scheduler = cluster_scheduler.find()
-    except UnavailableError as error:  # the connection is well
-        return None, str(error)
-    return scheduler.ask(method), None
+    while True:
+        try:
+            scheduler = cluster_scheduler.find()
+        except UnavailableError as error:  # the cluster answers
+            pipe.send((None, str(error)))
+        else:
+            try:
+                pipe.send((scheduler.ask(method), None))
+            except EvenpaceError as error:
+                pipe.send((None, str(error)))
+                return
+        method = pipe.recv()
