@@ -25,7 +25,6 @@ class ManagerPoller:
     def __init__(self, config: ManagerPageConfig) -> None:
         self._config = config
         self._lock = threading.RLock()
-        self._client: _Unlocked | None = None
         self._feed: Feed | None = None
         self._jobs: dict[str, FollowedJob] = {}
         self._figures: dict[str, tuple[Any, JobFigures]] = {}

@@ -97,7 +97,7 @@ class Polling:
                 self._fresh.notify_all()
                 if not error:
                     self._seen = time.monotonic()
-                if error and error != self._error:
+                if error and error != self._error and not self._over.is_set():
                     log.warning("%s", error)
                 elif self._error and not error:
                     log.info("following %s", self._service)

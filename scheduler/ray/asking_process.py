@@ -18,7 +18,7 @@ _ANSWER_SECONDS = 60.0  # to connect to a cluster, and ask
 
 
 class AskingProcess:
-    """The scheduler as a process of its own asks it; a context manager. To be used by one thread at a time.
+    """The scheduler as a process of its own asks it; a context manager, which one thread at a time may ask.
 
     Args:
         address: The cluster's address as Ray writes it, such as HOST:PORT or "auto".
@@ -28,11 +28,13 @@ class AskingProcess:
         self._address = address
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
+        self._over = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._over = True
         self._end()
 
     def status(self) -> dict[str, Any]:
@@ -73,6 +75,8 @@ class AskingProcess:
                 return _answered(self._pipe, method)
             except (EOFError, ConnectionError):
                 self._end()
+                if self._over:
+                    raise
         context = multiprocessing.get_context("spawn")  # a fork would share sockets and threads' locks
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_answer, args=(theirs, self._address), daemon=True)
@@ -81,12 +85,12 @@ class AskingProcess:
         return _answered(self._pipe, method)
 
     def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = None
+        process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
+        if process is not None:
+            process.kill()
+            process.join()
+        if pipe is not None:
+            pipe.close()
 
 
 def _answered(pipe: Connection, method: str) -> tuple[Any, str | None]:

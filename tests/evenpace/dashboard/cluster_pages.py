@@ -27,7 +27,7 @@ class PlayedScheduler:
         self._jobs: dict[str, dict[str, Any]] = {}
         self._lines: list[dict[str, Any]] = [{"time": BEGAN, "nodes": {"n" * 20: ["10.0.0.1", 4]}}]
 
-    def is_asked(self, what: str = "status") -> int:
+    def times_asked(self, what: str = "status") -> int:
         """Return how often it was asked."""
         file = self._folder / "asked"
         return file.read_text().split().count(what) if file.exists() else 0

@@ -109,11 +109,11 @@ def test_the_picture_is_drawn_when_it_looks_different(cluster):
         scheduler.set("<b>second</b>", "running", 2, "decided by priority")
         scheduler.write(now=BEGAN + 120.2)
         assert "picture" not in until(events, "jobs", "2 on 10.0.0.1")
-        assert scheduler.is_asked("record") == 1
+        assert scheduler.times_asked("record") == 1
         scheduler.write(now=BEGAN + 130)
         picture = until(events, "picture", "first: 2 devices")["picture"]
         assert "&lt;b&gt;second&lt;/b&gt;: 2 devices (2 on 10.0.0.1)" in picture
-        assert scheduler.is_asked("record") == 2
+        assert scheduler.times_asked("record") == 2
 
 
 def test_a_scheduler_that_is_away_is_told_of_until_it_is_back(cluster):
@@ -162,14 +162,14 @@ def test_a_node_that_leaves_and_none_at_all(cluster):
     assert "waits for a node with CPU" in changed["jobs"]
 
 
-def test_the_scheduler_is_asked_once_for_all_viewers(cluster, wait_until):
+def test_the_scheduler_times_asked_once_for_all_viewers(cluster, wait_until):
     """Ten viewers have it asked no more often than the interval, a tenth of a second, says."""
     page, scheduler = cluster
     with contextlib.ExitStack() as viewers:
         for _ in range(10):
             assert set(first_events(viewers.enter_context(page.events()))) == PARTS
-        began, before = time.monotonic(), scheduler.is_asked()
-        wait_until(lambda: scheduler.is_asked() >= before + 20, "twenty questions")
+        began, before = time.monotonic(), scheduler.times_asked()
+        wait_until(lambda: scheduler.times_asked() >= before + 20, "twenty questions")
         assert time.monotonic() - began > 1.5
         assert page.ask("/api/stream")[:2] == (
             503,

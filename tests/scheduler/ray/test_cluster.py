@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import re
+import signal
 import tempfile
 import time
 
@@ -257,6 +258,9 @@ def test_what_cannot_be_is_refused_or_said_and_others_go_on(jobs, watched, tmp_p
     with page.events() as events:
         assert next(value for name, value in events if name == "jobs" and "<td>cancelled</td>" in value)
         assert page.get("/healthz")["error"] == ""
+    page.popen.send_signal(signal.SIGINT)
+    assert page.popen.wait(60) == 0
+    assert "Traceback" not in page.log.read_text()
     jobs.hurry("long")
     wait_until(lambda: jobs.now["broken"]["how"] == "failed", "the end of both")
     assert "no such luck" in jobs.now["broken"]["reason"]
