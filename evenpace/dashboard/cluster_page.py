@@ -81,7 +81,7 @@ class _ClusterPoller:
             return f"Not live: {error}. The page asks again.{shown}"
         if now is not None and now["trouble"]:
             return f"The scheduler is in trouble: {now['trouble']}"
-        return "The cluster goes down: all jobs are suspended." if now is not None and now["closing"] else ""
+        return "The cluster goes down: its jobs are suspended." if now is not None and now["closing"] else ""
 
     def _poll(self) -> None:
         with self.polling.asking():
