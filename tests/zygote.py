@@ -45,7 +45,7 @@ IMPORTED = (
     "cryptography.x509",
     "lab.chaos.witness",
     "evenpace.context",
-    "evenpace.dashboard.page_server",
+    "evenpace.dashboard.api",
     "lab.experiments.flexrr",
     "lab.workloads.by_name",
     "evenpace.launch",

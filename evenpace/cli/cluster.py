@@ -13,10 +13,14 @@ import click
 from click.core import ParameterSource
 
 from evenpace.cli.options import F, example, user_mistakes
-from evenpace.cli.peers import RAY_ADDRESS, with_cluster_token
+from evenpace.cli.peers import RAY_ADDRESS, with_cluster_token, with_credentials
 from evenpace.cli.settings import configured, option
 from evenpace.cli.submit import with_job
+from evenpace.dashboard.config import PageConfig
+from evenpace.overview import cluster_status
 from idl.errors import DeadlineExceededError
+from rpc.address import Address
+from rpc.credentials import Credentials
 from scheduler.ray.cluster_settings import FOLDER, LIVE_POLICIES, ClusterSettings
 from scheduler.ray.submission import Submission
 
@@ -28,6 +32,7 @@ _START_SECONDS = 60.0  # for the scheduler to begin
 _JOBS = 20  # jobs that have ended, and are shown
 _LINES = 5  # of the log
 _TOKEN = f"{__name__}.token"  # the caller's, in the command's context
+_PAGE = Address("127.0.0.1", 4381)  # beside that of a manager's page
 
 
 @click.group()
@@ -133,14 +138,9 @@ def status(as_json: bool, everything: bool, address: str | None) -> None:
         return
     from rich.console import Console
 
-    from evenpace.overview import phrases
-    from evenpace.reports import numbers
-
     console = Console(highlight=False)
     console.print(_nodes(now), _jobs(now, None if everything else _JOBS))
-    used, begun = now["utilisation"], phrases.seconds(now["now"] - now["begun"])
-    shares = [numbers.text(used[name], ".0%") for name in ("now", "all")]
-    click.echo(f"devices in use: {shares[0]} now, {shares[1]} since the record began {begun} ago")
+    click.echo(f"devices in use: {cluster_status.in_use(now)}")
     for line in now["log"][-(len(now["log"]) if everything else _LINES) :]:
         console.print(line, markup=False, soft_wrap=True)
     if now["trouble"]:
@@ -184,6 +184,29 @@ def report(storage: Path, out: Path, address: str | None) -> None:
     with user_mistakes():
         write_cluster_page(history.account(lines, time.time()), out)
     click.echo(f"Report: {out}")
+
+
+@_command("dashboard", "evenpace cluster dashboard --http 127.0.0.1:4381 --address 10.0.0.1:6379")
+@configured(PageConfig, "config", without=("credentials",), http=_PAGE)
+@with_credentials("token")
+def dashboard(config: PageConfig, credentials: Credentials | None, address: str | None) -> None:
+    """Serve a live page about a shared cluster, until Ctrl-C: who has what, and who waits for what.
+
+    It changes nothing, and goes on where the scheduler, or the whole cluster, is away for a while. Viewers
+    see what the token may see that it is started with.
+    """
+    from evenpace.dashboard.cluster_page import cluster_page
+    from evenpace.dashboard.listening import listen
+    from evenpace.dashboard.page_server import serve
+    from scheduler.ray.asking_process import AskingProcess
+
+    token = click.get_current_context().meta[_TOKEN]
+    with user_mistakes(), AskingProcess(address or "auto", token) as scheduler:
+        config = replace(config, credentials=credentials or Credentials())
+        config.check()
+        listener = listen(config.http)
+        scheduler.status()  # where there is none, that is an error now
+        serve(config, cluster_page(scheduler, config), listener, lambda url: click.echo(f"page on {url}"))
 
 
 @_command("cancel", "evenpace cluster cancel digits")
@@ -246,9 +269,8 @@ def _nodes(now: Mapping[str, Any]) -> Any:
     table = Table(
         "node", "address", f"devices ({now['device']})", "used", "", title=f"shared by {now['policy']}"
     )
-    for node in now["nodes"]:
-        state = "is about to go" if node["leaving"] else ""
-        table.add_row(node["node"][:8], node["host"], str(node["devices"]), str(node["used"]), state)
+    for row in cluster_status.node_rows(now):
+        table.add_row(*map(str, row))
     return table
 
 
@@ -257,46 +279,23 @@ def _jobs(now: Mapping[str, Any], ended: int | None) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from evenpace.overview import phrases
-
     owners = any(job["owner"] for job in now["jobs"])
-    table = Table(
-        "job", *(["owner"] if owners else []), "state", "weight", "devices", "of", "where", "for", "why"
-    )
-    over = [job["job"] for job in now["jobs"] if job["state"] == "ended"]
-    left_out = set(over[: max(0, len(over) - ended)]) if ended is not None else set()
-    hosts = {node["node"]: node["host"] for node in now["nodes"]}
-    for job in now["jobs"]:
-        if job["job"] in left_out:
-            continue
-        where = [hosts.get(node, node[:8]) for node, _ in job["workers"].values()]
-        places = ", ".join(f"{where.count(host)} on {host}" for host in dict.fromkeys(where))
-        since = now["now"] - (job["since"] or job["ended"] or job["submitted"])
-        have = str(len(where)) if len(where) == job["target"] else f"{len(where)} → {job['target']}"
-        state = job["how"] if job["state"] == "ended" else job["state"]
-        row = (
-            job["job"],
-            *([job["owner"] or ""] if owners else []),
-            state,
-            f"{job['weight']:g}",
-            have,
-            str(job["most"]),
-            places,
-            phrases.seconds(since),
-            "; ".join(filter(None, (job["why"], waits_for(job, now)))),
-        )
-        table.add_row(*map(Text, row))
+    columns = [
+        "job",
+        *(["owner"] if owners else []),
+        "state",
+        "weight",
+        "devices",
+        "of",
+        "where",
+        "for",
+        "why",
+    ]
+    table = Table(*columns)
+    for row in cluster_status.job_rows(now, ended):
+        shown = row._asdict()
+        del shown["since"]
+        if not owners:
+            del shown["owner"]
+        table.add_row(*(Text(str(value)) for value in shown.values()))
     return table
-
-
-def waits_for(job: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return what a job waits for in words; nothing where it has devices, or shall have none."""
-    if job["place"] is None:
-        return ""
-    if not now["nodes"]:
-        return f"waits for a node with {now['device']}"
-    waiting = sum(other["place"] is not None for other in now["jobs"])
-    holders = [f"{other['job']} has {len(other['workers'])}" for other in now["jobs"] if other["workers"]]
-    total = sum(node["devices"] for node in now["nodes"])
-    had = ", ".join(holders) or "all are free"
-    return f"number {job['place']} of {waiting} that wait; of {total} devices {had}"

@@ -8,14 +8,14 @@ import click
 from evenpace.cli.options import example, user_mistakes
 from evenpace.cli.peers import as_client, with_parent
 from evenpace.cli.settings import configured, option
-from evenpace.dashboard.config import PageConfig
+from evenpace.dashboard.config import ManagerPageConfig
 from rpc.credentials import Credentials
 from rpc.server import Security
 
 
 @click.command()
 @example("evenpace dashboard --manager 127.0.0.1:4300 --http 127.0.0.1:4380")
-@configured(PageConfig, "config", without=("credentials",))
+@configured(ManagerPageConfig, "config", without=("credentials",))
 @option(
     Security,
     "token_keys",
@@ -25,7 +25,10 @@ from rpc.server import Security
 @as_client
 @with_parent
 def dashboard(
-    config: PageConfig, token_key: Path | None, http_socket: int | None, credentials: Credentials | None
+    config: ManagerPageConfig,
+    token_key: Path | None,
+    http_socket: int | None,
+    credentials: Credentials | None,
 ) -> None:
     """Serve a live page about a manager's jobs: who slows whom, and what is done about it.
 
@@ -34,6 +37,7 @@ def dashboard(
     """
     import socket
 
+    from evenpace.dashboard.api import manager_page
     from evenpace.dashboard.identity import MintedCredentials, job_of
     from evenpace.dashboard.listening import listen
     from evenpace.dashboard.page_server import serve
@@ -49,4 +53,4 @@ def dashboard(
         config = replace(config, credentials=own)
         config.check()
         listener = listen(config.http) if http_socket is None else socket.socket(fileno=http_socket)
-        serve(config, listener, lambda url: click.echo(f"page on {url}"))
+        serve(config, manager_page(config), listener, lambda url: click.echo(f"page on {url}"))

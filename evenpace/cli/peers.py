@@ -36,7 +36,7 @@ _FILES = {"ca": CA_FILE, "certificate": CERTIFICATE_FILE, "key": KEY_FILE}
 def as_server(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of every service, which the command takes as `security` and `limits`."""
 
-    @_with_credentials("token")
+    @with_credentials("token")
     @configured(Security, "security")
     @configured(ServerLimits, "limits")
     @functools.wraps(function)
@@ -48,7 +48,7 @@ def as_server(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def as_client(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of every caller of services, which the command takes as `credentials`."""
-    return _with_credentials()(function)
+    return with_credentials()(function)
 
 
 def with_cluster_token(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ def cluster_token(file: Path | None) -> str:
         return "" if file is None else read_token(file, Purpose.CLUSTER)
 
 
-def _with_credentials(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_credentials(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the options of credentials, which the command takes as `credentials`: None if none is given."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from batchsize_manager.client import ManagerClient
-from evenpace.dashboard.config import PageConfig
+from evenpace.dashboard.config import ManagerPageConfig
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
 from rpc.credentials import Credentials
@@ -38,7 +38,7 @@ def parse(body: Any) -> Change:
     return _PARSERS[name](value)
 
 
-def perform(config: PageConfig, change: Change, job: str, token: str | None) -> str:
+def perform(config: ManagerPageConfig, change: Change, job: str, token: str | None) -> str:
     """Have the manager make a change, with the viewer's own token; return what it did, in words.
 
     Raises:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from math import inf
-from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -18,9 +17,10 @@ from starlette.staticfiles import StaticFiles
 from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR
 from batchsize_manager.sizers import MEASURING, SIZERS
 from evenpace.dashboard import actions, views
-from evenpace.dashboard.config import PageConfig
-from evenpace.dashboard.event_stream import EventStream, Viewers
+from evenpace.dashboard.config import ManagerPageConfig
+from evenpace.dashboard.event_stream import Viewers, follow
 from evenpace.dashboard.manager_poller import ManagerPoller
+from evenpace.dashboard.page_server import STATIC, Page
 from evenpace.dashboard.request_guard import refusal
 from evenpace.dashboard.rights import Rights, asks_for_tokens, rights
 from evenpace.dashboard.worker_table import TableRows, cut
@@ -36,8 +36,6 @@ from idl.errors import (
 )
 from idl.version import __version__
 from predictors import PREDICTORS
-
-STATIC = Path(__file__).with_name("static")
 
 T = TypeVar("T")
 
@@ -57,6 +55,12 @@ _MOST_POINTS, _MOST_WORKERS = 1000, 20  # of a timeline
 _MOST_ITERATION = 2**62
 
 
+def manager_page(config: ManagerPageConfig) -> Page:
+    """Return the page about a manager's jobs."""
+    poller, viewers = ManagerPoller(config), Viewers(config.viewers)
+    return Page(Api(config, poller, viewers).app(), poller.polling, viewers)
+
+
 class Api:
     """The handlers of all requests.
 
@@ -65,9 +69,10 @@ class Api:
         viewers: The viewers who follow the event stream.
     """
 
-    def __init__(self, config: PageConfig, poller: ManagerPoller, viewers: Viewers) -> None:
+    def __init__(self, config: ManagerPageConfig, poller: ManagerPoller, viewers: Viewers) -> None:
         self._config = config
         self._poller = poller
+        self._polling = poller.polling
         self._viewers = viewers
         self._readers = anyio.CapacityLimiter(_READERS)
         self._changes = anyio.CapacityLimiter(_CHANGES)
@@ -95,7 +100,7 @@ class Api:
 
     async def _health(self, request: Request) -> Response:
         """Report that the page runs, and whether it reaches the manager."""
-        error = self._poller.error
+        error = self._polling.error
         return JSONResponse({"status": "ok", "manager": "unreachable" if error else "ok", "error": error})
 
     async def _page(self, request: Request) -> Response:
@@ -116,13 +121,13 @@ class Api:
                 "choosing": sorted(MEASURING),
                 "terms": {"verdicts": terms.VERDICTS, "parts": terms.PARTS, "columns": terms.COLUMNS},
                 "columns": [asdict(shown) | {"name": name} for name, shown in SHOWN.items()],
-                "error": self._poller.error,
+                "error": self._polling.error,
             }
         )
 
     async def _jobs(self, request: Request) -> Response:
         def fresh_lines() -> list[dict[str, Any]]:
-            self._poller.await_fresh(_FRESH)
+            self._polling.await_fresh(_FRESH)
             return self._lines()
 
         return JSONResponse({"jobs": await self._read(fresh_lines)})
@@ -161,18 +166,13 @@ class Api:
         return JSONResponse(await self._of_job(request, timeline))
 
     async def _stream(self, request: Request) -> Any:
-        if self._viewers.full:
-            answer = refusal(503, "too many viewers follow this page already; try again later")
-            answer.headers["retry-after"] = "30"
-            return answer
         name = request.query_params.get("job")
-        self._poller.note_viewer()
 
         async def events() -> dict[str, Any]:
-            self._poller.note_viewer()
-            return {"page": {"error": self._poller.error}} | await self._news(name)
+            self._polling.note_viewer()
+            return {"page": {"error": self._polling.error}} | await self._news(name)
 
-        return EventStream(self._viewers, events)
+        return follow(self._viewers, events)
 
     async def _control(self, request: Request) -> Response:
         try:
@@ -206,7 +206,7 @@ class Api:
     async def _news(self, name: str | None) -> dict[str, Any]:
         """Return the events of a stream, made once for all viewers of the same job."""
         known = self._events.get(name)
-        version = self._poller.version
+        version = self._polling.version
         if known is None or known[0] != version:
             known = (version, await self._read(lambda: self._make_news(name)))
             self._events = {key: value for key, value in self._events.items() if value[0] == version}
@@ -238,7 +238,7 @@ class Api:
         def read() -> T:
             with self._poller.reading() as jobs:
                 known = name in jobs
-            self._poller.await_fresh(_FRESH if known else _UNKNOWN_FRESH)
+            self._polling.await_fresh(_FRESH if known else _UNKNOWN_FRESH)
             with self._poller.reading() as jobs:
                 if name not in jobs:
                     raise NotMemberError(f"no job {name!r} is known here")
@@ -247,7 +247,7 @@ class Api:
         return await self._read(read)
 
     async def _read(self, make: Callable[[], T]) -> T:
-        self._poller.note_viewer()
+        self._polling.note_viewer()
         return await anyio.to_thread.run_sync(make, limiter=self._readers)
 
 

@@ -1,4 +1,4 @@
-"""The configuration of the page."""
+"""The configuration of a page."""
 
 import ipaddress
 import re
@@ -18,16 +18,15 @@ _HTTP = Address("127.0.0.1", 4380)
 
 @dataclass(frozen=True)
 class PageConfig:
-    """The configuration of the page: its manager, its address, and its limits.
+    """The configuration of a page: its address, and its limits.
 
     Raises:
         InvalidRequestError: A value is not allowed.
     """
 
-    manager: Annotated[Where, Setting("The BatchSizeManager.")]
     # Where to listen; port 0 takes a free one.
     http: Annotated[Address, Setting("Where the page is; port 0 takes a free one.")] = _HTTP
-    # For the manager; their certificate is the page's, too.
+    # Their certificate is the page's; a manager is asked with them, too.
     credentials: Credentials = field(default_factory=Credentials)
     names: Annotated[
         tuple[str, ...],
@@ -38,16 +37,13 @@ class PageConfig:
         ),
     ] = ()
     insecure: Annotated[bool, Setting("Listen to other machines without TLS: for trusted networks.")] = False
-    plain_http: Annotated[
-        bool, Setting("Serve browsers without TLS, which the manager is asked with: on this machine alone.")
-    ] = False
     viewers: Annotated[int, Setting("Most viewers at once.", name="max-viewers", least=1)] = 100
     # From a connection's start or last answer.
     request_timeout: Annotated[
         int,
         Setting("Seconds for a connection to send a whole request; then it is closed.", least=1),
     ] = 20
-    # Seconds from one look at the manager to the next while somebody looks.
+    # Seconds from one look at the service that is shown to the next while somebody looks.
     interval: Annotated[float, Setting(above=0)] = 1.0
     idle_interval: float = 10.0  # likewise, while nobody does
 
@@ -63,19 +59,38 @@ class PageConfig:
         Raises:
             InvalidRequestError: Others could reach it without TLS.
         """
-        if self.plain_http:
-            check_plain(self.http)
         check_http(self.http, self.credentials, insecure=self.insecure)
 
     @property
     def tls(self) -> bool:
         """Whether browsers are served with TLS."""
-        return self.credentials.tls and not self.plain_http
+        return self.credentials.tls
 
     @property
     def scheme(self) -> str:
         """The scheme of the page's address."""
         return "https" if self.tls else "http"
+
+
+@dataclass(frozen=True)
+class ManagerPageConfig(PageConfig):
+    """The configuration of the page about a manager's jobs."""
+
+    manager: Annotated[Where, Setting("The BatchSizeManager.")] = field(kw_only=True)
+    plain_http: Annotated[
+        bool, Setting("Serve browsers without TLS, which the manager is asked with: on this machine alone.")
+    ] = False
+
+    def check(self) -> None:
+        """See `PageConfig.check`."""
+        if self.plain_http:
+            check_plain(self.http)
+        super().check()
+
+    @property
+    def tls(self) -> bool:
+        """Whether browsers are served with TLS."""
+        return super().tls and not self.plain_http
 
 
 def check_http(address: Address, credentials: Credentials | None, *, insecure: bool) -> None:

@@ -11,7 +11,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
+
+from evenpace.dashboard.request_guard import refusal
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,15 @@ class Viewers:
         """End all streams with the page."""
         self.over = True
         self.notify()
+
+
+def follow(viewers: Viewers, events: Events) -> "EventStream | JSONResponse":
+    """Return the answer to one who wants to follow: a refusal where too many do."""
+    if viewers.full:
+        answer = refusal(503, "too many viewers follow this page already; try again later")
+        answer.headers["retry-after"] = "30"
+        return answer
+    return EventStream(viewers, events)
 
 
 class EventStream:

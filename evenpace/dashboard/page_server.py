@@ -1,4 +1,4 @@
-"""The server of the page, which runs until a signal ends it."""
+"""The server of a page, which runs until a signal ends it."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,8 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import uvicorn
 import uvloop
@@ -16,33 +18,41 @@ from evenpace.dashboard.config import PageConfig
 from evenpace.dashboard.event_stream import Viewers
 from evenpace.dashboard.hosts import own_names
 from evenpace.dashboard.listening import address_of
-from evenpace.dashboard.manager_poller import ManagerPoller
+from evenpace.dashboard.polling import Polling
 from evenpace.dashboard.request_guard import RequestGuard
 from evenpace.dashboard.request_timeout import TimeLimitedConnection
 from rpc.reloaded_files import Reloaded
 
 log = logging.getLogger(__name__)
 
+STATIC = Path(__file__).with_name("static")
+"""The folder of what browsers load."""
+
 _OTHERS = 100  # connections besides those of event streams
 _GRACE_SECONDS = 2
 
 
-def serve(config: PageConfig, listener: socket.socket, announce: Callable[[str], None]) -> None:
+class Page(NamedTuple):
+    """What a server needs of a page."""
+
+    app: ASGIApp  # answers requests
+    polling: Polling  # of the service that the page shows
+    viewers: Viewers  # are told when the polled state has changed
+
+
+def serve(config: PageConfig, page: Page, listener: socket.socket, announce: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         config: The page's configuration.
+        page: The page.
         listener: The socket of `listening.listen`, which is closed at the end.
         announce: Function that is called with the page's address once it answers.
 
     Raises:
         InvalidRequestError: A file of the credentials cannot be used.
     """
-    from evenpace.dashboard.api import Api
-
-    poller, viewers = ManagerPoller(config), Viewers(config.viewers)
-    names = own_names(config.http, config.names)
-    app = RequestGuard(Api(config, poller, viewers).app(), names, config.scheme)
+    app = RequestGuard(page.app, own_names(config.http, config.names), config.scheme)
     server = _Server(_settings(config, app))
     if config.tls:
         _follow_certificate(config, server)
@@ -51,7 +61,7 @@ def serve(config: PageConfig, listener: socket.socket, announce: Callable[[str],
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
-            viewers.end()
+            page.viewers.end()
             server.should_exit = True
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -59,12 +69,12 @@ def serve(config: PageConfig, listener: socket.socket, announce: Callable[[str],
 
         def news() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(viewers.notify)
+                loop.call_soon_threadsafe(page.viewers.notify)
 
-        poller.start(news)
+        page.polling.start(news)
         announce(f"{config.scheme}://{address_of(listener)}/")
         await server.serve([listener])
-        poller.stop()
+        page.polling.stop()
 
     uvloop.run(run())
 

@@ -8,7 +8,7 @@ import ipaddress
 from dataclasses import dataclass
 
 import idl
-from evenpace.dashboard.config import PageConfig
+from evenpace.dashboard.config import ManagerPageConfig
 from idl.errors import InvalidRequestError, NotMemberError, UnauthorisedError
 from rpc.client import Client
 from rpc.credentials import Credentials
@@ -28,7 +28,7 @@ class Rights:
     reason: str  # the reason, in words for the viewer
 
 
-def asks_for_tokens(config: PageConfig) -> bool:
+def asks_for_tokens(config: ManagerPageConfig) -> bool:
     """Return whether the manager asks for tokens at present.
 
     Raises:
@@ -56,7 +56,7 @@ def asks_for_tokens(config: PageConfig) -> bool:
     return False
 
 
-def rights(config: PageConfig, tokens: bool, client: str, forwarded: bool) -> Rights:
+def rights(config: ManagerPageConfig, tokens: bool, client: str, forwarded: bool) -> Rights:
     """Return the rights of a viewer.
 
     Args:

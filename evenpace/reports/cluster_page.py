@@ -6,33 +6,25 @@ from pathlib import Path
 
 from evenpace.reports import numbers
 from evenpace.reports.gantt import Had, gantt
-from evenpace.reports.style import COLOURS, worker_styles
+from evenpace.reports.style import COLOURS, WorkerStyle, worker_styles
 from evenpace.reports.templates import write_page
 from scheduler.allocation import devices
 from scheduler.cluster.history import Account
 
+_STYLES = worker_styles(map(str, range(len(COLOURS))))
+
 
 def write_cluster_page(account: Account, path: Path) -> None:
     """Write the page (OSError: the file cannot be written)."""
-    styles = worker_styles(map(str, range(len(COLOURS))))
     times = account.completions
     path.parent.mkdir(parents=True, exist_ok=True)
     write_page(
         "cluster.html.j2",
         path,
         account=account,
-        chart=gantt(
-            list(_had(account)),
-            account.cluster,
-            styles,
-            max(account.now - account.began, 1.0),
-            "Job on each device against time; the jobs in numbers are in the table below.",
-            account.hosts,
-        )
-        if account.cluster.nodes
-        else "",
+        chart=picture(account),
         owners=any(life.owner for life in account.lives),
-        styles=[styles[_group(number)] for number in range(len(account.lives))],
+        styles=job_styles(account),
         figures=[
             ("Jobs", f"{len(account.lives):,}"),
             ("Mean completion time", numbers.span(statistics.fmean(times) if times else None)),
@@ -41,6 +33,25 @@ def write_cluster_page(account: Account, path: Path) -> None:
             ("Utilisation", numbers.text(account.utilisation, ".1%")),
         ],
     )
+
+
+def picture(account: Account) -> str:
+    """Return the chart of the job on each device as an SVG element; empty where no node was there."""
+    if not account.cluster.nodes:
+        return ""
+    return gantt(
+        list(_had(account)),
+        account.cluster,
+        _STYLES,
+        max(account.now - account.began, 1.0),
+        "Job on each device against time; the table of jobs has them in words.",
+        account.hosts,
+    )
+
+
+def job_styles(account: Account) -> list[WorkerStyle]:
+    """Return the style that each job has in the picture."""
+    return [_STYLES[_group(number)] for number in range(len(account.lives))]
 
 
 def _group(number: int) -> str:

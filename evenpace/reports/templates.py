@@ -1,9 +1,10 @@
 """Pages rendered from templates, which load nothing else."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from evenpace.reports import files, numbers
 
@@ -16,6 +17,12 @@ _MEASURED = {  # by `Shown.form`
 
 def write_page(template: str, path: Path, **values: Any) -> None:
     """Render a template of this folder to a file, in one step (OSError: the file cannot be written)."""
+    files.replace(path, find_template(template).render(values).encode())
+
+
+@cache
+def find_template(name: str) -> Template:
+    """Return a template of this folder."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -35,4 +42,4 @@ def write_page(template: str, path: Path, **values: Any) -> None:
         share=lambda value: numbers.text(value, ".3g"),
         measured=lambda value, column: _MEASURED[column.form](value),
     )
-    files.replace(path, environment.get_template(template).render(values).encode())
+    return environment.get_template(name)

@@ -6,7 +6,6 @@ operator. This module knows no engine, thread, file or clock.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 from idl.errors import InvalidRequestError, UnauthorisedError
@@ -132,20 +131,21 @@ def owner_of(name: str, before: str | None, caller: Caller) -> str:
     return before
 
 
-def visible_status(status: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+def visible_status(status: Mapping[str, Any], lines: Sequence[Line], caller: Caller) -> dict[str, Any]:
     """Return what a caller sees of `ClusterScheduler.status`.
 
     Others' jobs that have not ended are devices that are used, and places in the queue, without a name.
 
     Args:
         status: All of it, where each line of the log comes with its owner.
+        lines: The record, in which others' jobs are called the same.
     """
     shown = {**status, "log": [line for owner, line in status["log"] if caller.may(owner)]}
     if caller.user is None:
         return shown
-    numbers = count(1)
+    names = _Names(lines, caller)
     jobs = [
-        job if caller.may(job["owner"]) else _anonymous(job, next(numbers))
+        job if caller.may(job["owner"]) else _anonymous(job, names.of(job["job"], job["submitted"]))
         for job in status["jobs"]
         if caller.may(job["owner"]) or job["state"] != "ended"
     ]
@@ -153,23 +153,30 @@ def visible_status(status: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
     return {**shown, "jobs": jobs, "trouble": trouble}
 
 
-def _anonymous(job: Mapping[str, Any], number: int) -> dict[str, Any]:
-    return {name: job[name] if name in _SEEN_BY_OTHERS else None for name in job} | {"job": _name(number)}
+def _anonymous(job: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: job[key] if key in _SEEN_BY_OTHERS else None for key in job} | {"job": name}
 
 
 def visible_record(lines: Sequence[Line], caller: Caller) -> list[Line]:
     """Return what a caller sees of the record: others' jobs without names and reasons."""
-    others: dict[tuple[str, float], str] = {}
-
-    def seen(line: Line) -> Line:
-        if not isinstance(line, JobLine) or caller.may(line.owner):
-            return line
-        name = others.setdefault((line.job, line.submitted), _name(len(others) + 1))
-        return replace(line, job=name, why="", owner="")
-
-    return [seen(line) for line in lines]
+    names = _Names(lines, caller)
+    return [
+        replace(line, job=names.of(line.job, line.submitted), why="", owner="")
+        if isinstance(line, JobLine) and not caller.may(line.owner)
+        else line
+        for line in lines
+    ]
 
 
-def _name(number: int) -> str:
-    """Return what stands for the name of another's job; no job is called so."""
-    return f"other {number}"
+class _Names:
+    """What stands for the names of others' jobs, numbered as they come in the record; no job is called so."""
+
+    def __init__(self, lines: Sequence[Line], caller: Caller) -> None:
+        self._names: dict[tuple[str, float], str] = {}
+        for line in lines:
+            if isinstance(line, JobLine) and not caller.may(line.owner):
+                self.of(line.job, line.submitted)
+
+    def of(self, job: str, submitted: float) -> str:
+        """Return that of a job, which has the next number where it is new."""
+        return self._names.setdefault((job, submitted), f"other {len(self._names) + 1}")

@@ -275,7 +275,8 @@ class ClusterScheduler:
 
     def status(self, caller: Caller) -> dict[str, Any]:
         """Return how the cluster is shared, as JSON can hold it; others' jobs have no names."""
-        past = account([*self._history.lines], time.time())
+        lines = [*self._history.lines]
+        past = account(lines, time.time())
         with self._lock:
             status = {
                 "policy": self._policy_name,
@@ -286,7 +287,7 @@ class ClusterScheduler:
                 **status_of(self._machine, past, self._hosts),
                 "log": list(self._lines),
             }
-        return visible_status(status, caller)
+        return visible_status(status, lines, caller)
 
     def _change(self, caller: Caller, event: Cancelled | Held) -> None:
         # Whoever takes the job's name later comes behind this in the inbox.

@@ -32,7 +32,8 @@ function App() {
 
   useEffect(() => {
     setJob(null);
-    return follow(name, (event, value) => {
+    const path = name === null ? "/api/stream" : `/api/stream?job=${encodeURIComponent(name)}`;
+    return follow(path, ["page", "jobs", "job"], (event, value) => {
       if (event === "link") setLink(value);
       else if (event === "jobs") setJobs(value);
       else if (event === "job") setJob({ name, view: value });

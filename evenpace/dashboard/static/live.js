@@ -3,8 +3,9 @@
 const SILENCE = 8000; // milliseconds without any event, after which the page counts as gone
 const AGAIN = 1500; // milliseconds between attempts to reach it
 
-// Calls `on(name, value)` for each event, and `on("link", "live" | "lost" | "full")`; returns what ends it.
-export function follow(job, on) {
+// Calls `on(name, value)` for each event of these names, and `on("link", "live" | "lost" | "full")`; returns
+// what ends it.
+export function follow(path, names, on) {
   let source = null;
   let heard = Date.now();
   let retry = 0;
@@ -14,8 +15,8 @@ export function follow(job, on) {
     close();
     if (over || document.hidden) return;
     heard = Date.now();
-    source = new EventSource(job === null ? "/api/stream" : `/api/stream?job=${encodeURIComponent(job)}`);
-    for (const name of ["page", "jobs", "job", "beat"]) {
+    source = new EventSource(path);
+    for (const name of [...names, "beat"]) {
       source.addEventListener(name, (event) => {
         heard = Date.now();
         on("link", "live");

@@ -1,10 +1,7 @@
-"""`evenpace cluster report` of a made-up record, and what `evenpace cluster status` says of who waits."""
+"""`evenpace cluster report` of a made-up record."""
 
 import json
 
-import pytest
-
-from evenpace.cli.cluster import waits_for
 from tests.evenpace.commands import invoke
 from tests.evenpace.reports.pages import read_page
 
@@ -95,22 +92,3 @@ def test_without_a_record_its_file_is_named(tmp_path):
     write(tmp_path, [{"time": BEGAN}])
     result = invoke("cluster", "report", "--storage", tmp_path)
     assert f"{file}: line 1 is not of the record" in result.output
-
-
-@pytest.mark.parametrize(
-    ("job", "nodes", "words"),
-    [
-        ({"place": None}, [{"devices": 4}], ""),
-        ({"place": 2}, [], "waits for a node with GPU"),
-        (
-            {"place": 2},
-            [{"devices": 4}, {"devices": 2}],
-            "number 2 of 2 that wait; of 6 devices a has 3, b has 1",
-        ),
-    ],
-)
-def test_what_a_job_waits_for(job, nodes, words):
-    """A node, or devices that others have."""
-    others = [("a", None, 3), ("b", None, 1), ("c", 1, 0), ("d", 2, 0)]
-    jobs = [{"job": name, "place": place, "workers": dict.fromkeys(range(n))} for name, place, n in others]
-    assert waits_for(job, {"nodes": nodes, "device": "GPU", "jobs": jobs}) == words

@@ -44,7 +44,7 @@ class Page:
 
     url: str  # its address, with a slash at the end
     popen: "subprocess.Popen[bytes]"  # the process that was started: a manager, or the page itself
-    manager: Address  # the manager's address
+    manager: Address | None  # the manager's address; None for the page of a cluster
     log: Path  # what the process logs
     context: ssl.SSLContext | None = None  # for HTTPS
 
@@ -125,7 +125,7 @@ def managed_page(
     arguments = ("manager", "--listen", str(ANYWHERE), "--http", http, *options)
     with _started(folder / "manager.log", *arguments) as process:
         manager = process.address
-        yield Page(_page_of(process), process.popen, manager, process.log, context)
+        yield Page(page_address(process), process.popen, manager, process.log, context)
 
 
 @contextlib.contextmanager
@@ -133,14 +133,14 @@ def page_of(folder: Path, manager: Address, *options: str) -> Iterator[Page]:
     """A real `evenpace dashboard` of a manager that runs."""
     arguments = ("dashboard", "--manager", str(manager), "--http", str(ANYWHERE), *options)
     with _started(folder / "page.log", *arguments) as process:
-        yield Page(_page_of(process), process.popen, manager, process.log)
+        yield Page(page_address(process), process.popen, manager, process.log)
 
 
 def _started(log: Path, *arguments: str) -> Process:
     return Process(arguments[0], [sys.executable, "-m", "evenpace", *arguments], log, listens=True)
 
 
-def _page_of(process: Process) -> str:
+def page_address(process: Process) -> str:
     """Return the address of its page, from its output."""
     line = process.popen.stdout.readline().decode()
     assert line.startswith(_PAGE), line + process.log.read_text()

@@ -1,4 +1,4 @@
-"""The live page in a real browser: what users see of a real run, navigation, and changes.
+"""The live pages in a real browser: what users see of a real run, navigation, and changes.
 
 Screenshots of the tests are left under runs/screenshots.
 """
@@ -13,6 +13,7 @@ import pytest
 from rpc import tokens
 from rpc.credentials import Credentials
 from tests import ROOT
+from tests.evenpace.dashboard.cluster_pages import played_cluster
 from tests.evenpace.dashboard.live_pages import Uneven, managed_page, page_of
 from tests.services import address_of_our_own
 
@@ -393,3 +394,36 @@ def test_a_pasted_token_opens_the_changes(chromium, tmp_path, wait_until):
         expect(tab.get_by_role("button", name="Pause")).to_have_count(0)
         assert urls
         assert not any("evenpace1." in url for url in urls)
+
+
+def test_the_page_of_a_shared_cluster_is_fit_for_everybody_and_follows_it(chromium, tmp_path):
+    """In light and dark, on a desk and a phone; news take neither the focus nor what was scrolled to."""
+    with played_cluster(tmp_path) as (page, scheduler), _tab(chromium) as tab:
+        wrong = []
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("console", lambda said: said.type == "error" and wrong.append(said.text))
+        tab.on("request", lambda request: request.url.startswith(page.url) or wrong.append(request.url))
+        for scheme in ("light", "dark"):
+            for view in (DESK, PHONE):
+                tab.set_viewport_size(view)
+                tab.emulate_media(color_scheme=scheme)
+                tab.goto(page.url)
+                expect(tab.get_by_role("rowheader", name="<b>second</b>")).to_be_visible()
+                assert _violations(tab) == []
+                assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+                _shot(tab, f"cluster-{scheme}-{view['width']}")
+        jobs = tab.get_by_role("region", name="Each job")
+        jobs.focus()
+        jobs.evaluate("its => { its.scrollLeft = 70 }")
+        scheduler.set("first", "ended", 0, "", how="done")
+        scheduler.write()
+        expect(jobs.get_by_role("cell", name="done")).to_have_count(1)
+        expect(jobs).to_be_focused()
+        assert jobs.evaluate("its => its.scrollLeft") == 70
+        scheduler.go()
+        expect(tab.get_by_role("status").filter(has_text="the <scheduler> is away")).to_be_visible()
+        scheduler.write()
+        expect(tab.get_by_text("is away")).to_have_count(0)
+        page.popen.kill()
+        expect(tab.get_by_role("status").filter(has_text="does not answer")).to_be_visible()
+    assert [line for line in wrong if "net::ERR" not in line] == []

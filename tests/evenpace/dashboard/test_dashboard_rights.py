@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpace.dashboard import actions
-from evenpace.dashboard.config import PageConfig
+from evenpace.dashboard.config import ManagerPageConfig
 from evenpace.dashboard.hosts import host_name, own_names
 from evenpace.dashboard.identity import MintedCredentials, from_here
 from evenpace.dashboard.rights import rights
@@ -254,7 +254,7 @@ def test_a_worker_that_is_gone_is_taken_out_from_the_page(page, wait_until):
 )
 def test_rights(tokens_asked, http, client, forwarded, change):
     """Tokens decide if the manager asks for them; otherwise both ends must be on this machine."""
-    config = PageConfig(Address("127.0.0.1", 1), Address(http, 2), insecure=True)
+    config = ManagerPageConfig(Address(http, 2), manager=Address("127.0.0.1", 1), insecure=True)
     assert rights(config, tokens_asked, client, forwarded).change == change
 
 
@@ -357,7 +357,7 @@ def test_bad_settings(changes, said):
     """The error names the value."""
     settings = {"manager": Address("127.0.0.1", 1), "http": Address("127.0.0.1", 2)}
     with pytest.raises(InvalidRequestError, match=said):
-        PageConfig(**settings | changes).check()
+        ManagerPageConfig(**settings | changes).check()
 
 
 def _shows(page, job, **shown):

@@ -126,6 +126,7 @@ class Shared:
         now = status_of(self.machine, account(self.history.lines, self._now), {})
         return visible_status(
             {**now, "trouble": f"{[*self.machine.jobs]}", "log": self._log},
+            self.history.lines,
             self.rights.admit(shown, "status", NOW),
         )
 

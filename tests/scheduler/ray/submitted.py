@@ -24,7 +24,7 @@ class Command:
     def __init__(self, folder, name, environment, *arguments):
         self.out = folder / f"{name}.out"  # file of all that it prints
         with self.out.open("w") as stream:
-            self._popen = subprocess.Popen(
+            self.popen = subprocess.Popen(
                 [sys.executable, "-m", "evenpace", *map(str, arguments)],
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -40,29 +40,29 @@ class Command:
 
     def interrupt(self):
         """Send Ctrl-C."""
-        self._popen.send_signal(signal.SIGINT)
+        self.popen.send_signal(signal.SIGINT)
 
     def terminate(self, *, group):
         """Send SIGTERM to its process group, as a supervisor may, or to all processes that it has started."""
         if group:
-            os.killpg(self._popen.pid, signal.SIGTERM)
+            os.killpg(self.popen.pid, signal.SIGTERM)
             return
-        command = psutil.Process(self._popen.pid)
+        command = psutil.Process(self.popen.pid)
         for process in (command, *command.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
 
     def end(self, seconds=120):
         """Wait for its end; the exit status."""
-        return self._popen.wait(seconds)
+        return self.popen.wait(seconds)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
-        if self._popen.poll() is None:
-            self._popen.kill()
-            self._popen.wait()
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.wait()
 
 
 class Jobs:

@@ -1,8 +1,11 @@
 """Many jobs that share one real Ray cluster, by the real commands."""
 
 import contextlib
+import itertools
 import json
 import random
+import re
+import signal
 import tempfile
 import time
 
@@ -12,6 +15,7 @@ import pytest
 from rpc import tokens
 from scheduler.allocation import devices
 from scheduler.cluster.history import account, read
+from tests.evenpace.dashboard.live_pages import Page
 from tests.scheduler.ray.submitted import SCRIPT, Jobs
 from tests.scripts.train_least_squares import SPEC
 
@@ -213,10 +217,24 @@ def test_workers_of_all_reduce_are_suspended_with_the_state_that_they_alone_have
     assert_one_process(out, iterations)
 
 
-def test_what_cannot_be_is_refused_or_said_and_others_go_on(head, jobs, tmp_path, wait_until):
+@pytest.fixture
+def watched(jobs):
+    """A function that starts the live page of the cluster, which ends with the test; and its process."""
+    with contextlib.ExitStack() as stack:
+
+        def watch(wait_until):
+            command = stack.enter_context(jobs.run("cluster", "dashboard", "--http", "127.0.0.1:0"))
+            found = wait_until(lambda: re.search(r"page on (\S+)", command.text), "the page")
+            return Page(found[1], command.popen, None, command.out)
+
+        yield watch
+
+
+def test_what_cannot_be_is_refused_or_said_and_others_go_on(head, jobs, watched, tmp_path, wait_until):
     """A job fails, one is cancelled as it waits; another goes on after the scheduler was ended.
 
-    Users change and see their own jobs alone, also after the scheduler's process was killed.
+    Users change and see their own jobs alone, also after the scheduler's process was killed. Who looks at an
+    operator's live page all the while sees it.
     """
     broken = tmp_path / "broken.py"
     broken.write_text("raise RuntimeError('no such luck')\n")
@@ -282,6 +300,16 @@ def test_what_cannot_be_is_refused_or_said_and_others_go_on(head, jobs, tmp_path
         with jobs.run("attach") as listing:
             assert (listing.end(), listing.text.strip()) == (0, "long")
     assert jobs.now["waits"]["state"] == "waiting"
+    with jobs.showing(jobs.operator):
+        page = watched(wait_until)
+    told = wait_until(lambda: page.ask("/api/status")[1].get("jobs"), "the scheduler's answer")
+    assert {job["job"]: len(job["workers"]) for job in told} == {"long": 4, "broken": 0, "waits": 0}
+    with page.events() as events:
+        parts = dict(itertools.islice(events, 6))
+    assert "<title>long: 4 devices (4 on " in parts["picture"]
+    assert "number 2 of 2 that wait; of 4 devices long has 4" in parts["jobs"]
+    assert "<td>benno</td>" in parts["jobs"]
+    assert parts["notice"] == ""
     with jobs.showing(shown["benno"]):
         jobs.cluster("cancel", "waits")
         assert jobs.now["waits"]["how"] == "cancelled"
@@ -289,8 +317,19 @@ def test_what_cannot_be_is_refused_or_said_and_others_go_on(head, jobs, tmp_path
     with jobs.showing(jobs.operator):
         jobs.cluster("down")
     assert not jobs.processes("long")
+    wait_until(lambda: "has no scheduler" in page.get("/healthz")["error"], "the scheduler's end on the page")
+    (asking,) = [
+        one for one in psutil.Process(page.popen.pid).children() if "spawn_main" in " ".join(one.cmdline())
+    ]
+    asking.kill()
     jobs.cluster(*up)
     wait_until(lambda: jobs.have(long=4), "the first job again")
+    with page.events() as events:
+        assert next(value for name, value in events if name == "jobs" and "<td>cancelled</td>" in value)
+        assert page.get("/healthz")["error"] == ""
+    page.popen.send_signal(signal.SIGINT)
+    assert page.popen.wait(60) == 0
+    assert "Traceback" not in page.log.read_text()
     jobs.hurry("long")
     wait_until(lambda: jobs.now["broken"]["how"] == "failed", "the end of both")
     assert "no such luck" in jobs.now["broken"]["reason"]
