@@ -33,6 +33,7 @@ _STEPS = (
     *(3600 * hours for hours in (0.25, 0.5, 1, 2, 4, 6, 12, 24, 48, 96, 168)),
 )
 _LABELS = 12  # on the time axis, at most
+_EDGE = 0.03  # share of the axis at its end, where labels end
 
 
 class Had(NamedTuple):
@@ -172,7 +173,8 @@ def _draw_axes(
     for i in range(int(scale.end / step) + 1):
         x = scale.x(step * i)
         lines.append(f"M{x} 0v{_short(height)}")
-        at = {"x": x, "y": _short(height + 15), "text-anchor": "middle"}
+        at_edge = step * i > (1 - _EDGE) * scale.end  # half of the label would be cut off
+        at = {"x": x, "y": _short(height + 15), "text-anchor": "end" if at_edge else "middle"}
         ElementTree.SubElement(text, "text", at).text = numbers.span(step * i) if i else "0"
     # Without pointer events, or the lines would take the pointer from the bars.
     attributes = {"d": "".join(lines), "stroke": GREY, "stroke-opacity": ".4", "stroke-width": ".5"}

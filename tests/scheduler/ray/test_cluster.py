@@ -15,6 +15,7 @@ import pytest
 from rpc import tokens
 from scheduler.allocation import devices
 from scheduler.cluster.history import account, read
+from scheduler.ray.cluster_settings import FOLDER
 from tests.evenpace.dashboard.live_pages import Page
 from tests.scheduler.ray.submitted import SCRIPT, Jobs
 from tests.scripts.train_least_squares import SPEC
@@ -400,11 +401,13 @@ class Storm:
 
     Args:
         head: The cluster's head.
+        disk: Where the scheduler keeps what it decides: a small disk.
         start: Starts a node of the cluster, of a name and with a number of devices.
     """
 
-    def __init__(self, jobs, head, start, wait_until, seed):
-        self._jobs, self._head, self._start, self._wait_until = jobs, head, start, wait_until
+    def __init__(self, jobs, head, disk, start, wait_until, seed):
+        self._jobs, self._head, self._disk = jobs, head, disk
+        self._start, self._wait_until = start, wait_until
         self._random = random.Random(seed)
         self._nodes = [start(f"node-{number}", 3) for number in range(2)]
         self.log = []  # what has befallen it
@@ -418,8 +421,9 @@ class Storm:
             self.freeze_node,
             self.pause,
             self.change_policy,
+            self.fill_disk,
         )
-        (kind,) = self._random.choices(kinds, (4, 3, 2, 2, 2, 1))
+        (kind,) = self._random.choices(kinds, (4, 3, 2, 2, 2, 1, 2))
         self.log.append(f"{kind.__name__} {kind() or 'nothing'}")
 
     def kill_process(self):
@@ -485,12 +489,27 @@ class Storm:
         self._jobs.cluster("policy", name)
         return name
 
+    def fill_disk(self):
+        """Leave no room where the scheduler keeps its state; an order is answered once there is some."""
+        rest = self._disk / "rest"
+        with contextlib.suppress(OSError), rest.open("wb", buffering=0) as stream:
+            while stream.write(bytes(1024)):
+                pass
+        with self._jobs.run("cluster", "policy", "tiresias") as order:
+            self._wait_until(lambda: "No space left" in self._jobs.status["trouble"], "trouble")
+            rest.unlink()
+            assert order.end() == 0, order.text
+        return "for a while"
+
 
 @pytest.mark.release  # takes many minutes
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [1])
-def test_a_cluster_survives_whatever_befalls_it(tmp_path, wait_until, seed):
-    """Each job ends with one process's parameters; one whose workers were all lost with them says so."""
+def test_a_cluster_survives_whatever_befalls_it(tmp_path, small_disk, wait_until, seed):
+    """Each job ends with one process's parameters; one whose workers were all lost with them says so.
+
+    At last the scheduler's process is killed while it goes down.
+    """
     from tests.scripts import train_formed_group as script
 
     with contextlib.ExitStack() as stack:
@@ -508,7 +527,10 @@ def test_a_cluster_survives_whatever_befalls_it(tmp_path, wait_until, seed):
 
         head = start("head", 0)
         jobs = Shared(tmp_path, head.environment, head.address)
-        jobs.cluster("up", "--storage", jobs.storage, "--device", "place")
+        jobs.storage.mkdir()
+        (jobs.storage / FOLDER).symlink_to(small_disk)
+        up = ("up", "--storage", jobs.storage, "--device", "place")
+        jobs.cluster(*up)
         jobs.queue("big", "--shards", 2, "--max-failures", 1000, iterations=900, pace=0.5)
         jobs.queue("small", "--weight", 2, "--max-failures", 1000, iterations=300, pace=1)
         out, stop = tmp_path / "out", tmp_path / "stop"
@@ -520,7 +542,9 @@ def test_a_cluster_survives_whatever_befalls_it(tmp_path, wait_until, seed):
             jobs.cluster("submit", *more, *options, script.__file__, *arguments)
 
         submit_group()
-        storm = Storm(jobs, head, lambda name, places: start(name, places, head), wait_until, seed)
+        storm = Storm(
+            jobs, head, small_disk, lambda name, places: start(name, places, head), wait_until, seed
+        )
 
         def have_workers():
             for name, job in jobs.now.items():
@@ -541,6 +565,11 @@ def test_a_cluster_survives_whatever_befalls_it(tmp_path, wait_until, seed):
             for _ in range(2):
                 storm.befall()
             wait_until(have_workers, f"workers of all jobs after {storm.log[-2:]}", 300)
+        with jobs.run("cluster", "down") as down:
+            wait_until(lambda: "waiting for" in down.text, "what it waits for")
+            kill_scheduler(head)
+            assert down.end() == 0, down.text
+        jobs.cluster(*up)
         for name, iterations in (("big", 900), ("small", 300)):
             jobs.hurry(name)
             wait_until(lambda name=name: jobs.now[name]["how"] == "done", f"the end of {name}", 300)
