@@ -22,6 +22,7 @@ from evenpace.local.cluster import free_ports
 from idl.errors import UnavailableError
 from rpc.processes import Process
 from rpc.tokens import write_secret
+from worker.resources.cpu_limits import CpuLimit, limit_cpu
 
 _OBJECT_STORE = 80 * 2**20  # bytes; the least that Ray takes
 _START_SECONDS = 180.0
@@ -52,6 +53,7 @@ class RayNode:
         folder: Folder of its log; for a head, also the home of the cluster's processes, in which Ray keeps
             the cluster's token.
         silence: Seconds of silence after which a head gives up a node; None for Ray's own, some 13 s.
+        cores: Cores that Ray and all actors on it may use; None for all.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class RayNode:
         resources: Mapping[str, float] | None = None,
         environment: Mapping[str, str] | None = None,
         silence: float | None = _SILENCE,
+        cores: float | None = None,
     ) -> None:
         if head is None:
             port, client_port = free_ports(2)
@@ -89,6 +92,8 @@ class RayNode:
         self._folder = folder
         self._process = Process(name, line, folder / f"{name}.log", environment=self.environment)
         self._tree: list[psutil.Process] = []  # as it was frozen
+        self._cores = cores
+        self._limit: CpuLimit | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -128,6 +133,9 @@ class RayNode:
             if time.monotonic() > deadline:
                 raise UnavailableError(f"{self._process.name} did not start within {_START_SECONDS:g} s")
             time.sleep(_POLL_SECONDS)
+        if self._cores is not None:
+            (raylet,) = [one for one in self.processes if one.name() == "raylet"]  # which starts all actors
+            self._limit = limit_cpu(raylet.pid, self._cores, self.name)
 
     def announce_end(self, seconds: float) -> None:
         """Tell Ray that the node is about to go, as the notice for a spot machine does."""
@@ -156,6 +164,8 @@ class RayNode:
         psutil.wait_procs(self._tree)
         self._tree = []
         self._process.end()
+        if self._limit is not None:
+            self._limit.close()
 
     def _signal(self, number: int) -> None:
         for process in self._tree:

@@ -96,10 +96,10 @@ class RayCluster:
             node.kill()
         self.nodes = []
 
-    def add(self, kind: str, count: int = 1) -> RayNode:
-        """Add a node with `count` of a resource, `PLACE` or `STEADY`."""
+    def add(self, kind: str, count: int = 1, cores: float | None = None) -> RayNode:
+        """Add a node with `count` of a resource, `PLACE` or `STEADY`, and with so many cores at most."""
         name = f"{kind}-{next(self._numbers)}"
-        node = RayNode(name, self.folder, self.head, cpus=0, resources={kind: count})
+        node = RayNode(name, self.folder, self.head, cpus=0, resources={kind: count}, cores=cores)
         with self._starting:
             self.nodes.append(node)  # so that it is killed, however its start ends
             node.start()

@@ -123,6 +123,7 @@ _EXPERIMENT = {
     "forecast": "lab.experiments.forecasts",
     "sizers": "lab.experiments.sizers",
     "elasticity": "lab.experiments.elasticity",
+    "sharing": "lab.experiments.sharing",
     "autoscaling": "lab.experiments.autoscaling",
     "epoch-scaling": "lab.experiments.epoch_scaling",
 }

@@ -8,6 +8,7 @@ import copy
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -165,8 +166,12 @@ def train(workload: Workload, options: argparse.Namespace) -> dict[str, float] |
             "iteration": min(_iteration(loader), end),
             "seconds": round(time.perf_counter() - began, 3),
         }
-    if options.save is not None:
-        torch.save(model.state_dict(), options.save)
+    if options.save is not None and trained is not None:
+        new = options.save.with_name(
+            f"{options.save.name}.{os.getpid()}"
+        )  # others may save theirs there, too
+        torch.save(model.state_dict(), new)
+        new.replace(options.save)
     if distributed.is_initialized():
         distributed.barrier()
         del forward  # so that nothing holds the process group, whose threads end with it
