@@ -4,8 +4,8 @@ A Ray cluster of four nodes, each a device with its own limit of CPU time, is sh
 in section 6.4.1, a job of each priority comes after the other: on handwritten digits (weight 1, all four
 devices), MNIST (weight 5, two) and CIFAR-10 (weight 10, four); without resizing, the last one comes while the
 second runs. First each has the cluster to itself, from which its speeds are known, and what its parameters
-must be. Then all come, under strict priorities, and under elastic weighted fair sharing, during which a node is
-killed, and another takes its place. With --jobs two, jobs of weights 1 and 2 share by weights alone.
+must be. Then all come, under strict priorities, and under elastic weighted fair sharing, during which a node
+is killed, and another takes its place. With --jobs two, jobs of weights 1 and 2 share by weights alone.
 
 What was measured stands beside what the live cluster's machine does in virtual time, with these speeds, and
 with the times of starts, joins, leaves and suspensions that were seen. The status is 1 where a job's
