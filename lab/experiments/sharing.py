@@ -5,7 +5,7 @@ in section 6.4.1, a job of each priority comes after the other: on handwritten d
 devices), MNIST (weight 5, two) and CIFAR-10 (weight 10, four); without resizing, the last one comes while the
 second runs. First each has the cluster to itself, from which its speeds are known, and what its parameters
 must be. Then all come, under strict priorities, and under elastic weighted fair sharing, during which a node
-is killed, and another takes its place. With --jobs two, jobs of weights 1 and 2 share by weights alone.
+of the largest job is killed, and another comes. With --jobs two, jobs of weights 1 and 2 share by weights.
 
 What was measured stands beside what the live cluster's machine does in virtual time, with these speeds, and
 with the times of starts, joins, leaves and suspensions that were seen. The status is 1 where a job's
@@ -179,6 +179,12 @@ class _Watch:
             if phase == "draining" and self.jobs[key[0]]["state"] in ("starting", "running"):
                 self.leaves.append(now - since)
 
+    def largest(self) -> tuple[str, str]:
+        """Return the job that has the most workers, and the node of one of them."""
+        name = max(self.jobs, key=lambda name: len(self.jobs[name]["leases"]))
+        (node, _), *_ = self.jobs[name]["leases"].values()
+        return name, node
+
 
 @dataclass(frozen=True)
 class _Outcome:
@@ -237,10 +243,11 @@ class _Shared:
                 continue
             if now >= kill_at:
                 kill_at = inf
-                killed[self._nodes[0].id] = time.time()
-                self._cluster.kill(self._nodes[0])
-                self._console.print(f"{name}: a node was killed after {now:.0f} s, and another comes")
-                self._add(0)
+                job, node = watch.largest()
+                killed[node] = time.time()
+                self._cluster.kill(self._nodes[self.places[node]])
+                self._console.print(f"{name}: a node of {job} was killed after {now:.0f} s; another comes")
+                self._add(self.places[node])
             ended = [job for job in watch.jobs.values() if job["state"] == "ended"]
             if wrong := [job for job in ended if job["how"] != "done"]:
                 raise UnavailableError(f"job {wrong[0]['request']['name']}: {wrong[0]['reason']}")
