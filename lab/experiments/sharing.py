@@ -40,6 +40,7 @@ from idl.errors import UnavailableError
 from idl.records import IterationRecord
 from idl.settings import Checked, Setting
 from lab.bench.ray_job import PLACE, STEADY, RayCluster
+from lab.data import load
 from lab.experiments import train_workload
 from lab.experiments.mapping_reference import state_vector
 from lab.fields import Folder
@@ -97,7 +98,6 @@ class SharingConfig(Checked):
         Setting(
             "Folder with mnist and cifar10, each in its standard files.  [default: digits in their place]",
             folder=True,
-            exists=True,
         ),
     ] = None
     jobs: Annotated[str, Setting("Which jobs come.", choices=_JOBS)] = "three"
@@ -296,6 +296,8 @@ def run(config: SharingConfig, console: Console) -> dict[str, Any]:
     "begun_again": iterations}], "failure"}`, where a result is `{"makespan_s", "utilisation",
     "completion_s": {job: seconds}}`.
     """
+    for name in {plan.data for plan in config.plans}:
+        load(name)  # what cannot be read is an error now
     config.out.mkdir(parents=True, exist_ok=True)
     plans = config.plans
     alone: dict[str, _Outcome] = {}
