@@ -87,18 +87,15 @@ def test_a_shard_has_imported_all_that_jobs_need_when_it_begins_to_serve():
     assert done.stdout == "imported: []\n", done.stderr
 
 
-def options_of(command):
-    """The options that the help of a command shows."""
-    return [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
-
-
 @pytest.mark.parametrize("name", ["manager", "ps", "worker"])
 def test_each_option_of_a_service_is_in_a_section(name):
     """The last section, which is for what no other has, has nothing but the help."""
     output = invoke(name, "--help").output
     head, _, rest = output.partition("\nOptions:\n")
     assert re.findall(r"--[a-z-]+", rest) == ["--help"]
-    for option in options_of(cli.get_command(click.Context(cli), name)):
+    for option in cli.get_command(click.Context(cli), name).params:
+        if not isinstance(option, click.Option) or option.hidden:
+            continue
         assert len(re.findall(rf"^  {option.opts[0]}\b(?!-)", head, re.M)) == 1, option.opts
 
 

@@ -10,12 +10,6 @@ from predictors.architectures import LSTM, NARX, SIMPLE_RNN, UNITS
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
 
-def random_weights(architecture, workers=2):
-    """Draw weights for some workers."""
-    rng = np.random.default_rng(0)
-    return {name: rng.normal(0, 0.5, (workers, *shape)) for name, shape in architecture.shapes.items()}
-
-
 X = np.random.default_rng(1).normal(size=(5, 2, 8))
 
 
@@ -46,7 +40,8 @@ def test_a_network_is_a_layer_of_keras_and_a_linear_output(ours, layer):
     """Each worker's, with its own weights."""
     import keras
 
-    weights, worker = random_weights(ours), 1
+    rng, worker = np.random.default_rng(0), 1
+    weights = {name: rng.normal(0, 0.5, (2, *shape)) for name, shape in ours.shapes.items()}
     own = {name: array[worker] for name, array in weights.items()}
     theirs, kernels, given = layer(keras, own)
     inputs = given[:, worker] if layer is dense else given[:, worker, ::-1, None]

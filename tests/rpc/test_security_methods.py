@@ -6,7 +6,6 @@ What tokens are, and how connections show them, is in `test_security_tokens`.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -44,15 +43,11 @@ NEEDS_NO_TOKEN = {  # why
 }
 
 
-def _definitions(module: ModuleType) -> list[type]:
-    """Return the services that a .thrift file defines."""
-    return [value for value in vars(module).values() if hasattr(value, "thrift_services")]
-
-
 CONTRACT = {
     f"{definition.__name__}.{method}": (definition, method)
     for name in idl.__all__
-    for definition in _definitions(getattr(idl, name))
+    for definition in vars(getattr(idl, name)).values()
+    if hasattr(definition, "thrift_services")
     for method in definition.thrift_services
 }
 ASKED_FOR = {name: what for name, what in CONTRACT.items() if name not in NEEDS_NO_TOKEN}

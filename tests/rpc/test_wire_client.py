@@ -158,11 +158,6 @@ def test_client_hears_why_it_is_refused():
         worker.close()
 
 
-def _silent(raw: Raw) -> None:
-    """Take a call, and answer nothing."""
-    raw.read_frame()
-
-
 def test_abandoned_client_fails_at_once_and_for_good():
     """A call that waits for its answer ends when another thread abandons the client; later calls, too."""
     reached = threading.Event()
@@ -195,7 +190,7 @@ def test_abandoned_client_fails_at_once_and_for_good():
 
 def test_a_call_whose_connection_another_thread_closes_fails_or_is_made_again():
     """Between two parts of a message the connection may be gone, or have been closed by the other thread."""
-    with scripted(_silent, answering("b")) as address:
+    with scripted(lambda raw: raw.read_frame(), answering("b")) as address:
         client = history_client(address)
         client.send("history", HISTORY, deadline=time.monotonic() + 120)
         client.close()

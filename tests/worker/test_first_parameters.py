@@ -7,7 +7,6 @@ import pytest
 from tests.services import RestartableService, serving, shard_service
 from tests.worker.least_squares import Worker
 from tests.worker.test_recovery import ITERATIONS, assert_trained, in_process_manager, once
-from worker.membership import Membership
 from worker.shard_clients import ShardClients
 
 
@@ -21,35 +20,6 @@ def between_shards(monkeypatch, action, before=1):
         return initialise(self, shard, *arguments)
 
     monkeypatch.setattr(ShardClients, "_initialise", interrupted)
-
-
-class DeadError(Exception):
-    """An error that ends a worker's thread as if its process had been killed."""
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("lookahead", [0, 2])
-def test_a_worker_that_dies_between_two_shards_is_replaced(monkeypatch, lookahead):
-    """The others set the parameters again; they, and a replacement, train to the end."""
-
-    def die(shards):
-        raise DeadError
-
-    between_shards(monkeypatch, die)
-    monkeypatch.setattr(
-        Membership, "leave", lambda self, **_: self._heartbeat and self._heartbeat.stop(DeadError())
-    )
-    with (
-        in_process_manager(3, lookahead=lookahead) as manager,
-        serving(shard_service()) as first,
-        serving(shard_service()) as second,
-    ):
-        workers = [Worker(manager, [first, second], f"w{i}", ITERATIONS) for i in range(3)]
-        for worker in workers:
-            worker.join(240)
-        dead = [worker for worker in workers if isinstance(worker.error, DeadError)]
-        assert len(dead) == 1
-        assert_trained([worker for worker in workers if worker not in dead])
 
 
 @pytest.mark.simulated

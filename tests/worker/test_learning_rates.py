@@ -77,11 +77,6 @@ def make(optimizer):
     return model, made
 
 
-def schedule_of(made):
-    """Return a schedule that is to be stepped for each batch."""
-    return torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 / (1 + step))
-
-
 def trained_alone(optimizer, power):
     """Return the parameters of one process, whose rates are the script's times a power of size over first."""
     model, made = make(optimizer)
@@ -95,7 +90,8 @@ def trained_alone(optimizer, power):
 
 def train(loader, model, made, weight=lambda loss: loss):
     """Train for three epochs, in which a scheduler sees the script's own rates; return the parameters."""
-    schedule, steps = schedule_of(made), 0
+    schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 / (1 + step))
+    steps = 0
     for _ in range(3):
         for x, y in loader:
             made.zero_grad()

@@ -1,6 +1,5 @@
 """Plans made ahead of their use, so that workers need not wait for batch sizes; with real services."""
 
-import contextlib
 import threading
 
 import numpy as np
@@ -10,46 +9,10 @@ from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.errors import EvenpaceError
 from lab.proxy import Proxy
-from tests.services import send_back, serving, shard_service
+from tests.services import serving, shard_service
 from tests.worker.least_squares import Worker, services, trained_alone
 
 # -- the iterations of a job
-
-
-@pytest.mark.simulated
-def test_a_report_that_comes_when_its_attempt_is_over_holds_up_no_other(tmp_path, wait_until):
-    """A report of an attempt that is over does not delay those of the next attempt."""
-    iterations, config = 30, ManagerConfig("even", job=JobConfig(workers=2, lookahead=2, silence=60.0))
-    with contextlib.ExitStack() as stack:
-        manager = stack.enter_context(serving(ManagerService(config)))
-        shard = stack.enter_context(serving(shard_service(state=tmp_path, checkpoint_every=5)))
-
-        def go_back(session):
-            if (session.assignment.attempt, session.assignment.iteration) == (0, 12):
-                wait_until(lambda: [*tmp_path.glob("*/*5.checkpoint")], "the checkpoint")
-                send_back(session, manager, 5)
-
-        late, other = (
-            Worker(manager, [shard], "w0", iterations, go_back),
-            Worker(manager, [shard], "w1", iterations),
-        )
-        membership = late.session._membership
-        send = membership._client.send
-
-        def send_late(method, request, **options):
-            if (method, getattr(request, "iteration", None), getattr(request, "attempt", None)) == (
-                "report",
-                10,
-                0,
-            ):
-                wait_until(lambda: membership.attempt == 1, "the other attempt")
-            send(method, request, **options)
-
-        membership._client.send = send_late
-        for worker in (late, other):
-            worker.end()
-            assert np.abs(worker.session.exchange.parameters - trained_alone(iterations)).max() < 1e-12
-    assert membership.attempt == 1
 
 
 @pytest.mark.simulated

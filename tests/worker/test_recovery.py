@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import idl
 from batchsize_manager.job.config import JobConfig
 from batchsize_manager.service import ManagerConfig, ManagerService
 from idl.endings import FINISHED
@@ -24,8 +23,6 @@ from tests.services import (
 from tests.worker.least_squares import Worker, trained_alone
 from tests.worker.processes import end_well, processes
 from worker.shard_clients import ShardClients
-
-_manager = idl.batchsize_manager
 
 ITERATIONS = 60
 TWO_EVENLY = ("--workers", "2", "--policy", "even", "--silence", "60")  # whoever is held up keeps its part
@@ -99,47 +96,6 @@ def test_one_that_comes_back_goes_on_without_those_that_stay_frozen(
         workers[thawed].send_signal(signal.SIGCONT)
         end_well(tmp_path, workers, wait_until, [thawed], trained_alone(60))
         assert all(is_frozen(workers[name]) for name in freeze.keys() - {thawed})
-
-
-# -- shards
-
-
-@pytest.mark.simulated
-def test_a_shard_that_loses_the_agreed_version_is_gone_back_with_once_more(tmp_path, monkeypatch, wait_until):
-    """If a shard is killed after the agreement on a version that it lost, an earlier one is agreed on."""
-    agreed = []
-    with (
-        restartable_manager(tmp_path / "state", *TWO_EVENLY) as manager,
-        shards_here(tmp_path, count=1, every=5) as shards,
-        RestartableService("ps", "--state", str(tmp_path / "killed"), "--checkpoint-every", "5") as killed,
-    ):
-        rewind = ShardClients.rewind
-
-        def rewind_what_is_lost(self, attempt, version, **options):
-            if not agreed:
-                agreed.append(version)
-                killed.kill()
-                killed.start()
-                self.fence(attempt)  # as each worker's heartbeat does
-            agreed.append(version)
-            rewind(self, attempt, version, **options)
-
-        def again():
-            manager.kill()
-            manager.start()
-            # No push meanwhile, lest the shards are fenced with a step between them.
-            wait_until(lambda: agreed, "the other worker's proposal")
-
-        monkeypatch.setattr(ShardClients, "rewind", rewind_what_is_lost)
-        addresses = [*shards, killed.address]
-        at = once(18, again)
-        workers = [
-            Worker(manager.address, addresses, f"w{i}", ITERATIONS, at if i == 0 else lambda session: None)
-            for i in range(2)
-        ]
-        assert_trained(workers)
-    assert agreed[0] % 5 != 0
-    assert 15 in agreed[1:]
 
 
 # -- the manager

@@ -74,7 +74,8 @@ def test_workers_that_use_shards_of_their_own_are_refused(job):
 @pytest.mark.simulated
 def test_shards_that_have_changed_folders_are_refused(tmp_path):
     """Both come back with each other's checkpoints: the worker ends with an error that names both parts."""
-    shards = [shard_with(tmp_path / f"ps-{i}") for i in range(2)]
+    states = [str(tmp_path / f"ps-{i}") for i in range(2)]
+    shards = [RestartableService("ps", "--state", state, "--checkpoint-every", "1") for state in states]
 
     def change_places():
         for shard in shards:
@@ -90,8 +91,3 @@ def test_shards_that_have_changed_folders_are_refused(tmp_path):
         told = ends(Worker(manager, addresses, "w0", ITERATIONS, once(10, change_places)))
     assert "this shard holds part 1 of 2" in told or "this shard holds part 0 of 2" in told
     assert "with the folder and address that it had" in told
-
-
-def shard_with(folder):
-    """Return a shard that keeps a checkpoint of each version in a folder."""
-    return RestartableService("ps", "--state", str(folder), "--checkpoint-every", "1")

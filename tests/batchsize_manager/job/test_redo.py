@@ -179,6 +179,8 @@ def test_who_is_silent_while_others_wait_is_suspended():
     assert driver.next("a") is None
     driver.tick_at(10.0)
     assert driver.last_events(1) == ["b is silent; the others do its part meanwhile"]
+    standings = [(standing.state, standing.silence) for standing in driver.job.members.standings(12.0)]
+    assert standings == [("working", 7.0), ("silent", 12.0), ("working", 7.0)]
     assert driver.next("b") is None
     driver.finish("a", "c")
     assert driver.last_events(2) == [
@@ -188,21 +190,6 @@ def test_who_is_silent_while_others_wait_is_suspended():
     assert (driver.span("a"), driver.span("c")) == ((1, 30, 15), (1, 45, 15))
     assert list(driver.job.members) == ["a", "b", "c"]
     assert driver.next("b") is None
-
-
-def test_who_is_silent_in_one_of_several_iterations_is_suspended():
-    """With lookahead: it has reported the older one, in which another is slow, but not the newer one."""
-    driver = Beating("a", "b", "c", total=30, report_timeout=1000.0, lookahead=1)
-    driver.beat("a", "b", "c")
-    for name in "abc":
-        driver.next(name), driver.job.assignments_after(name, 0)
-    driver.finish("a", "b", "a")
-    driver.now = 5.0
-    driver.beat("a", "c")
-    driver.tick_at(10.0)
-    standings = driver.job.members.standings(12.0)
-    assert [standing.state for standing in standings] == ["working", "silent", "working"]
-    assert [standing.silence for standing in standings] == [7.0, 12.0, 7.0]
 
 
 def test_who_sends_heartbeats_is_not_suspended():

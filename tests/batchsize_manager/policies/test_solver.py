@@ -31,11 +31,6 @@ def problems(draw, largest_granularity=8, least=lambda limits: 1):
     return speeds, total, limits
 
 
-def sum_of_minima(limits):
-    """Return the total from which on each worker gets its minimum."""
-    return sum(bound.minimum for bound in limits)
-
-
 def slowest(counts, speeds):
     """Return the time of the worker that finishes last."""
     return max(Fraction(count) / Fraction(speed) for count, speed in zip(counts, speeds, strict=True))
@@ -61,7 +56,7 @@ def test_sum_and_bounds_hold(problem):
 
 
 @settings(deadline=None)
-@given(problems(1, sum_of_minima))
+@given(problems(1, lambda limits: sum(bound.minimum for bound in limits)))
 def test_no_worker_could_hand_a_sample_on(problem):
     """Moving one sample off the slowest worker never helps at granularity 1, at any speeds."""
     speeds, total, limits = problem

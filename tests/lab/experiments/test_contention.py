@@ -47,11 +47,6 @@ def stressors(name="stress-ng"):
     return found
 
 
-def a_cpu(worker):
-    """The CPU that the worker stays on."""
-    return min(os.sched_getaffinity(worker.pid))
-
-
 @pytest.mark.ci
 @needs_stress_ng
 def test_a_full_task_halves_a_limited_worker_and_its_end_restores_it(worker, wait_until):
@@ -60,7 +55,7 @@ def test_a_full_task_halves_a_limited_worker_and_its_end_restores_it(worker, wai
     Over all the time that both are there, the kernel counts the same CPU time for both. Where one
     was held up, what it lacks tells less and less.
     """
-    place = ProcessPlace(worker.pid, 0.4, 2**20, a_cpu(worker))
+    place = ProcessPlace(worker.pid, 0.4, 2**20, min(os.sched_getaffinity(worker.pid)))
     try:
         limit = limit_cpu(worker.pid, 0.4, "contended", "cgroup")
     except OSError as error:

@@ -183,15 +183,10 @@ def mixed(data):
     return data
 
 
-def simulate_mixed(data, *options, cluster="slow=1x2,fast=1x2", policies=("sia", "gavel")):
-    """The result of the command on a cluster of two kinds."""
-    options = ("--traces", data / "trainings", "--cluster", cluster, "--rules", "mixed", *options)
-    return simulate(data, *options, policies=policies)
-
-
 def test_clusters_of_several_kinds_are_simulated(mixed):
     """Files of a model may lie in several folders; each policy has its own interval, which the file has."""
-    shown = simulate_mixed(mixed)
+    options = ("--traces", mixed / "trainings", "--cluster", "slow=1x2,fast=1x2", "--rules", "mixed")
+    shown = simulate(mixed, *options, policies=("sia", "gavel"))
     assert shown.exit_code == 0, shown.output
     gavel, sia = sorted(results(mixed), key=lambda result: result["policy"])
 

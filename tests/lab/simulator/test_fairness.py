@@ -26,11 +26,6 @@ def isolated(of, devices=2, policy="tiresias", limits=None, cluster=CLUSTER):
     return isolated_completion(of, tiny_application(limits), devices, POLICIES[policy](), cluster, Rules())
 
 
-def lived(times):
-    """Lives that begin and end at these times."""
-    return [Life(str(i), "tiny", begin, ended=end) for i, (begin, end) in enumerate(times)]
-
-
 def test_rho_is_against_a_cluster_of_the_fair_share():
     """Two jobs want both devices; the first shares its whole life with the second, which is alone later.
 
@@ -70,7 +65,7 @@ def test_a_job_alone_takes_as_long_as_on_its_share(of, alone, seconds):
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=8))
 def test_presence_counts_jobs_in_each_second(times):
     """Over a job's life it is the sum of the numbers of jobs in its seconds."""
-    lives = lived([(begin, begin + age) for begin, age in times])
+    lives = [Life(str(i), "tiny", begin, ended=begin + age) for i, (begin, age) in enumerate(times)]
     numbers = [sum(life.submitted <= now < life.ended for life in lives) for now in range(80)]
 
     assert presence(lives) == [sum(numbers[life.submitted : life.ended]) for life in lives]

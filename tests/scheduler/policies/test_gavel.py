@@ -14,11 +14,6 @@ from scheduler.policies.gavel import Gavel, equal_split, max_min_shares, max_sum
 from tests.scheduler.policies.rounds import asking
 
 
-def with_speeds(name, number, slow, fast):
-    """A job with its speed on each of two kinds."""
-    return asking(name, number, iterations_per_second={"slow": slow, "fast": fast}.__getitem__)
-
-
 @st.composite
 def programmes(draw, most):
     """Rates of up to `most` jobs on two kinds, the devices that they want, and those of each kind."""
@@ -80,7 +75,7 @@ def test_throughputs_are_by_weight():
 
 def test_jobs_take_turns():
     """Of like jobs that do not fit together each runs about as often as the others."""
-    its = [with_speeds(name, 2, slow=1.0, fast=0.5) for name in "abc"]
+    its = [asking(n, 2, iterations_per_second={"slow": 1.0, "fast": 0.5}.__getitem__) for n in "abc"]
     cluster, policy, before = Cluster.of([("slow", 1, 2)]), Gavel(), Allocation()
     ran = dict.fromkeys("abc", 0)
     for number in range(30):
