@@ -484,10 +484,10 @@ class Storm:
         return name
 
     def change_policy(self):
-        """Have another policy decide."""
-        name = self._random.choice(["weighted_fair_sharing", "tiresias"])
-        self._jobs.cluster("policy", name)
-        return name
+        """Have another policy decide, which suspends all jobs but one, and then the first one again."""
+        self._jobs.cluster("policy", "tiresias")
+        self._jobs.cluster("policy", "weighted_fair_sharing")
+        return "and back"
 
     def fill_disk(self):
         """Leave no room where the scheduler keeps its state; an order is answered once there is some."""
@@ -495,7 +495,7 @@ class Storm:
         with contextlib.suppress(OSError), rest.open("wb", buffering=0) as stream:
             while stream.write(bytes(1024)):
                 pass
-        with self._jobs.run("cluster", "policy", "tiresias") as order:
+        with self._jobs.run("cluster", "policy", "weighted_fair_sharing") as order:
             self._wait_until(lambda: "No space left" in self._jobs.status["trouble"], "trouble")
             rest.unlink()
             assert order.end() == 0, order.text
