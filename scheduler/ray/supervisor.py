@@ -321,7 +321,7 @@ class Supervisor:
         for name, one in seen.items():
             self._generations[name] = max(self._generations.get(name, -1), one.generation)
         finish = (
-            self._suspended(job_state, kept=kept)
+            self._suspended(seen, job_state, kept=kept)
             or self._without_state(seen, job_state, job_reason)
             or self._unmovable(exchange)
             or self._failed(seen, now)
@@ -474,16 +474,19 @@ class Supervisor:
                 return _failed_finish(name, one)
         return Finish("done")
 
-    def _suspended(self, job_state: str, *, kept: bool) -> Finish | None:
+    def _suspended(self, seen: Mapping[str, Seen], job_state: str, *, kept: bool) -> Finish | None:
         """Return the end of a job that is to be suspended, once all its shards are at the same version.
 
-        Or, where workers reduce gradients among themselves, once they have written their state down, after
-        which they compute nothing; or have none, since the manager has not known the job.
+        It may have lost all workers while they went back to a version: then it goes on from what its shards
+        have in common, as after the loss of the whole cluster. Where workers reduce gradients among
+        themselves, it ends once they have written their state down, after which they compute nothing; or if
+        they have none, since the manager has not known the job.
         """
         if self._submission.all_reduce:
             is_safe = kept or not self._known
         else:
-            is_safe = job_state in ("", "gathering", "paused")
+            deserted = all(name in self._submission.services for name in seen)
+            is_safe = deserted or job_state in ("", "gathering", "paused")
         return Finish("suspended") if self.suspending and is_safe else None
 
     def _late(self, seen: Mapping[str, Seen], now: float) -> Finish | None:

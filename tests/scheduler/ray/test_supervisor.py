@@ -476,6 +476,20 @@ def test_a_job_is_suspended_at_an_iterations_end_and_goes_on(placed, service_die
     assert again.said[-1] == Resume()
 
 
+@pytest.mark.parametrize("state", ["running", "recovering", "ended"])
+def test_a_job_that_has_lost_all_its_workers_is_suspended(placed, state):
+    """Nobody is there with whom it could come to a pause."""
+    placed.supervisor.suspend()
+    placed.reason = GONE if state == "ended" else ""
+    for name in ("a-1", "a-2"):
+        assert placed.finish is None
+        placed.lose(name)
+        for _ in range(2):
+            placed.state = state  # it does not come to a pause
+            placed.step()
+    assert placed.finish == Finish("suspended")
+
+
 def test_what_was_not_begun_or_is_paused_is_suspended_at_once():
     """An operator's pause is left to the operator."""
     made = Cluster(submission(), placed=True).step()
