@@ -6,6 +6,7 @@ shrinks keeps the devices until its workers are gone, and only a suspension stop
 
 import heapq
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -103,7 +104,7 @@ class _Cluster:
         self._policy = policy
         self._delays = delays
         self._runs = {job.request.name: _Run(job) for job in jobs}
-        self._history = History(Path("history.jsonl"))  # never written
+        self._history = History(Path(os.devnull))  # empty, and never written
         self._now = 0.0
         self._numbers = itertools.count()
         # What comes: events of the machine's, and nodes that are lost but not seen to be.

@@ -1,5 +1,7 @@
 """The live cluster's machine in virtual time, with jobs and delays that are known."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,17 @@ def test_a_job_by_itself_takes_its_iterations():
     assert life.started == 13
     assert life.now == pytest.approx(5 + 8 + 30 * 1.5 + 2)
     assert life.how == "done"
+
+
+def test_a_record_that_lies_about_does_not_count(tmp_path, monkeypatch):
+    """A simulation reads nothing, wherever it runs."""
+    monkeypatch.chdir(tmp_path)
+    before = simulate_delayed([job("one", 0, 30)], there(*NODES), policy(), delays())
+    line = {"time": -100.0, "job": "other", "submitted": -100.0, "state": "waiting", "held": False}
+    (tmp_path / "history.jsonl").write_text(
+        json.dumps(line | {"devices": {}, "attempt": 0, "why": "submitted"}) + "\n"
+    )
+    assert simulate_delayed([job("one", 0, 30)], there(*NODES), policy(), delays()) == before
 
 
 def test_a_job_grows_while_it_trains_and_shrinks_before_another_starts():
