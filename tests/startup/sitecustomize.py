@@ -6,6 +6,9 @@ second.
 
 Unbuffered output is written line by line. Python writes a line's end apart from the line, so that the lines
 of two programs that print into one file could lie beside each other.
+
+In a process of a Ray cluster, a policy of its scheduler fails while a file is there, which a variable names.
+Users cannot bring that about, and it is Ray that starts the scheduler's process.
 """
 
 import gc
@@ -16,3 +19,17 @@ gc.set_threshold(100_000, 50, 50)
 if os.environ.get("PYTHONUNBUFFERED"):
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)
+
+if (failing := os.environ.get("EVENPACE_TESTS_FAILING_POLICY")) and "default_worker.py" in " ".join(
+    sys.orig_argv
+):
+    from scheduler.policies.weighted_fair_sharing import WeightedFairSharing
+
+    decide = WeightedFairSharing.allocate
+
+    def _allocate(policy, at):
+        if os.path.exists(failing):
+            raise RuntimeError("a defect")
+        return decide(policy, at)
+
+    WeightedFairSharing.allocate = _allocate

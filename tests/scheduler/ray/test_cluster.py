@@ -8,12 +8,14 @@ import re
 import signal
 import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from rpc import tokens
 from scheduler.allocation import devices
+from scheduler.cluster import history
 from scheduler.cluster.history import account, read
 from scheduler.ray.cluster_settings import FOLDER
 from tests.evenpace.dashboard.live_pages import Page
@@ -23,8 +25,14 @@ from tests.scripts.train_least_squares import SPEC
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'evenpace[ray]'")
 
 from lab.ray_nodes import RayNode
+from scheduler.ray.cluster_scheduler import LOG_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]
+
+
+def cluster_environment(temporary):
+    """Variables of a cluster whose policy fails while a file is there; see `tests/startup`."""
+    return {"TMPDIR": temporary, "EVENPACE_TESTS_FAILING_POLICY": f"{temporary}/failing_policy"}
 
 
 class Shared(Jobs):
@@ -35,6 +43,21 @@ class Shared(Jobs):
     """
 
     operator = None
+
+    @contextlib.contextmanager
+    def failing_policy(self, wait_until):
+        """Have the policy fail, whatever it is asked; jobs keep what they have."""
+        file = Path(self._environment["EVENPACE_TESTS_FAILING_POLICY"])
+        log = self.storage / FOLDER / LOG_FILE
+        failed = "the policy has failed, and what it decided last stands: RuntimeError('a defect')"
+        file.touch()
+        try:
+            yield
+            before = len(log.read_text())
+            self.cluster("policy", "weighted_fair_sharing")
+            wait_until(lambda: failed in log.read_text()[before:], "the policy's failure")
+        finally:
+            file.unlink()
 
     @contextlib.contextmanager
     def showing(self, token):
@@ -104,7 +127,7 @@ def head(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ray")
     with (
         tempfile.TemporaryDirectory(prefix="evenpace-", ignore_cleanup_errors=True) as temporary,
-        RayNode("head", folder, cpus=4, environment={"TMPDIR": temporary}) as head,
+        RayNode("head", folder, cpus=4, environment=cluster_environment(temporary)) as head,
     ):
         yield head
 
@@ -127,13 +150,17 @@ def kill_scheduler(head):
 def test_two_jobs_share_a_cluster(head, jobs, wait_until):
     """By weights: the first gives way, and grows again; a pause and a killed scheduler lose nothing.
 
+    Nor does a policy that fails: it is asked again, as always after a while.
+
     The parameters of each are one process's, and no sample is computed twice.
     """
-    said = jobs.cluster("up", "--storage", jobs.storage)
+    said = jobs.cluster("up", "--storage", jobs.storage, "--interval", 1)
     assert "without --token-key, all who reach the Ray cluster may change all jobs" in said
     jobs.queue("first", iterations=900, pace=0.2)
     wait_until(lambda: jobs.have(first=4), "the first job on all devices")
-    jobs.queue("second", "--weight", 2, iterations=300, pace=0.2)
+    with jobs.failing_policy(wait_until):
+        jobs.queue("second", "--weight", 2, iterations=300, pace=0.2)
+        assert (jobs.have(first=4), jobs.now["second"]["state"]) == (True, "waiting")
     wait_until(lambda: jobs.have(first=1, second=3), "the second job's share")
     kill_scheduler(head)
     assert [(job["job"], job["target"]) for job in jobs.status["jobs"]] == [("first", 1), ("second", 3)]
@@ -149,16 +176,19 @@ def test_two_jobs_share_a_cluster(head, jobs, wait_until):
     jobs.cluster("resume", "first")
     wait_until(lambda: jobs.have(first=4), "the first job's resumption")
     jobs.hurry("first")
-    wait_until(lambda: jobs.now["first"]["how"] == "done", "the first job's end")
-    past = account(read(jobs.storage / "_cluster/history.jsonl"), time.time())
-    assert [(life.job, life.how, life.suspensions) for life in past.lives] == [
+
+    def past():
+        return account(read(jobs.storage / FOLDER / history.FILE), time.time()).lives
+
+    wait_until(lambda: past()[0].how == "done", "the first job's end")
+    assert [(life.job, life.how, life.suspensions) for life in past()] == [
         ("first", "done", 1),
         ("second", "done", 0),
     ]
-    counts = [devices(span.placement) for span in past.lives[0].spans]
+    counts = [devices(span.placement) for span in past()[0].spans]
     assert counts[0] == 4
     assert 4 in counts[counts.index(1) :]
-    assert [life.device_seconds for life in past.lives] == [
+    assert [life.device_seconds for life in past()] == [
         pytest.approx(jobs.now[name]["attained"]) for name in ("first", "second")
     ]
     assert 0 < jobs.status["utilisation"]["all"] < 1
@@ -421,9 +451,10 @@ class Storm:
             self.freeze_node,
             self.pause,
             self.change_policy,
+            self.fail_policy,
             self.fill_disk,
         )
-        (kind,) = self._random.choices(kinds, (4, 3, 2, 2, 2, 1, 2))
+        (kind,) = self._random.choices(kinds, (4, 3, 2, 2, 2, 1, 1, 2))
         self.log.append(f"{kind.__name__} {kind() or 'nothing'}")
 
     def kill_process(self):
@@ -489,6 +520,12 @@ class Storm:
         self._jobs.cluster("policy", "weighted_fair_sharing")
         return "and back"
 
+    def fail_policy(self):
+        """Have the policy fail."""
+        with self._jobs.failing_policy(self._wait_until):
+            pass
+        return "once"
+
     def fill_disk(self):
         """Leave no room where the scheduler keeps its state; an order is answered once there is some."""
         rest = self._disk / "rest"
@@ -520,7 +557,7 @@ def test_a_cluster_survives_whatever_befalls_it(tmp_path, small_disk, wait_until
         def start(name, places, head=None):
             (tmp_path / name).mkdir()
             resources = {"place": places} if places else None
-            environment = {"TMPDIR": temporary}
+            environment = cluster_environment(temporary)
             return stack.enter_context(
                 RayNode(name, tmp_path / name, head, cpus=0, resources=resources, environment=environment)
             )
