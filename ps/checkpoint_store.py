@@ -157,6 +157,7 @@ class JobStore:
         self._job = job
         self._thread = _thread()
         self._ledger = ledger
+        self._is_kept = False  # whether the folder is there for good
         self._writing_version: int | None = None  # the version that is being written
         self.written = self.failed = self.written_bytes = 0
         self.writing = 0.0  # seconds that it took to write them
@@ -382,9 +383,10 @@ class JobStore:
         return True
 
     def _make_folder(self) -> None:
-        if not self._folder.is_dir():
-            self._folder.mkdir()
-            _sync(self._folder.parent)
+        if not (self._is_kept and self._folder.is_dir()):
+            self._folder.mkdir(exist_ok=True)
+            _sync(self._folder.parent)  # an earlier process may have died just before
+            self._is_kept = True
 
     def _path(self, version: int) -> Path:
         return self._folder / f"{version:012d}{_SUFFIX}"

@@ -95,10 +95,15 @@ class ParameterServer(Protocol):
 
 
 def common_version(shards: Sequence[ShardState]) -> int | None:
-    """Return the latest version that all shards can go on from; None if there is none."""
+    """Return the latest version that all shards can go on from; None if there is none.
+
+    Where shards have a version's batch begin at different places, it is not the same for all: one has gone
+    back meanwhile, and what its disk had removed is there again since the machine crashed.
+    """
     if not all(shard.initialised for shard in shards):
         return None
-    return max(set.intersection(*(shard.reachable for shard in shards)), default=None)
+    versions = set.intersection(*(shard.reachable for shard in shards))
+    return max((version for version in versions if len(_places(shards, version)) <= 1), default=None)
 
 
 def recover(
@@ -141,7 +146,8 @@ def recover(
             if reset:
                 version = first
             if version is not None:
-                assignment = manager.rewind(attempt, version, _place(states, version))
+                place = next(iter(_places(states, version)), None)
+                assignment = manager.rewind(attempt, version, place)
                 if assignment is None:
                     return None
                 shards.rewind(attempt, assignment.iteration, reset=reset)
@@ -165,9 +171,9 @@ def recover(
         time.sleep(_PAUSE)
 
 
-def _place(shards: Sequence[ShardState], version: int) -> tuple[int, int] | None:
-    """Return where the batch of a version begins, as the first shard that knows has it."""
-    return next((shard.places[version] for shard in shards if version in shard.places), None)
+def _places(shards: Sequence[ShardState], version: int) -> set[tuple[int, int]]:
+    """Return where the batch of a version begins, as shards have it that know."""
+    return {shard.places[version] for shard in shards if version in shard.places}
 
 
 def _is_untrained(manager: Manager, states: Sequence[ShardState], first: int) -> bool:

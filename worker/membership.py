@@ -590,7 +590,8 @@ class Membership:
         if not (assignments or reply.report_on or reply.released is not None or reply.recover is not None):
             raise ProtocolError("the manager answered with neither an assignment nor a release")
         with self._change:
-            self.released = reply.released
+            # For good: an answer to a later report may be a manager's that has forgotten it.
+            self.released = reply.released if self.released is None else self.released
             later = [assignment.attempt for assignment in assignments if assignment.attempt != self.attempt]
             if reply.recover is not None or later:
                 self._recover = max(reply.recover or 0, self._recover or 0, *later)

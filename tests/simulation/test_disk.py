@@ -251,6 +251,18 @@ def test_a_flush_that_is_left_out_is_found(monkeypatch, module):
 
 
 @pytest.mark.slow
+def test_a_jobs_folder_outlives_the_machine_whoever_has_made_it(tmp_path):
+    """Also one whose process died before it had flushed that, which the next one cannot see."""
+    with product() as simulated:
+        store = simulated.module("ps.checkpoint_store").JobStore
+
+        def make_again(folder):
+            (folder / "job").mkdir()
+            store(folder / "job", "job", None)._make_folder()
+
+        assert all(after_crashes(tmp_path, make_again, lambda folder: (folder / "job").exists()))
+
+
 def test_a_job_outlives_its_manager_s_machine():
     """From its first iteration on."""
     for seed in (3, 8):  # which crash it in the first seconds

@@ -7,6 +7,7 @@ import sqlite3
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from functools import partial
 
 import numpy as np
 import pytest
@@ -86,6 +87,20 @@ def test_reports_are_sent_ahead_of_the_wait_for_their_answers(lookahead, wait_un
             together(a.take_answer, b.take_answer)
         assert a.next().iteration == b.next().iteration == 5
         assert a.reconnects == b.reconnects == 0
+
+
+def test_a_release_is_for_good():
+    """Also where a manager that has forgotten it answers a report that was sent meanwhile."""
+    manager = manager_service(workers=1, lookahead=2)
+    with serving(manager) as address, member(address) as w:
+        joining(w)
+        part = w.next()
+        answer = partial(
+            idl.batchsize_manager.AssignmentReply, identity=w._identity, reported_iteration=part.iteration
+        )
+        w._note_reply(answer(released="drained by an operator"))
+        w._note_reply(answer(report_on=True))
+        assert w.released == "drained by an operator"
 
 
 def is_late(worker: Membership, other: Membership) -> None:

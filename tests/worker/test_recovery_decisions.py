@@ -32,6 +32,16 @@ def test_the_job_goes_on_from_the_latest_version_that_all_shards_have(shards):
         assert common_version(states) >= shards[0][0]
 
 
+def test_a_version_that_begins_elsewhere_is_another_one():
+    """A shard whose disk has an old checkpoint again has no more than its number in common with others."""
+    old, new, unknown = (
+        ShardState(name, True, 5, (0, 5), places=places)
+        for name, places in (("old", {5: (0, 80)}), ("new", {5: (0, 200)}), ("unknown", {}))
+    )
+    assert common_version([old, new]) == common_version([unknown, new, old]) == 0
+    assert common_version([new, unknown, new]) == 5
+
+
 class Services:
     """A made-up manager and two shards, as `recover` calls them."""
 
