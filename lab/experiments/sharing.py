@@ -3,11 +3,12 @@
 A Ray cluster of four nodes, each a device with its own limit of CPU time, is shared by `evenpace cluster`. As
 in section 6.4.1, a job of each priority comes after the other: on handwritten digits (weight 1, all four
 devices), MNIST (weight 5, two) and CIFAR-10 (weight 10, four); without resizing, the last one comes while the
-second runs. First each has the cluster to itself, from which its speeds are known, and what its parameters
-must be. Then all come, under strict priorities, and under elastic weighted fair sharing, during which a node
-of the largest job is killed, and another comes. With --jobs two, jobs of weights 1 and 2 share by weights.
+second runs. First each is profiled with the first node's limit, and has the cluster to itself, from which its
+step times on each node are known, and what its parameters must be. Then all come, under strict priorities,
+and under elastic weighted fair sharing, during which a node of the largest job is killed, and another comes.
+With --jobs two, jobs of weights 1 and 2 share by weights.
 
-What was measured stands beside what the live cluster's machine does in virtual time, with these speeds, and
+What was measured stands beside what the live cluster's machine does in virtual time, with these times, and
 with the times of starts, joins, leaves and suspensions that were seen. The status is 1 where a job's
 parameters are not those that it has by itself, or where an iteration is not the batch that it has there.
 
@@ -32,8 +33,11 @@ from typing import Annotated, Any
 import torch
 from rich.console import Console
 
+from batchsize_manager.policies.step_times import StepTimes
 from batchsize_manager.storage.state_reader import open_state
 from evenpace.local.fields import parse_shares
+from evenpace.local.profile_config import ProfileConfig
+from evenpace.local.profiling import profile
 from evenpace.reports.cluster_page import write_cluster_page
 from evenpace.reports.run_source import StoredRun
 from idl.errors import UnavailableError
@@ -61,6 +65,8 @@ _SERVICES = 8  # of all jobs at once
 _TOLERANCE = 1e-9  # relative difference of parameters in double precision
 _TICK_SECONDS = 0.1  # between two looks at what the scheduler has kept
 _PATIENCE_SECONDS = 1200.0  # for all jobs to end
+_PROFILED_FROM = 8  # samples; up to a whole batch
+_PROFILED_STEPS = 10  # of each size
 _SETTLED = 5  # iterations after a change of the workers, which are not measured
 
 
@@ -271,9 +277,7 @@ class _Shared:
         self._evenpace(
             *("cluster", "submit", "--name", plan.name, "--workers", plan.devices, "--weight", plan.weight),
             *("--shards", 1, "--service-resource", f"{STEADY}=1", "--ps-options", "--checkpoint-every 20"),
-            *(train_workload.__file__, "digits", "--data", plan.data, "--batch-size", plan.batch),
-            *("--iterations", plan.iterations, "--dtype", "float64", "--test-samples", 0),
-            *("--save", _parameters(storage, plan)),
+            *(train_workload.__file__, *_training(plan), "--save", _parameters(storage, plan)),
         )
 
     def _evenpace(self, *words: Any) -> None:
@@ -289,7 +293,8 @@ class _Shared:
 def run(config: SharingConfig, console: Console) -> dict[str, Any]:
     """Train the jobs by themselves and together, and print the figures beside those of virtual time.
 
-    Returns, with times in seconds, `{"config", "speeds": {job: [samples per second on each place]},
+    Returns, with times in seconds, `{"config", "profiles": {job: {"samples": sizes of parts,
+    "seconds": of each on the first place}}, "factors": {job: [how much longer each place takes]},
     "overheads": {job: seconds of an iteration}, "delays": {"start", "join": by place, "leave", "suspend"},
     "policies": {policy: {"live": result, "simulated": result}}, "jobs": [{"policy", "job", "difference":
     relative, of the parameters, "batches": whether all are those of the job by itself, "suspensions",
@@ -300,6 +305,7 @@ def run(config: SharingConfig, console: Console) -> dict[str, Any]:
         load(name)  # what cannot be read is an error now
     config.out.mkdir(parents=True, exist_ok=True)
     plans = config.plans
+    profiles = {plan.name: _profile(plan, config.cores[0]) for plan in plans}
     alone: dict[str, _Outcome] = {}
     together: dict[str, _Outcome] = {}
     with RayCluster(None) as cluster:
@@ -314,7 +320,7 @@ def run(config: SharingConfig, console: Console) -> dict[str, Any]:
             console.print(f"{policy}: {together[policy].account.makespan:.0f} s")
             write_cluster_page(together[policy].account, config.out / f"{policy}.html")
     measured = _Measured([*alone.values(), *together.values()], shared.places, len(config.cores))
-    models = {plan.name: _model(alone[plan.name], plan, shared.places) for plan in plans}
+    models = {plan.name: _model(profiles[plan.name], alone[plan.name], plan, shared.places) for plan in plans}
     ends = [
         _end(policy, outcome, alone[plan.name], plan)
         for policy, outcome in together.items()
@@ -322,8 +328,11 @@ def run(config: SharingConfig, console: Console) -> dict[str, Any]:
     ]
     figures = {
         "config": options_of(config),
-        "speeds": {name: speeds for name, (speeds, _) in models.items()},
-        "overheads": {name: overhead for name, (_, overhead) in models.items()},
+        "profiles": {
+            name: {"samples": times.sizes, "seconds": times.seconds} for name, times in profiles.items()
+        },
+        "factors": {name: model.factors for name, model in models.items()},
+        "overheads": {name: model.overhead for name, model in models.items()},
         "delays": {
             "start": measured.starts,
             "join": measured.joins,
@@ -372,10 +381,32 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _model(outcome: _Outcome, plan: _Plan, places: Mapping[str, int]) -> tuple[list[float], float]:
-    """Return a job's samples per second on each place, and seconds of an iteration besides.
+def _training(plan: _Plan) -> list[Any]:
+    """Return the arguments with which a job's script trains."""
+    words = ["digits", "--data", plan.data, "--batch-size", plan.batch, "--iterations", plan.iterations]
+    return [*words, "--dtype", "float64", "--test-samples", 0]
 
-    They are medians over the iterations of the job by itself on all nodes, but for the first ones.
+
+def _profile(plan: _Plan, cores: float) -> StepTimes:
+    """Measure a job's step times at a limit of CPU time, up to a whole batch."""
+    settings = ProfileConfig(_PROFILED_STEPS, _PROFILED_FROM, plan.batch, plan.name, cores)
+    measured, _ = profile(Path(train_workload.__file__), [*map(str, _training(plan))], settings)
+    return measured.times
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What an iteration of a job takes."""
+
+    times: Sequence[StepTimes]  # of each place
+    factors: Sequence[float]  # how much longer each place takes than in the profile
+    overhead: float  # seconds of an iteration in which nothing is computed
+
+
+def _model(profiled: StepTimes, outcome: _Outcome, plan: _Plan, places: Mapping[str, int]) -> _Model:
+    """Return what a job's iterations take, by its profile and what it did on all nodes by itself.
+
+    Factors and overhead are medians over the iterations of the job by itself, but for the first ones.
 
     Raises:
         UnavailableError: There are no such iterations.
@@ -389,20 +420,27 @@ def _model(outcome: _Outcome, plan: _Plan, places: Mapping[str, int]) -> tuple[l
         raise UnavailableError(
             f"job {plan.name} has ended before it had all nodes for a while: --scale it up"
         )
-    speeds = defaultdict(list)
+    ratios = defaultdict(list)
+    rests = []
     for record in settled:
-        for worker, speed in zip(record.workers, record.speeds, strict=True):
-            speeds[places[nodes[worker]]].append(float(speed))
-    medians = [statistics.median(speeds[place]) for place in sorted(speeds)]
-    computed = plan.batch / sum(medians)
-    return medians, max(0.0, statistics.median(record.duration for record in settled) - computed)
+        taken = record.batch_processing_times
+        rests.append(record.duration - float(taken.max()))
+        for worker, count, seconds in zip(record.workers, record.batch_sizes, taken, strict=True):
+            if count:
+                ratios[places[nodes[worker]]].append(float(seconds) / profiled.time(int(count)))
+    factors = [statistics.median(ratios[place]) for place in sorted(ratios)]
+    times = [
+        StepTimes(profiled.sizes, tuple(seconds * factor for seconds in profiled.seconds))
+        for factor in factors
+    ]
+    return _Model(times, factors, max(0.0, statistics.median(rests)))
 
 
 def _simulated(
     policy: str,
     outcome: _Outcome,
     plans: Sequence[_Plan],
-    models: Mapping[str, tuple[list[float], float]],
+    models: Mapping[str, _Model],
     measured: _Measured,
 ) -> Account:
     """Return what the machine does in virtual time with jobs and nodes that come and go as they did."""
@@ -410,10 +448,11 @@ def _simulated(
     submitted = {life.job: life.submitted - account.began for life in account.lives}
     jobs = []
     for plan in plans:
-        speeds, overhead = models[plan.name]
-        by_node = {node: speeds[place] for node, place in places.items()}
+        model = models[plan.name]
+        by_node = {node: model.times[place] for node, place in places.items()}
         request = JobRequest(plan.name, plan.devices, plan.weight)
-        jobs.append(SharedJob(request, submitted[plan.name], plan.iterations, plan.batch, by_node, overhead))
+        at = submitted[plan.name]
+        jobs.append(SharedJob(request, at, plan.iterations, plan.batch, by_node, model.overhead))
     changes: list[NodeChange] = []
     there: set[str] = set()
     loss = 0.0

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
+from batchsize_manager.policies.solver import split_evenly_in_time
+from batchsize_manager.policies.step_times import StepTimeCurves, StepTimes
+from idl.bounds import Bounds
 from scheduler.cluster.events import (
     Action,
     Add,
@@ -40,19 +43,20 @@ _EVENTS = 100_000  # after which a simulation will not come to its end
 
 @dataclass(frozen=True)
 class SharedJob:
-    """A job whose training is known: an iteration takes `overhead` + `batch` / (sum of its nodes' speeds)."""
+    """A job whose training is known: its batch is split so that all workers finish together."""
 
     request: JobRequest
     at: float  # seconds from the beginning to its submission
     iterations: int
     batch: int  # samples of an iteration
-    speeds: Mapping[str, float]  # samples per second of a worker, by its node
+    times: Mapping[str, StepTimes]  # of a worker, by its node
     overhead: float = 0.0  # seconds of an iteration in which nothing is computed
 
-    def rate(self, nodes: Sequence[str]) -> float:
-        """Return the iterations per second with a worker on each of some nodes."""
-        speed = sum(self.speeds[node] for node in nodes)
-        return 1 / (self.overhead + self.batch / speed) if speed else 0.0
+    def seconds(self, nodes: Sequence[str]) -> float:
+        """Return the seconds of an iteration with a worker on each of some nodes, at least one."""
+        times = [self.times[node] for node in nodes]
+        counts = split_evenly_in_time(StepTimeCurves(times), self.batch, [Bounds(1, self.batch)] * len(nodes))
+        return self.overhead + max(one.time(count) for one, count in zip(times, counts, strict=True))
 
 
 @dataclass(frozen=True)
@@ -84,16 +88,24 @@ class _Run:
     done: float = 0.0  # iterations
     members: dict[str, str] = field(default_factory=dict)  # nodes by worker
     until: float = 0.0  # it stands still
+    _known: dict[tuple[str, ...], float] = field(default_factory=dict)  # seconds of an iteration, by nodes
+
+    @property
+    def _iteration(self) -> float:
+        """Seconds of an iteration as it is, without an end if it has no member."""
+        nodes = tuple(sorted(self.members.values()))
+        if nodes not in self._known:
+            self._known[nodes] = self.job.seconds(nodes) if nodes else inf
+        return self._known[nodes]
 
     def end(self, now: float) -> float:
         """Return when it ends, if nothing changes."""
-        rate = self.job.rate([*self.members.values()])
-        return max(now, self.until) + (self.job.iterations - self.done) / rate if rate else inf
+        left = self.job.iterations - self.done
+        return max(now, self.until) + left * self._iteration if self.members else inf
 
     def pass_to(self, before: float, now: float) -> None:
         """Train from one moment to another."""
-        seconds = max(0.0, now - max(before, self.until))
-        self.done += seconds * self.job.rate([*self.members.values()])
+        self.done += max(0.0, now - max(before, self.until)) / self._iteration
 
 
 class _Cluster:
@@ -192,10 +204,10 @@ class _Cluster:
 def simulate_delayed(
     jobs: Sequence[SharedJob], nodes: Sequence[NodeChange], policy: Policy, delays: Delays
 ) -> Account:
-    """Return what jobs of known speeds would have had on a live cluster.
+    """Return what jobs of known step times would have had on a live cluster.
 
     Args:
-        jobs: The jobs, whose speeds name all nodes.
+        jobs: The jobs, whose step times name all nodes.
         nodes: The nodes that come and are lost, those that are there from the beginning with time 0.
         policy: Decides, at once, whenever the live machine asks it.
         delays: What changes take.

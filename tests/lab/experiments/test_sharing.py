@@ -54,7 +54,8 @@ def test_jobs_share_a_cluster_by_their_weights(tmp_path):
     figures = json.loads(out.read_text())
     assert [(end["job"], end["batches"]) for end in figures["jobs"]] == [("one", True), ("two", True)]
     assert all(end["difference"] < 1e-9 for end in figures["jobs"])
-    assert all(len(speeds) == 4 for speeds in figures["speeds"].values())
+    assert all(len(factors) == 4 for factors in figures["factors"].values())
+    assert all(len(times["samples"]) == len(times["seconds"]) > 5 for times in figures["profiles"].values())
     (result,) = figures["policies"].values()
     assert (
         result["live"]["completion_s"].keys() == result["simulated"]["completion_s"].keys() == {"one", "two"}

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchsize_manager.policies.step_times import StepTimes
 from lab.simulator.delayed import Delays, NodeChange, SharedJob, simulate_delayed
 from scheduler.allocation import devices
 from scheduler.cluster.events import JobRequest
@@ -14,7 +15,9 @@ from scheduler.policies import POLICIES
 from scheduler.ray.cluster_settings import LIVE_POLICIES
 
 NODES = [Node(name, "place", 1) for name in ("n0", "n1", "n2", "n3")]
-SPEEDS = {"n0": 10.0, "n1": 20.0, "n2": 30.0, "n3": 40.0}  # samples per second; 100 on all
+SPEEDS = {"n0": 10, "n1": 20, "n2": 30, "n3": 40}  # hundredths of a batch per second; a whole one on all
+BATCH = 2520 * 100  # samples, which any of the nodes can split with the same times
+TIMES = {name: StepTimes((1, BATCH), (100 / speed / BATCH, 100 / speed)) for name, speed in SPEEDS.items()}
 
 
 def there(*nodes):
@@ -28,8 +31,8 @@ def delays(start=0.0, join=0.0, **others):
 
 
 def job(name, at, iterations, *, most=4, weight=1.0, overhead=0.0):
-    """A job whose iteration is 100 samples, and so takes a second on all nodes."""
-    return SharedJob(JobRequest(name, most, weight), at, iterations, 100, SPEEDS, overhead)
+    """A job whose iteration takes a second on all nodes."""
+    return SharedJob(JobRequest(name, most, weight), at, iterations, BATCH, TIMES, overhead)
 
 
 def ends(account):
@@ -51,6 +54,15 @@ def test_a_job_by_itself_takes_its_iterations():
     assert life.started == 13
     assert life.now == pytest.approx(5 + 8 + 30 * 1.5 + 2)
     assert life.how == "done"
+
+
+def test_a_part_of_another_size_takes_its_own_time():
+    """Two equal nodes are less than twice as fast as one where half a batch takes more than half the time."""
+    times = StepTimes((10, 50, 100), (1.0, 3.0, 4.0))
+    its = SharedJob(JobRequest("one", 2, 1.0), 0, 10, 100, dict.fromkeys(("a", "b", "c"), times), 0.5)
+    assert [its.seconds(nodes) for nodes in (["a"], ["a", "b"])] == [4.5, 3.5]
+    # 34, 33 and 33 samples; the node with the slower times takes fewer.
+    assert its.seconds(["a", "b", "c"]) == pytest.approx(0.5 + 1 + 2 * 24 / 40)
 
 
 def test_a_record_that_lies_about_does_not_count(tmp_path, monkeypatch):
