@@ -1,7 +1,7 @@
 """The catalogue of metrics: name, kind, labels, unit and meaning, and the parts that have each.
 
-The collectors take their families from here, so that nothing is exposed that is not listed;
-`evenpace metrics` prints it as a table. It knows no part of a cluster.
+The collectors take their families from here, so that nothing is exposed that is not listed; the documentation
+shows it as a table. It knows no part of a cluster.
 """
 
 from collections.abc import Iterator

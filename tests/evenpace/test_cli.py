@@ -14,7 +14,7 @@ from tests.evenpace.commands import evenpace, invoke, python
 from tests.scripts import run_alone
 
 COMMANDS = [
-    *("run", "manager", "ps", "worker", "submit", "attach", "health", "demo", "metrics"),
+    *("run", "manager", "ps", "worker", "submit", "attach", "health", "demo"),
     *(f"lab bench {name}" for name in ("rpc", "ps", "recovery", "nodes", "spot", "predictors")),
     *("certs init", "certs issue", "certs show", "token new-key", "token issue"),
     *("lab trace live", "lab trace usage", "lab trace contention"),
