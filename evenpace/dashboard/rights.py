@@ -11,7 +11,6 @@ import idl
 from evenpace.dashboard.config import ManagerPageConfig
 from idl.errors import InvalidRequestError, NotMemberError, UnauthorisedError
 from rpc.client import Client
-from rpc.credentials import Credentials
 
 _wire = idl.batchsize_manager
 _NOBODY = "evenpace-page"  # a name that no job has: only the right to ask is of interest
@@ -34,14 +33,13 @@ def asks_for_tokens(config: ManagerPageConfig) -> bool:
     Raises:
         EvenpaceError: The manager cannot be reached.
     """
-    own = config.credentials
     client = Client(
         _wire.BatchSizeManager,
         config.manager,
         "BatchSizeManager",
         connect_timeout=_CONNECT_SECONDS,
         call_timeout=_ANSWER_SECONDS,
-        credentials=Credentials(own.ca, own.certificate, own.key),
+        credentials=config.credentials.with_token(None),
     )
     try:
         client.call("jobs", _wire.JobsRequest(job=_NOBODY))
