@@ -31,7 +31,7 @@ class Observing(Checked):
 
     metrics: Annotated[
         Address | None,
-        Setting("Let Prometheus scrape metrics here, over TLS if --tls is given; see `evenpace metrics`."),
+        Setting("Let Prometheus scrape metrics here, over TLS if --tls is given."),
     ] = None
     metrics_workers: Annotated[
         int,

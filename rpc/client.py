@@ -21,8 +21,11 @@ from idl.errors import (
     ConnectionLostError,
     DeadlineExceededError,
     EvenpaceError,
+    InvalidRequestError,
+    NotMemberError,
     NotYetError,
     ProtocolError,
+    UnauthorisedError,
     UnavailableError,
 )
 from rpc import codec
@@ -184,6 +187,26 @@ class Client:
                 log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
             self._pause(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
+
+    def call_as_nobody(self, method: str, request: Any, unavailable_timeout: float = math.inf) -> bool:
+        """Call a method about a job that does not exist: its error shows that the service runs.
+
+        Returns:
+            Whether the service lets this side in: False where it refuses its token, or asks for one.
+
+        Raises:
+            UnauthorisedError: One side does not accept the other's certificate.
+            EvenpaceError: The service does not answer, or as another kind of service.
+        """
+        try:
+            self.call(method, request, unavailable_timeout=unavailable_timeout)
+        except (InvalidRequestError, NotMemberError):
+            return True
+        except UnauthorisedError:
+            if not self.connected:  # the error is from TLS, not from the service
+                raise
+            return False
+        return True
 
     def call_growing(
         self,

@@ -55,6 +55,10 @@ class Credentials:
         """Return the credentials in a folder that `evenpace certs issue` has made."""
         return cls(folder / CA_FILE, folder / CERTIFICATE_FILE, folder / KEY_FILE, token)
 
+    def with_token(self, token: str | None) -> "Credentials":
+        """Return credentials with the same certificate, and this token or none, whatever these have."""
+        return Credentials(self.ca, self.certificate, self.key, token_text=token)
+
     @property
     def tls(self) -> bool:
         """Return whether there are certificates."""

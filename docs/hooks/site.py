@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from api import python_api
+from metrics import metrics_table
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -26,13 +27,7 @@ DOCUMENTS = {
 }
 
 
-def _metrics(_: Path) -> str:
-    from evenpace.metrics.markdown_table import markdown
-
-    return f"# Metrics\n\nWhat `--metrics` exposes, as `evenpace metrics` prints it.\n\n{markdown()}\n"
-
-
-MADE = {"wire-contract.md": wire_contract, "python-api.md": python_api, "metrics.md": _metrics}
+MADE = {"wire-contract.md": wire_contract, "python-api.md": python_api, "metrics.md": metrics_table}
 
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 _NAMED_BY_PATH = re.compile(r"\[(?:docs/)?([\w-]+\.md)\]\((?:docs/)?\1(#[^)]*)?\)")

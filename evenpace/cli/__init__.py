@@ -40,7 +40,6 @@ _SECTIONS = {
     "Check, secure and monitor a cluster": {
         "doctor": "evenpace.cli.doctor:doctor",
         "health": "evenpace.cli.health:health",
-        "metrics": "evenpace.cli.metrics:metrics",
         "certs": "evenpace.cli.security:certs",
         "token": "evenpace.cli.security:token",
     },
@@ -51,7 +50,7 @@ _SECTIONS = {
     "Measure and reproduce": {"lab": "lab.commands:lab"},
 }
 _EXTRAS = {
-    **dict.fromkeys(("run", "manager", "ps", "partitions", "certs", "token", "doctor", "metrics"), "manager"),
+    **dict.fromkeys(("run", "manager", "ps", "partitions", "certs", "token", "doctor"), "manager"),
     **dict.fromkeys(("profile", "plan"), "manager"),
     **dict.fromkeys(("status", "top", "dashboard"), "watch"),
     **dict.fromkeys(("report", "demo", "lab"), "pages"),

@@ -1,5 +1,6 @@
 """`evenpace health`: a call of services, for health checks of containers and supervisors."""
 
+import contextlib
 from typing import Any
 
 import click
@@ -7,7 +8,6 @@ import click
 from evenpace.cli.options import example
 from evenpace.cli.peers import as_client
 from evenpace.cli.settings import PLACES
-from idl.errors import InvalidRequestError, NotMemberError, UnauthorisedError
 from rpc.credentials import Credentials
 from rpc.places import Where
 
@@ -34,46 +34,23 @@ def health(
     A manager that does not write its state any more answers with an error.
     Where they speak TLS, a certificate is needed; a token is not.
     """
-    import idl
-
     if manager is None and not shards:
         raise click.UsageError("nothing to check: give --manager or --ps")
-    if manager is not None:
-        service = idl.batchsize_manager
-        history = service.HistoryRequest(job=_NOBODY, first_iteration=0, limit=1)
-        _call(service.BatchSizeManager, manager, "BatchSizeManager", "history", history, timeout, credentials)
-    for shard in shards:
-        service = idl.parameter_server
-        pull = service.PullRequest(identity=idl.common.Identity(_NOBODY, _NOBODY, _NOBODY), version=-1)
-        _call(service.ParameterServer, shard, "parameter server", "pull", pull, timeout, credentials)
-
-
-def _call(
-    definition: type,
-    where: Where,
-    name: str,
-    method: str,
-    request: Any,
-    timeout: float,
-    credentials: Credentials | None,
-) -> None:
-    """Call a service about a job that does not exist: its error shows that it runs, and costs it little."""
+    import idl
     from rpc.client import Client
 
-    client = Client(
-        definition,
-        where,
-        name,
-        connect_timeout=timeout,
-        call_timeout=timeout,
-        credentials=credentials,
-    )
-    try:
-        client.call(method, request, unavailable_timeout=0)  # that it is unavailable is an answer
-    except (InvalidRequestError, NotMemberError):
-        pass
-    except UnauthorisedError:
-        if not client.connected:  # the error is from TLS, not from the service
-            raise
-    finally:
-        client.close()
+    checks: list[tuple[type, str, Where, str, Any]] = []
+    wire: Any = idl.batchsize_manager
+    if manager is not None:
+        history = wire.HistoryRequest(job=_NOBODY, first_iteration=0, limit=1)
+        checks.append((wire.BatchSizeManager, "BatchSizeManager", manager, "history", history))
+    wire = idl.parameter_server
+    pull = wire.PullRequest(identity=idl.common.Identity(_NOBODY, _NOBODY, _NOBODY), version=-1)
+    checks += [(wire.ParameterServer, "parameter server", shard, "pull", pull) for shard in shards]
+    for definition, name, where, method, request in checks:
+        client = Client(
+            definition, where, name, connect_timeout=timeout, call_timeout=timeout, credentials=credentials
+        )
+        with contextlib.closing(client):
+            # That it is unavailable is an answer.
+            client.call_as_nobody(method, request, unavailable_timeout=0)

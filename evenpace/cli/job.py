@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -10,37 +11,26 @@ from click.core import ParameterSource
 from batchsize_manager.balancing import Balancing
 from batchsize_manager.policies import POLICIES
 from batchsize_manager.sizers import SIZERS, Sizes, Sizing
-from evenpace.cli.options import F, example, user_mistakes
+from evenpace.cli.options import example, user_mistakes
 from evenpace.cli.peers import MANAGER, RAY_ADDRESS, as_client, cluster_token
 from evenpace.cli.settings import PLACES, option
 from rpc.credentials import Credentials
 from rpc.places import Where
 
-
-def _asks_manager(function: Callable[..., str]) -> Callable[..., None]:
-    """Make a command of a function that takes a `ManagerClient`, and returns the text to be printed."""
-
-    @click.option(
-        "--manager",
-        type=PLACES,
-        default=MANAGER,
-        show_default=True,
-        help="The BatchSizeManager that runs the job.",
-    )
-    @as_client
-    @functools.wraps(function)
-    def command(manager: Where, credentials: Credentials | None, **others: Any) -> None:
-        click.echo(_ask(manager, credentials, lambda client: function(client, **others)))
-
-    return command
-
-
-def _ask(manager: Where, credentials: Credentials | None, change: Callable[[Any], str]) -> str:
-    """Have a manager make a change by a `ManagerClient`; return what was done."""
+if TYPE_CHECKING:
     from batchsize_manager.client import ManagerClient
 
+_Change = dict[str, Any]  # as `evenpace.job_changes` lists them
+_Asks = Callable[["ManagerClient", str], _Change]  # makes a change of what the manager says about a job
+
+
+def _ask(manager: Where, credentials: Credentials | None, job: str, change: _Change | _Asks) -> None:
+    """Have a manager change a job, and print what was done."""
+    from batchsize_manager.client import ManagerClient
+    from evenpace.job_changes import parse
+
     with user_mistakes(), ManagerClient(manager, credentials) as client:
-        return change(client)
+        click.echo(parse(change(client, job) if callable(change) else change)(client, job))
 
 
 @click.group()
@@ -52,15 +42,36 @@ def job() -> None:
     """
 
 
-def _command(name: str, text: str) -> Callable[[F], Any]:
-    def add(function: F) -> Any:
-        return job.command(name)(example(text)(_asks_manager(function)))
+def _command(name: str, values: str) -> Callable[[Callable[..., _Change | _Asks]], Any]:
+    """Make a command of a function of its options that returns a change; see `evenpace.job_changes`.
+
+    Args:
+        name: The command's name.
+        values: What follows the job in the example.
+    """
+
+    def add(function: Callable[..., _Change | _Asks]) -> Any:
+        @job.command(name)
+        @example(f"evenpace job {name} digits {values}".rstrip())
+        @click.argument("name", metavar="JOB")
+        @click.option(
+            "--manager",
+            type=PLACES,
+            default=MANAGER,
+            show_default=True,
+            help="The BatchSizeManager that runs the job.",
+        )
+        @as_client
+        @functools.wraps(function)
+        def command(name: str, manager: Where, credentials: Credentials | None, **values: Any) -> None:
+            _ask(manager, credentials, name, function(**values))
+
+        return command
 
     return add
 
 
-@_command("policy", "evenpace job policy digits learned --tolerance 0.05")
-@click.argument("name", metavar="JOB")
+@_command("policy", "learned --tolerance 0.05")
 @click.argument("policy", type=click.Choice(tuple(POLICIES)), metavar="POLICY")
 @option(
     Balancing,
@@ -74,18 +85,16 @@ def _command(name: str, text: str) -> Callable[[F], Any]:
     None,
     "Keep batch sizes while predicted to be this close to the best.  [default: the present one]",
 )
-def _policy(client: Any, name: str, policy: str, predictor: str | None, tolerance: float | None) -> str:
+def _policy(policy: str, predictor: str | None, tolerance: float | None) -> _Change:
     """Split batches by another policy from now on.
 
     It is one of even, proportional, leader_straggler, learned and overlap. It starts from what is known
     already of the workers' speeds.
     """
-    said: str = client.set_policy(name, policy, predictor, tolerance)
-    return said
+    return {"policy": {"policy": policy, "predictor": predictor, "tolerance": tolerance}}
 
 
-@_command("sizer", "evenpace job sizer digits goodput --batch-size 64:4096")
-@click.argument("name", metavar="JOB")
+@_command("sizer", "goodput --batch-size 64:4096")
 @click.argument("sizer", type=click.Choice(tuple(SIZERS)), metavar="SIZER")
 @option(
     Sizing,
@@ -95,14 +104,7 @@ def _policy(client: Any, name: str, policy: str, predictor: str | None, toleranc
 )
 @option(Sizing, "promise", None, "Share of goodput to be sure of, for a change.  [default: the present one]")
 @option(Sizing, "similarity", None, "Threshold of the similarity sizers.  [default: the present one]")
-def _sizer(
-    client: Any,
-    name: str,
-    sizer: str,
-    batch_size: Sizes | None,
-    promise: float | None,
-    similarity: float | None,
-) -> str:
+def _sizer(sizer: str, batch_size: Sizes | None, promise: float | None, similarity: float | None) -> _Change:
     """Choose the size of whole batches in another way from now on.
 
     SIZER is one of fixed, schedule, goodput, similarity and similarity_steps. Each sample of an epoch is used
@@ -112,88 +114,74 @@ def _sizer(
 
     if batch_size is not None and batch_size.most is None:
         raise InvalidRequestError(f"batch_size {batch_size}: give the least and the most, as in 64:4096")
-    sizes = None if batch_size is None else (batch_size.least, batch_size.most or batch_size.least)
-    said: str = client.set_sizer(name, sizer, sizes, promise, similarity)
-    return said
+    sizes = {} if batch_size is None else asdict(batch_size)
+    return {"sizer": {"sizer": sizer, "promise": promise, "similarity": similarity, **sizes}}
 
 
-@_command("batch-size", "evenpace job batch-size digits 960")
-@click.argument("name", metavar="JOB")
+@_command("batch-size", "960")
 @click.argument("samples", type=click.IntRange(1))
-def _batch_size(client: Any, name: str, samples: int) -> str:
+def _batch_size(samples: int) -> _Change:
     """Have whole batches of so many SAMPLES, over all workers.
 
     Each sample of an epoch is used once all the same. Learning rates follow where the script says how, by
     scale_lr. Where the manager runs with --scale-batch, it is the size for its --workers.
     """
-    said: str = client.set_total_batch_size(name, samples)
-    return said
+    return {"total_batch_size": samples}
 
 
-@_command("bounds", "evenpace job bounds digits w2 --minimum 8 --maximum 256 --granularity 8")
-@click.argument("name", metavar="JOB")
+@_command("bounds", "w2 --minimum 8 --maximum 256 --granularity 8")
 @click.argument("worker")
 @click.option("--minimum", type=click.IntRange(1), help="Samples, at least.  [default: the present one]")
 @click.option("--maximum", type=click.IntRange(1), help="Samples, at most.  [default: the present one]")
 @click.option("--granularity", type=click.IntRange(1), help="Multiples of it.  [default: the present one]")
-def _bounds(
-    client: Any, name: str, worker: str, minimum: int | None, maximum: int | None, granularity: int | None
-) -> str:
+def _bounds(worker: str, minimum: int | None, maximum: int | None, granularity: int | None) -> _Asks:
     """Give a WORKER batch sizes between other bounds."""
-    from idl.bounds import Bounds
     from idl.errors import InvalidRequestError
 
-    if minimum is None and maximum is None and granularity is None:
+    sizes = {"minimum": minimum, "maximum": maximum, "granularity": granularity}
+    if not any(sizes.values()):
         raise click.UsageError("nothing to change: give --minimum, --maximum or --granularity")
-    members = {member.worker: member.bounds for member in client.status(name).members}
-    if worker not in members:
-        raise InvalidRequestError(f"there is no worker {worker!r} in this job")
-    present = members[worker]
-    bounds = Bounds(
-        minimum or present.minimum, maximum or present.maximum, granularity or present.granularity
-    )
-    said: str = client.set_bounds(name, worker, bounds)
-    return said
+
+    def with_present_ones(client: "ManagerClient", name: str) -> _Change:
+        present = {member.worker: member.bounds for member in client.status(name).members}
+        if worker not in present:
+            raise InvalidRequestError(f"there is no worker {worker!r} in this job")
+        filled = {size: given or getattr(present[worker], size) for size, given in sizes.items()}
+        return {"bounds": {"worker": worker, **filled}}
+
+    return with_present_ones
 
 
-@_command("drain", "evenpace job drain digits w2")
-@click.argument("name", metavar="JOB")
+@_command("drain", "w2")
 @click.argument("worker")
-def _drain(client: Any, name: str, worker: str) -> str:
+def _drain(worker: str) -> _Change:
     """Let a WORKER finish what it was given, then release it: its training loop ends.
 
     The others take its part from then on. Started again, it joins again.
     """
-    said: str = client.drain(name, worker)
-    return said
+    return {"drain": {"worker": worker}}
 
 
-@_command("remove", "evenpace job remove digits w2")
-@click.argument("name", metavar="JOB")
+@_command("remove", "w2")
 @click.argument("worker")
-def _remove(client: Any, name: str, worker: str) -> str:
+def _remove(worker: str) -> _Change:
     """Take out a WORKER that is gone, now: for who knows that its machine was given up.
 
     The others take its part, and another start of it may join at once. If it lives, it ends with an error.
     """
-    said: str = client.remove(name, worker)
-    return said
+    return {"remove": {"worker": worker}}
 
 
-@_command("pause", "evenpace job pause digits")
-@click.argument("name", metavar="JOB")
-def _pause(client: Any, name: str) -> str:
+@_command("pause", "")
+def _pause() -> _Change:
     """Plan nothing more until `evenpace job resume`; what was given is finished, and all wait."""
-    said: str = client.pause(name)
-    return said
+    return {"paused": True}
 
 
-@_command("resume", "evenpace job resume digits")
-@click.argument("name", metavar="JOB")
-def _resume(client: Any, name: str) -> str:
+@_command("resume", "")
+def _resume() -> _Change:
     """Go on with a paused job."""
-    said: str = client.resume(name)
-    return said
+    return {"paused": False}
 
 
 @job.command("resize")
@@ -235,7 +223,7 @@ def _resize(
         if context.get_parameter_source("address") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--manager and --address: give the one that runs the job")
         where = PLACES(MANAGER) if manager is None else manager
-        click.echo(_ask(where, credentials, lambda client: client.resize(name, workers, drained)))
+        _ask(where, credentials, name, {"resize": {"workers": workers, "drain": drained}})
         return
     if drained:
         raise click.UsageError("--drain: on Ray, the workers with the highest numbers are drained")

@@ -67,24 +67,20 @@ def status(job: str | None, manager: Where, as_json: bool, credentials: Credenti
     show_default=True,
     help="Seconds between looks at the manager.",
 )
-@click.option("--once", is_flag=True, help="Show it once; so it is where the output is no terminal.")
 @as_client
-def top(
-    job: str | None, manager: Where, interval: float, once: bool, credentials: Credentials | None
-) -> None:
+def top(job: str | None, manager: Where, interval: float, credentials: Credentials | None) -> None:
     """Watch a manager's jobs, or one JOB, live: the slowest workers first.
 
     Keys: up and down choose a job, Enter shows it, b goes back, q ends. While the manager cannot be
-    reached, it says since when, and goes on once it can.
+    reached, it says since when, and goes on once it can. Where the output is no terminal, all is shown once.
     """
     from batchsize_manager.client import ManagerClient
     from evenpace.cli.top import watch
 
     with ManagerClient(manager, credentials, _TIMEOUT) as client:
-        if once or not sys.stdout.isatty() or _console().is_dumb_terminal:
+        if not sys.stdout.isatty() or _console().is_dumb_terminal:
             feed = look(client, job, manager)
-            if not once:
-                click.echo("The output is no terminal that can be drawn on: shown once.", err=True)
+            click.echo("The output is no terminal that can be drawn on: shown once.", err=True)
             _show(feed, job)
         else:
             watch(_console(), client, job, str(manager), interval)

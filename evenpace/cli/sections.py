@@ -38,21 +38,63 @@ _OPTIONS: Mapping[str, Collection[str]] = {
 }
 """Options of manager, shard and worker by section, in the order of the help; by their parameters' names."""
 
+_ALL = f"{__name__}.all"  # in a context's `meta`: its help is to have all options
 
-class ServiceCommand(click.Command):
-    """Command of a part of a cluster, whose many options are in sections."""
+
+class LongCommand(click.Command):
+    """Command with more options than fit on a screen: `--help` shows a few, `--help-all` all.
+
+    Args:
+        common: The parameters' names of the options that most people set, in the order of the help.
+    """
+
+    sections: Mapping[str, Collection[str]] = {}  # options by section, as `_OPTIONS` has them
+
+    def __init__(self, *arguments: Any, common: Collection[str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._common = common
+        self._help_all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
+            help="Show this message with all options and exit.",
+        )
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return all parameters; `--help-all` is one wherever `--help` is."""
+        params = super().get_params(ctx)
+        return [*params, self._help_all] if self.get_help_option_names(ctx) else params
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by section; what no section has comes last."""
-        records = {
-            param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))
-        }
-        for title, names in _OPTIONS.items():
-            if rows := [records.pop(name) for name in names if name in records]:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        """Write the common options, or all by section; what no section has comes last."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        records = {option.name: record for option in options if (record := option.get_help_record(ctx))}
+        if _ALL in ctx.meta:
+            for title, names in self.sections.items():
+                if rows := [records.pop(name) for name in names if name in records]:
+                    with formatter.section(title):
+                        formatter.write_dl(rows)
+        else:
+            own = {param.name for param in self.params}
+            helps = {name: record for name, record in records.items() if name not in own}
+            records = {name: records[name] for name in self._common} | helps
         with formatter.section("Options"):
             formatter.write_dl([*records.values()])
+
+
+class ServiceCommand(LongCommand):
+    """Command of a part of a cluster, whose options are in sections."""
+
+    sections = _OPTIONS
+
+
+def _show_all(ctx: click.Context, option: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 class LazyGroup(click.Group):

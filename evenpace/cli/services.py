@@ -42,7 +42,13 @@ def _paper_staleness(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(cls=ServiceCommand)
+@click.command(
+    cls=ServiceCommand,
+    common=(
+        *("listen", "workers", "state", "policy", "sizer", "batch_size", "sync"),
+        *("http", "metrics", "folder", "token_key", "insecure"),
+    ),
+)
 @example("evenpace manager --listen 0.0.0.0:4300 --tls secrets/manager --token-key tokens.key --workers 4")
 @click.option("--listen", type=ADDRESS, default=MANAGER, show_default=True, help="Where workers find it.")
 @_paper_staleness
@@ -121,7 +127,10 @@ def manager(
             page.stop()
 
 
-@click.command(cls=ServiceCommand)
+@click.command(
+    cls=ServiceCommand,
+    common=("listen", "state", "threads", "memory_mib", "metrics", "folder", "token_key", "insecure"),
+)
 @example("evenpace ps --listen 0.0.0.0:4400 --tls secrets/ps --token-key tokens.key")
 @click.option(
     "--listen", type=ADDRESS, default="127.0.0.1:4400", show_default=True, help="Where workers find it."
@@ -157,7 +166,14 @@ def ps(
     serve(service, listen, limits, security, announce, observing.shard(service))
 
 
-@click.command(cls=ServiceCommand, context_settings={"allow_interspersed_args": False})
+@click.command(
+    cls=ServiceCommand,
+    common=(
+        *("manager", "ps", "job", "name", "min_batch_size", "max_batch_size", "device", "cpu_share"),
+        *("metrics", "folder", "token_file"),
+    ),
+    context_settings={"allow_interspersed_args": False},
+)
 @example("evenpace worker --manager 10.0.0.1:4300 --ps 10.0.0.1:4400 train.py --epochs 10")
 @configured(SessionConfig, "config", manager=MANAGER, maximum=None)
 @click.option(

@@ -2,7 +2,7 @@
 
 `page_server` serves what `api` makes of the other modules: `polling` asks the manager, once for all viewers,
 and `manager_poller` keeps what it says; `views` and `worker_table` make the values that are shown;
-`event_stream` sends them to viewers when they change; `actions` and `rights` have the manager change a job;
+`event_stream` sends them to viewers when they change; `rights` says who may change a job;
 `hosts` and `request_guard` keep foreign sites out; `page_process` is the page as the manager starts it;
 `request_timeout` closes connections whose requests do not come. What runs in the browser is in `static`, and
 loads nothing from anywhere else.
@@ -21,7 +21,7 @@ Other tools may use what the page uses, all of it JSON (see `views` for what the
     GET /api/jobs/JOB/timeline       figures over its iterations: ?points= ?worker= (may be repeated) ?last=
     GET /api/stream                  server-sent events: `page` at once and when it changes, `jobs` when there
                                      is news of any; with ?job=JOB, `job` for that one
-    POST /api/jobs/JOB/control       one change; see `actions`
+    POST /api/jobs/JOB/control       one change; see `evenpace.job_changes`
 
 Errors are `{"error": "in words"}` with a status that fits.
 """

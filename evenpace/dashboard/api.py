@@ -14,9 +14,10 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from batchsize_manager.client import ManagerClient
 from batchsize_manager.policies import POLICIES, POLICIES_WITH_PREDICTOR
 from batchsize_manager.sizers import MEASURING, SIZERS
-from evenpace.dashboard import actions, views
+from evenpace.dashboard import views
 from evenpace.dashboard.config import ManagerPageConfig
 from evenpace.dashboard.event_stream import Viewers, follow
 from evenpace.dashboard.manager_poller import ManagerPoller
@@ -24,6 +25,7 @@ from evenpace.dashboard.page_server import STATIC, Page
 from evenpace.dashboard.request_guard import refusal
 from evenpace.dashboard.rights import Rights, asks_for_tokens, rights
 from evenpace.dashboard.worker_table import TableRows, cut
+from evenpace.job_changes import parse
 from evenpace.overview import terms
 from evenpace.overview.columns import SHOWN
 from evenpace.overview.feed import FollowedJob
@@ -179,7 +181,7 @@ class Api:
             body = json.loads(await request.body())
         except (ValueError, RecursionError):
             raise InvalidRequestError("a change is JSON, and this is none") from None
-        change, job = actions.parse(body), request.path_params["job"]
+        change, job = parse(body), request.path_params["job"]
         if self._changes.available_tokens < 1:
             raise UnavailableError("other changes are under way; try again")
 
@@ -189,9 +191,10 @@ class Api:
             may = self._rights(request)
             if may.change == "none":
                 raise UnauthorisedError(may.reason)
-            return actions.perform(
-                self._config, change, job, _token(request) if may.change == "token" else None
-            )
+            token = _token(request) if may.change == "token" else None
+            viewers = self._config.credentials.with_token(token)  # never the page's own token
+            with ManagerClient(self._config.manager, viewers) as manager:
+                return change(manager, job)
 
         return JSONResponse({"said": await anyio.to_thread.run_sync(do, limiter=self._changes)})
 

@@ -4,14 +4,13 @@ If the manager asks for tokens, it decides: it is given the viewer's own token, 
 for none, all who reach the manager may change its jobs; the page must not let more people do so.
 """
 
+import contextlib
 import ipaddress
 from dataclasses import dataclass
 
 import idl
 from evenpace.dashboard.config import ManagerPageConfig
-from idl.errors import InvalidRequestError, NotMemberError, UnauthorisedError
 from rpc.client import Client
-from rpc.credentials import Credentials
 
 _wire = idl.batchsize_manager
 _NOBODY = "evenpace-page"  # a name that no job has: only the right to ask is of interest
@@ -34,26 +33,16 @@ def asks_for_tokens(config: ManagerPageConfig) -> bool:
     Raises:
         EvenpaceError: The manager cannot be reached.
     """
-    own = config.credentials
     client = Client(
         _wire.BatchSizeManager,
         config.manager,
         "BatchSizeManager",
         connect_timeout=_CONNECT_SECONDS,
         call_timeout=_ANSWER_SECONDS,
-        credentials=Credentials(own.ca, own.certificate, own.key),
+        credentials=config.credentials.with_token(None),
     )
-    try:
-        client.call("jobs", _wire.JobsRequest(job=_NOBODY))
-    except (InvalidRequestError, NotMemberError):
-        return False
-    except UnauthorisedError:
-        if not client.connected:  # TLS has refused the connection
-            raise
-        return True
-    finally:
-        client.close()
-    return False
+    with contextlib.closing(client):
+        return not client.call_as_nobody("jobs", _wire.JobsRequest(job=_NOBODY))
 
 
 def rights(config: ManagerPageConfig, tokens: bool, client: str, forwarded: bool) -> Rights:

@@ -1,12 +1,11 @@
 """The catalogue of metrics: name, kind, labels, unit and meaning, and the parts that have each.
 
-The collectors take their families from here, so that nothing is exposed that is not listed;
-`evenpace metrics` prints it as a table. It knows no part of a cluster.
+The collectors take their families from here, so that nothing is exposed that is not listed; the documentation
+shows it as a table. It knows no part of a cluster.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -23,7 +22,7 @@ class DescribedMetric:
     """A metric's description."""
 
     name: str  # its name without the exposition's endings (`_total`, `_bucket`, `_sum`, `_count`)
-    kind: Literal["gauge", "counter", "histogram"]  # its type in Prometheus
+    kind: str  # its type in Prometheus: gauge, counter or histogram
     labels: tuple[str, ...]  # names of its labels
     unit: str  # unit of its values
     parts: tuple[str, ...]  # the parts of a cluster that have it
@@ -35,224 +34,145 @@ class DescribedMetric:
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
-def _described() -> Iterator[DescribedMetric]:
-    def gauge(parts: tuple[str, ...], name: str, labels: str, unit: str, meaning: str) -> DescribedMetric:
-        return DescribedMetric(f"evenpace_{name}", "gauge", tuple(labels.split()), unit, parts, meaning)
+_OF_WORKERS = (
+    *((one.metric, one.unit, one.meaning) for one in (column.measured for column in COLUMNS)),
+    ("samples_per_second", "samples per second", "measured speed of the worker"),
+    (
+        "hidden_transfers_ratio",
+        "ratio",
+        "share of the time of the worker's transfers that is hidden behind computing",
+    ),
+    ("communication_bound", "", "1 where communication is the worker's bottleneck, 0 where computing is"),
+)
+"""Name, unit and meaning of what is measured of each worker, which stands for `*` in the table below."""
 
-    def counter(parts: tuple[str, ...], name: str, labels: str, unit: str, meaning: str) -> DescribedMetric:
-        return DescribedMetric(f"evenpace_{name}", "counter", tuple(labels.split()), unit, parts, meaning)
-
-    def histogram(parts: tuple[str, ...], name: str, labels: str, unit: str, meaning: str) -> DescribedMetric:
-        return DescribedMetric(f"evenpace_{name}", "histogram", tuple(labels.split()), unit, parts, meaning)
-
-    yield gauge(PARTS, "build_info", "part version", "", "1; part and version of this process")
-
-    of: tuple[str, ...] = SERVICES
-    yield gauge(of, "connections", "", "connections", "open connections")
-    yield counter(of, "connections_accepted", "", "connections", "accepted connections")
-    yield counter(of, "connections_refused", "", "connections", "connections that were closed with an error")
-    yield counter(
-        of, "connections_cut_off", "", "connections", "connections that were closed without an error"
-    )
-    yield counter(of, "received_bytes", "", "bytes", "bytes of received messages, before TLS")
-    yield counter(of, "sent_bytes", "", "bytes", "bytes of sent answers, before TLS")
-    yield counter(
-        of,
-        *("calls", "method outcome", "calls"),
-        "answered calls; the outcome is ok, the exception's name, or failed",
-    )
-    yield histogram(
-        of,
-        "call_seconds",
-        "method",
-        "seconds",
-        "time from a call to its answer, the wait for others included",
-    )
-    yield gauge(of, "loop_late_seconds", "", "seconds", "delay of the event loop at the last check")
-
-    of = ("manager",)
-    yield gauge(of, "jobs", "state", "jobs", "unfinished jobs in each state")
-    yield counter(of, "jobs_ended", "outcome", "jobs", "jobs that have ended, or failed")
-    yield gauge(
-        of, "job_info", "job run policy predictor mode", "", "1; a job's run, policy, predictor and mode"
-    )
-    yield gauge(of, "job_state", "job state", "", "1 for a job's present state")
-    yield gauge(of, "job_members", "job", "workers", "members of a job")
-    yield gauge(of, "job_expected_members", "job", "workers", "number of workers that a job is to have")
-    yield gauge(of, "job_waiting_members", "job", "workers", "members that wait for an answer of the manager")
-    yield gauge(of, "job_iteration", "job", "iterations", "the first iteration that is not complete")
-    yield gauge(of, "job_epoch", "job", "epochs", "epoch of the last complete iteration")
-    yield gauge(of, "job_batch_samples", "job", "samples", "size of the last complete iteration's batch")
-    yield gauge(
-        of, "job_micro_batch_samples", "job", "samples", "size of a job's micro-batches; 0 in a job without"
-    )
-    yield histogram(
-        of,
-        "job_iteration_seconds",
-        "job",
-        "seconds",
-        "durations of iterations; the count is that of barrier rounds",
-    )
-    yield gauge(of, "job_last_iteration_seconds", "job", "seconds", "duration of the last complete iteration")
-    yield gauge(
-        of,
-        "job_idle_seconds",
-        "job",
-        "seconds",
-        "time since the last complete iteration, or since the job began",
-    )
-    yield counter(of, "job_samples", "job", "samples", "samples of complete iterations")
-    yield counter(
-        of, "job_processing_seconds", "job", "seconds", "batch processing times, summed over all workers"
-    )
-    yield counter(
-        of,
-        "job_waiting_seconds",
-        "job",
-        "seconds",
-        "waiting times of workers for each other, summed over all workers",
-    )
-    yield gauge(
-        of,
-        *("job_waiting_ratio", "job", "ratio"),
-        "share of the workers' time in the last complete iteration that they waited",
-    )
-    yield gauge(
-        of,
-        *("job_prediction_error_ratio", "job", "ratio"),
-        "error of predicted speeds over the measured ones: root mean square over the workers",
-    )
-    yield gauge(
-        of,
-        *("job_noise_scale_samples", "job", "samples"),
-        "noise scale of the gradients, once it is known to about a factor of two",
-    )
-    yield gauge(
-        of,
-        *("job_statistical_efficiency_ratio", "job", "ratio"),
-        "progress per sample of the last complete iteration, relative to batches of the script's size",
-    )
-    yield gauge(
-        of,
-        *("job_goodput_samples_per_second", "job", "samples per second"),
-        "throughput of the last complete iteration times its statistical efficiency",
-    )
-    yield gauge(
-        of,
-        *("job_gradient_squared_norm", "job", ""),
-        "squared norm of the true gradient, preconditioned with Adam, estimated; may be negative near 0",
-    )
-    yield gauge(
-        of,
-        *("job_gradient_variance", "job", ""),
-        "trace of the covariance of one sample's gradient, preconditioned with Adam, estimated",
-    )
-    yield counter(of, "job_rewinds", "job", "attempts", "attempts after the first")
-    yield histogram(
-        of,
-        *("job_group_change_seconds", "job", "seconds"),
-        "time from the end of an iteration to that of the next, with another process group between them",
-    )
-    yield counter(of, "job_pieces", "job", "parts", "parts of iterations that were redone by another worker")
-    yield counter(of, "job_members_left", "job", "workers", "members that left by themselves")
-    yield counter(of, "job_members_removed", "job", "workers", "members that were taken out")
-    yield counter(
-        of, "job_members_suspended", "job", "times", "times that a member was silent and others did its part"
-    )
-    workers = (
-        *((one.metric, one.unit, one.meaning) for one in (column.measured for column in COLUMNS)),
-        ("samples_per_second", "samples per second", "measured speed of the worker"),
-        (
-            *("hidden_transfers_ratio", "ratio"),
-            "share of the time of the worker's transfers that is hidden behind computing",
-        ),
-        (
-            *("communication_bound", ""),
-            "1 where communication is the worker's bottleneck, 0 where computing is",
-        ),
-    )
-    for name, unit, meaning in workers:
-        yield gauge(of, f"worker_{name}", "job worker", unit, f"{meaning}; for jobs of few workers")
-    for name, unit, meaning in workers:
-        yield gauge(of, f"workers_{name}", "job of", unit, f"min, median and max over the workers: {meaning}")
-    yield histogram(
-        of,
-        "policy_seconds",
-        "step",
-        "seconds",
-        "time of a policy to split a batch, or to observe an iteration",
-    )
-    yield histogram(of, "fit_seconds", "", "seconds", "durations of successful fits of predictors")
-    yield counter(of, "fits_failed", "", "fits", "failed fits of predictors")
-    yield gauge(of, "state_pending_records", "", "records", "records that wait to be written, with --state")
-    yield gauge(
-        of, "state_lag_seconds", "", "seconds", "time for which the oldest unwritten record has waited"
-    )
-    yield gauge(of, "state_behind", "", "", "1 while the state file cannot be written")
-    yield counter(
-        of, "state_left_out", "", "iterations", "iterations whose records were too many to be held in memory"
-    )
-    yield histogram(of, "state_write_seconds", "", "seconds", "durations of writes to the state file")
-
-    of = ("ps",)
-    run = "job run"
-    yield gauge(of, "shard_jobs", "", "jobs", "jobs that the shard holds")
-    yield gauge(of, "shard_version", run, "steps", "optimiser's steps that the parameters have had")
-    yield gauge(of, "shard_attempt", run, "attempts", "present attempt of the shard")
-    yield gauge(of, "shard_parameter_bytes", run, "bytes", "size of the parameters")
-    yield gauge(of, "shard_connections", run, "connections", "connections of the job's workers")
-    yield gauge(of, "shard_waiting_pulls", run, "calls", "pulls that wait for a step")
-    yield counter(of, "shard_pushes", run, "gradients", "received gradients")
-    yield counter(of, "shard_duplicates", run, "gradients", "gradients that were dropped as duplicates")
-    yield counter(of, "shard_pushed_bytes", run, "bytes", "bytes of received gradients")
-    yield counter(of, "shard_pulls", run, "answers", "answers with parameters or an optimiser's state")
-    yield counter(of, "shard_pulled_bytes", run, "bytes", "bytes of these answers")
-    yield counter(of, "shard_aggregation_seconds", run, "seconds", "time spent on sums of gradients")
-    yield histogram(of, "shard_step_seconds", run, "seconds", "durations of the optimiser's steps")
-    yield counter(of, "shard_checkpoints", run, "checkpoints", "written checkpoints, with --state")
-    yield counter(of, "shard_checkpoints_failed", run, "checkpoints", "checkpoints that could not be written")
-    yield counter(of, "shard_checkpoint_seconds", run, "seconds", "time spent on writing checkpoints")
-    yield counter(of, "shard_checkpoint_bytes", run, "bytes", "bytes of written checkpoints")
-    yield gauge(
-        of, "shard_checkpoint_age_seconds", run, "seconds", "time since the last checkpoint was written"
-    )
-
-    of = ("partitions",)
-    yield gauge(of, "partition_jobs", "", "jobs", "jobs with local partitions")
-    yield gauge(of, "partition_members", "job", "workers", "members of a job")
-    yield gauge(of, "partition_samples", "job", "samples", "samples of all parts")
-    yield gauge(of, "partition_generation", "job", "resets", "resets of the counts since the job began")
-    yield gauge(of, "partition_moves", "job", "moves", "moves of samples under way")
-    yield gauge(
-        of, "partition_gap_traversals", "job", "traversals", "traversals by which the fastest part is ahead"
-    )
-
-    of = ("worker",)
-    yield gauge(of, "session_info", "job worker run", "", "1; the worker's job, name and run")
-    yield gauge(of, "session_iteration", "", "iterations", "present iteration of the worker")
-    yield gauge(of, "session_batch_samples", "", "samples", "size of the worker's present part")
-    yield gauge(
-        of,
-        "session_batch_limit_samples",
-        "",
-        "samples",
-        "the most samples that the worker takes, given or learned",
-    )
-    yield counter(of, "session_iterations", "", "iterations", "finished iterations")
-    yield counter(of, "session_samples", "", "samples", "processed samples")
-    yield counter(of, "session_pieces", "", "parts", "parts of iterations that were another worker's")
-    yield counter(of, "session_rewinds", "", "recoveries", "recoveries that the worker took part in")
-    yield counter(of, "session_reconnects", "", "connections", "connections that were lost and made again")
-    yield histogram(of, "session_batch_processing_seconds", "", "seconds", "reported batch processing times")
-    yield counter(
-        of, "session_phase_seconds", "phase", "seconds", "time spent on pull, load, compute, push and report"
-    )
-    yield counter(
-        of, "session_shard_waiting_seconds", "", "seconds", "time for which shards held parameters back"
-    )
+# A metric a row: kind, name after `evenpace_`, labels, unit, parts, meaning. Indented lines continue it.
+_TABLE = """
+gauge | build_info | part version | | all | 1; part and version of this process
+gauge | connections | | connections | services | open connections
+counter | connections_accepted | | connections | services | accepted connections
+counter | connections_refused | | connections | services | connections that were closed with an error
+counter | connections_cut_off | | connections | services | connections that were closed without an error
+counter | received_bytes | | bytes | services | bytes of received messages, before TLS
+counter | sent_bytes | | bytes | services | bytes of sent answers, before TLS
+counter | calls | method outcome | calls | services | answered calls; the outcome is ok, the exception's name,
+    or failed
+histogram | call_seconds | method | seconds | services | time from a call to its answer, the wait for others
+    included
+gauge | loop_late_seconds | | seconds | services | delay of the event loop at the last check
+gauge | jobs | state | jobs | manager | unfinished jobs in each state
+counter | jobs_ended | outcome | jobs | manager | jobs that have ended, or failed
+gauge | job_info | job run policy predictor mode | | manager | 1; a job's run, policy, predictor and mode
+gauge | job_state | job state | | manager | 1 for a job's present state
+gauge | job_members | job | workers | manager | members of a job
+gauge | job_expected_members | job | workers | manager | number of workers that a job is to have
+gauge | job_waiting_members | job | workers | manager | members that wait for an answer of the manager
+gauge | job_iteration | job | iterations | manager | the first iteration that is not complete
+gauge | job_epoch | job | epochs | manager | epoch of the last complete iteration
+gauge | job_batch_samples | job | samples | manager | size of the last complete iteration's batch
+gauge | job_micro_batch_samples | job | samples | manager | size of a job's micro-batches; 0 in a job without
+histogram | job_iteration_seconds | job | seconds | manager | durations of iterations; the count is that of
+    barrier rounds
+gauge | job_last_iteration_seconds | job | seconds | manager | duration of the last complete iteration
+gauge | job_idle_seconds | job | seconds | manager | time since the last complete iteration, or since the job
+    began
+counter | job_samples | job | samples | manager | samples of complete iterations
+counter | job_processing_seconds | job | seconds | manager | batch processing times, summed over all workers
+counter | job_waiting_seconds | job | seconds | manager | waiting times of workers for each other, summed over
+    all workers
+gauge | job_waiting_ratio | job | ratio | manager | share of the workers' time in the last complete iteration
+    that they waited
+gauge | job_prediction_error_ratio | job | ratio | manager | error of predicted speeds over the measured ones:
+    root mean square over the workers
+gauge | job_noise_scale_samples | job | samples | manager | noise scale of the gradients, once it is known to
+    about a factor of two
+gauge | job_statistical_efficiency_ratio | job | ratio | manager | progress per sample of the last complete
+    iteration, relative to batches of the script's size
+gauge | job_goodput_samples_per_second | job | samples per second | manager | throughput of the last complete
+    iteration times its statistical efficiency
+gauge | job_gradient_squared_norm | job | | manager | squared norm of the true gradient, preconditioned with
+    Adam, estimated; may be negative near 0
+gauge | job_gradient_variance | job | | manager | trace of the covariance of one sample's gradient,
+    preconditioned with Adam, estimated
+counter | job_rewinds | job | attempts | manager | attempts after the first
+histogram | job_group_change_seconds | job | seconds | manager | time from the end of an iteration to that of
+    the next, with another process group between them
+counter | job_pieces | job | parts | manager | parts of iterations that were redone by another worker
+counter | job_members_left | job | workers | manager | members that left by themselves
+counter | job_members_removed | job | workers | manager | members that were taken out
+counter | job_members_suspended | job | times | manager | times that a member was silent and others did its
+    part
+gauge | worker_* | job worker | * | manager | *; for jobs of few workers
+gauge | workers_* | job of | * | manager | min, median and max over the workers: *
+histogram | policy_seconds | step | seconds | manager | time of a policy to split a batch, or to observe an
+    iteration
+histogram | fit_seconds | | seconds | manager | durations of successful fits of predictors
+counter | fits_failed | | fits | manager | failed fits of predictors
+gauge | state_pending_records | | records | manager | records that wait to be written, with --state
+gauge | state_lag_seconds | | seconds | manager | time for which the oldest unwritten record has waited
+gauge | state_behind | | | manager | 1 while the state file cannot be written
+counter | state_left_out | | iterations | manager | iterations whose records were too many to be held in
+    memory
+histogram | state_write_seconds | | seconds | manager | durations of writes to the state file
+gauge | shard_jobs | | jobs | ps | jobs that the shard holds
+gauge | shard_version | job run | steps | ps | optimiser's steps that the parameters have had
+gauge | shard_attempt | job run | attempts | ps | present attempt of the shard
+gauge | shard_parameter_bytes | job run | bytes | ps | size of the parameters
+gauge | shard_connections | job run | connections | ps | connections of the job's workers
+gauge | shard_waiting_pulls | job run | calls | ps | pulls that wait for a step
+counter | shard_pushes | job run | gradients | ps | received gradients
+counter | shard_duplicates | job run | gradients | ps | gradients that were dropped as duplicates
+counter | shard_pushed_bytes | job run | bytes | ps | bytes of received gradients
+counter | shard_pulls | job run | answers | ps | answers with parameters or an optimiser's state
+counter | shard_pulled_bytes | job run | bytes | ps | bytes of these answers
+counter | shard_aggregation_seconds | job run | seconds | ps | time spent on sums of gradients
+histogram | shard_step_seconds | job run | seconds | ps | durations of the optimiser's steps
+counter | shard_checkpoints | job run | checkpoints | ps | written checkpoints, with --state
+counter | shard_checkpoints_failed | job run | checkpoints | ps | checkpoints that could not be written
+counter | shard_checkpoint_seconds | job run | seconds | ps | time spent on writing checkpoints
+counter | shard_checkpoint_bytes | job run | bytes | ps | bytes of written checkpoints
+gauge | shard_checkpoint_age_seconds | job run | seconds | ps | time since the last checkpoint was written
+gauge | partition_jobs | | jobs | partitions | jobs with local partitions
+gauge | partition_members | job | workers | partitions | members of a job
+gauge | partition_samples | job | samples | partitions | samples of all parts
+gauge | partition_generation | job | resets | partitions | resets of the counts since the job began
+gauge | partition_moves | job | moves | partitions | moves of samples under way
+gauge | partition_gap_traversals | job | traversals | partitions | traversals by which the fastest part is
+    ahead
+gauge | session_info | job worker run | | worker | 1; the worker's job, name and run
+gauge | session_iteration | | iterations | worker | present iteration of the worker
+gauge | session_batch_samples | | samples | worker | size of the worker's present part
+gauge | session_batch_limit_samples | | samples | worker | the most samples that the worker takes, given or
+    learned
+counter | session_iterations | | iterations | worker | finished iterations
+counter | session_samples | | samples | worker | processed samples
+counter | session_pieces | | parts | worker | parts of iterations that were another worker's
+counter | session_rewinds | | recoveries | worker | recoveries that the worker took part in
+counter | session_reconnects | | connections | worker | connections that were lost and made again
+histogram | session_batch_processing_seconds | | seconds | worker | reported batch processing times
+counter | session_phase_seconds | phase | seconds | worker | time spent on pull, load, compute, push and
+    report
+counter | session_shard_waiting_seconds | | seconds | worker | time for which shards held parameters back
+"""
 
 
-METRICS = {metric.name: metric for metric in _described()}
+def _read(table: str) -> Iterator[DescribedMetric]:
+    """Read the rows of a table; one with `*` describes a metric for each of `_OF_WORKERS`."""
+    for row in table.replace("\n    ", " ").strip().splitlines():
+        kind, name, labels, unit, part, meaning = (cell.strip() for cell in row.split("|"))
+        parts = {"all": PARTS, "services": SERVICES}.get(part, (part,))
+        for of, its_unit, its_meaning in _OF_WORKERS if "*" in name else [("", unit, "")]:
+            yield DescribedMetric(
+                name=f"evenpace_{name.replace('*', of)}",
+                kind=kind,
+                labels=tuple(labels.split()),
+                unit=its_unit,
+                parts=parts,
+                meaning=meaning.replace("*", its_meaning),
+            )
+
+
+METRICS = {metric.name: metric for metric in _read(_TABLE)}
 
 
 class Families:

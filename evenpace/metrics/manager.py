@@ -7,13 +7,14 @@ workers the last iteration's record, which does not change any more.
 import math
 import time
 from collections import Counter
+from functools import partial
 
 import numpy as np
 
 from batchsize_manager.managed_job import ManagedJob
 from batchsize_manager.service import ManagerService
 from evenpace.metrics.catalogue import SPREAD, Families
-from evenpace.metrics.server import Fill, PartCollector, service_collector
+from evenpace.metrics.server import PartCollector, service_collector
 from evenpace.overview.transfers import transfers
 from idl.measures import goodput, prediction_error, waiting_share
 from idl.noise import Noise, statistical_efficiency
@@ -29,39 +30,35 @@ def manager_collector(service: ManagerService, server: Server, most_workers: int
     Args:
         most_workers: The most workers of a job for which there are metrics of each worker.
     """
-    return service_collector("manager", server, _manager_figures(service, most_workers))
+    return service_collector("manager", server, partial(_fill, service, most_workers))
 
 
-def _manager_figures(service: ManagerService, most_workers: int) -> Fill:
-
-    def fill(families: Families) -> None:
-        jobs = service.jobs
-        states = Counter(managed.job.state for managed in jobs)
-        for state in sorted({*_STATES, *states}):
-            families.set("jobs", states[state], state)
-        families.set("jobs_ended", service.ended - service.failed, "ended")
-        families.set("jobs_ended", service.failed, "failed")
-        for managed in jobs:
-            _job(families, managed)
-            record = managed.job.iterations.history.last
-            noise = managed.job.iterations.history.noise.noise
-            if record is not None:
-                last_iteration(families, managed.name, record, most_workers)
-                progress(families, managed.name, record, noise, managed.job.spec.total_batch_size)
-            gradient_noise(families, managed.name, noise)
-        learning = service.learning
-        families.fill("policy_seconds", learning.splits, "split")
-        families.fill("policy_seconds", learning.observations, "observe")
-        families.fill("fit_seconds", learning.fits)
-        families.set("fits_failed", learning.failed_fits)
-        if (writer := service.state_writer) is not None:
-            families.set("state_pending_records", writer.pending)
-            families.set("state_lag_seconds", writer.lag)
-            families.set("state_behind", writer.is_behind)
-            families.set("state_left_out", writer.left_out)
-            families.fill("state_write_seconds", writer.writes)
-
-    return fill
+def _fill(service: ManagerService, most_workers: int, families: Families) -> None:
+    jobs = service.jobs
+    states = Counter(managed.job.state for managed in jobs)
+    for state in sorted({*_STATES, *states}):
+        families.set("jobs", states[state], state)
+    families.set("jobs_ended", service.ended - service.failed, "ended")
+    families.set("jobs_ended", service.failed, "failed")
+    for managed in jobs:
+        _job(families, managed)
+        record = managed.job.iterations.history.last
+        noise = managed.job.iterations.history.noise.noise
+        if record is not None:
+            last_iteration(families, managed.name, record, most_workers)
+            progress(families, managed.name, record, noise, managed.job.spec.total_batch_size)
+        gradient_noise(families, managed.name, noise)
+    learning = service.learning
+    families.fill("policy_seconds", learning.splits, "split")
+    families.fill("policy_seconds", learning.observations, "observe")
+    families.fill("fit_seconds", learning.fits)
+    families.set("fits_failed", learning.failed_fits)
+    if (writer := service.state_writer) is not None:
+        families.set("state_pending_records", writer.pending)
+        families.set("state_lag_seconds", writer.lag)
+        families.set("state_behind", writer.is_behind)
+        families.set("state_left_out", writer.left_out)
+        families.fill("state_write_seconds", writer.writes)
 
 
 def _job(families: Families, managed: ManagedJob) -> None:

@@ -1,6 +1,7 @@
 """Metrics of all services: connections, calls and bytes, from the server's own counts."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -39,23 +40,19 @@ class PartCollector(Collector):
 
 def service_collector(part: str, server: Server, fill: Fill) -> PartCollector:
     """Return a collector of a service's metrics and those of its server."""
-    return PartCollector(part, _server_figures(server), fill)
+    return PartCollector(part, partial(_fill, server), fill)
 
 
-def _server_figures(server: Server) -> Fill:
+def _fill(server: Server, families: Families) -> None:
     tally = server.tally
-
-    def fill(families: Families) -> None:
-        families.set("connections", server.connections)
-        families.set("connections_accepted", tally.accepted)
-        families.set("connections_refused", tally.refused)
-        families.set("connections_cut_off", tally.cut_off)
-        families.set("received_bytes", tally.received)
-        families.set("sent_bytes", tally.sent)
-        families.set("loop_late_seconds", tally.loop_lag)
-        for method, calls in tally.methods.items():
-            for outcome, count in list(calls.outcomes.items()):
-                families.set("calls", count, method, outcome)
-            families.fill("call_seconds", calls.seconds, method)
-
-    return fill
+    families.set("connections", server.connections)
+    families.set("connections_accepted", tally.accepted)
+    families.set("connections_refused", tally.refused)
+    families.set("connections_cut_off", tally.cut_off)
+    families.set("received_bytes", tally.received)
+    families.set("sent_bytes", tally.sent)
+    families.set("loop_late_seconds", tally.loop_lag)
+    for method, calls in tally.methods.items():
+        for outcome, count in list(calls.outcomes.items()):
+            families.set("calls", count, method, outcome)
+        families.fill("call_seconds", calls.seconds, method)

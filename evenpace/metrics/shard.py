@@ -1,9 +1,10 @@
 """The metrics of a parameter server's shard, job by job."""
 
 import time
+from functools import partial
 
 from evenpace.metrics.catalogue import Families
-from evenpace.metrics.server import Fill, PartCollector, service_collector
+from evenpace.metrics.server import PartCollector, service_collector
 from ps.service import ParameterServerService
 from ps.shard_job import ShardJob
 from rpc.server import Server
@@ -13,18 +14,14 @@ _JOBS = 200  # jobs with metrics of their own; those with connected workers come
 
 def shard_collector(service: ParameterServerService, server: Server) -> PartCollector:
     """Return a collector of the metrics of one process of the parameter server."""
-    return service_collector("ps", server, _shard_figures(service))
+    return service_collector("ps", server, partial(_fill, service))
 
 
-def _shard_figures(service: ParameterServerService) -> Fill:
-
-    def fill(families: Families) -> None:
-        jobs = service.jobs
-        families.set("shard_jobs", len(jobs))
-        for shard_job in sorted(jobs, key=lambda shard_job: shard_job.left_at is not None)[:_JOBS]:
-            _job(families, shard_job)
-
-    return fill
+def _fill(service: ParameterServerService, families: Families) -> None:
+    jobs = service.jobs
+    families.set("shard_jobs", len(jobs))
+    for shard_job in sorted(jobs, key=lambda shard_job: shard_job.left_at is not None)[:_JOBS]:
+        _job(families, shard_job)
 
 
 def _job(families: Families, shard_job: ShardJob) -> None:

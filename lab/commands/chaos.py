@@ -7,11 +7,15 @@ import click
 from click.core import ParameterSource
 
 from evenpace.cli.options import example, json_path
+from evenpace.cli.sections import LongCommand
 from evenpace.cli.settings import configured
 from lab.chaos.config import ChaosConfig
 
 
-@click.command()
+@click.command(
+    cls=LongCommand,
+    common=("minutes", "seed", "workers", "shards", "with", "jobs", "deterministic", "exact", "json_path"),
+)
 @example("evenpace lab chaos --minutes 2 --seed 1 --json chaos.json")
 @configured(ChaosConfig, "settings")
 @json_path

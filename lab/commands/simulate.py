@@ -5,11 +5,18 @@ from pathlib import Path
 import click
 
 from evenpace.cli.options import example, json_path, user_mistakes
+from evenpace.cli.sections import LongCommand
 from evenpace.cli.settings import configured
 from lab.simulations.config import SimulationConfig
 
 
-@click.command()
+@click.command(
+    cls=LongCommand,
+    common=(
+        *("workload", "policy", "traces", "cluster", "rules", "capacity", "seed", "jobs"),
+        *("json_path", "page_path"),
+    ),
+)
 @example(
     "evenpace lab simulate --workload workloads --policy tiresias --traces pollux --page simulations.html"
 )

@@ -395,6 +395,10 @@ def test_the_command_line_changes_a_job(tmp_path):
             (("bounds", "mine", "x", "--minimum", "2"), "Error: there is no worker 'x' in this job"),
             (("pause", "nothing"), "Error: there is no job 'nothing'"),
             (
+                ("batch-size", "mine", f"1{'0' * 20}"),
+                "Error: total_batch_size '100000000000000000000': must be a",
+            ),
+            (
                 ("sizer", "mine", "goodput", "--batch-size", "5"),
                 "Error: batch_size 5: give the least and the most",
             ),

@@ -71,7 +71,7 @@ def test_commands_parse(words):
 
 def test_options_in_the_text_exist():
     """Each `--an-option` in the documents is an option of some command of evenpace."""
-    ours = {"--help"}
+    ours = {"--help", "--help-all"}
     for _, command in all_commands():
         ours |= {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):

@@ -10,6 +10,7 @@ import click
 import pytest
 
 import idl
+from evenpace.metrics.catalogue import METRICS
 from tests.docs.documents import ROOT
 from tests.evenpace.commands import all_commands
 
@@ -74,6 +75,14 @@ def test_the_whole_wire_contract_is_there(site):
             assert f"struct {struct.__name__}" in page
             for field in struct.thrift_spec.values():
                 assert re.search(rf"\b{field[1]}\b", page), field[1]
+
+
+def test_all_metrics_are_there(site):
+    """The page of metrics has a row for each of the catalogue, with its meaning."""
+    page = text(site / "metrics.html")
+    rows = [line.strip() for line in page.splitlines() if line.strip().startswith("evenpace_")]
+    assert rows == [metric.shown for metric in METRICS.values()]
+    assert all(metric.meaning in page for metric in METRICS.values())
 
 
 def test_the_python_api_is_there(site):

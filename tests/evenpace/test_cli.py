@@ -9,12 +9,13 @@ import click
 import pytest
 
 from evenpace.cli import cli
+from evenpace.cli.sections import LongCommand
 from tests import EXAMPLES, ROOT
-from tests.evenpace.commands import evenpace, invoke, python
+from tests.evenpace.commands import all_commands, evenpace, invoke, python
 from tests.scripts import run_alone
 
 COMMANDS = [
-    *("run", "manager", "ps", "worker", "submit", "attach", "health", "demo", "metrics"),
+    *("run", "manager", "ps", "worker", "submit", "attach", "health", "demo"),
     *(f"lab bench {name}" for name in ("rpc", "ps", "recovery", "nodes", "spot", "predictors")),
     *("certs init", "certs issue", "certs show", "token new-key", "token issue"),
     *("lab trace live", "lab trace usage", "lab trace contention"),
@@ -87,12 +88,23 @@ def test_a_shard_has_imported_all_that_jobs_need_when_it_begins_to_serve():
     assert done.stdout == "imported: []\n", done.stderr
 
 
+def test_a_help_fits_on_a_screen():
+    """Of a command with many options it has the common ones, and says how all are shown."""
+    for words, command in all_commands():
+        output = invoke(*words[1:], "--help", columns=80).output
+        if isinstance(command, LongCommand):
+            assert len(output.splitlines()) <= 50, words
+            assert output.splitlines()[-1].startswith("  --help-all ")
+        else:
+            assert len(output.splitlines()) <= 60, words
+
+
 @pytest.mark.parametrize("name", ["manager", "ps", "worker"])
 def test_each_option_of_a_service_is_in_a_section(name):
-    """The last section, which is for what no other has, has nothing but the help."""
-    output = invoke(name, "--help").output
+    """The last section, which is for what no other has, has nothing but the helps."""
+    output = invoke(name, "--help-all").output
     head, _, rest = output.partition("\nOptions:\n")
-    assert re.findall(r"--[a-z-]+", rest) == ["--help"]
+    assert re.findall(r"  (?:-h, )?(--[a-z-]+)", rest) == ["--help", "--help-all"]
     for option in cli.get_command(click.Context(cli), name).params:
         if not isinstance(option, click.Option) or option.hidden:
             continue

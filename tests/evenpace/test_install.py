@@ -32,8 +32,8 @@ def test_a_job_is_trained_and_watched_without_a_framework(tmp_path):
         )
         assert trained.returncode == 0, trained.stderr
         assert np.abs(np.load(tmp_path / "parameters.npy") - trained_alone(30)).max() < 1e-9
-        for command in (("status", "default"), ("top", "--once", "default")):
-            shown = run_light("watch", "evenpace", *command, "--manager", manager)
+        for command in ("status", "top"):
+            shown = run_light("watch", "evenpace", command, "default", "--manager", manager)
             assert shown.returncode == 0, shown.stderr
             assert "w1" in shown.stdout
 

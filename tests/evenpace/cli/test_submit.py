@@ -44,6 +44,7 @@ def submit(tmp_path, monkeypatch):
         (["--http", "127.0.0.1:0", "--detach", "--address", "a:1", "train.py"], "give --detach or --http"),
         (["--manager-options", "--bogus 3", "train.py"], "No such option"),
         (["--ps-options", "--help", "train.py"], "No such option"),
+        (["--ps-options", "--help-all", "train.py"], "No such option"),
         (["--ps-options", "--state 'a", "train.py"], '"--state \'a": No closing quotation'),
         (["--env", "MODE", "train.py"], "env 'MODE': must be NAME=VALUE"),
         (["--resource", "place=many", "train.py"], "resource place=many: must be a number from 0 on"),

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenpace.dashboard import actions
 from evenpace.dashboard.config import ManagerPageConfig
 from evenpace.dashboard.hosts import host_name, own_names
 from evenpace.dashboard.identity import MintedCredentials, from_here
 from evenpace.dashboard.rights import rights
+from evenpace.job_changes import parse
 from idl.errors import InvalidRequestError, UnauthorisedError
 from rpc import tokens
 from rpc.address import Address
@@ -156,6 +156,8 @@ _names = st.sampled_from(
         "least",
         "most",
         "workers",
+        "promise",
+        "similarity",
     ]
 )
 _json = st.recursive(
@@ -169,7 +171,7 @@ _json = st.recursive(
 def test_any_body_is_a_change_or_a_clear_mistake(body):
     """Any JSON is either a change or refused as the caller's mistake."""
     with contextlib.suppress(ValueError):
-        assert callable(actions.parse(body))
+        assert callable(parse(body))
 
 
 @given(st.text(max_size=30))

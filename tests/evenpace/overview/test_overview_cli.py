@@ -74,13 +74,13 @@ def test_status_for_machines_is_json(busy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["status"], ["top", "--once"]])
+@pytest.mark.parametrize("command", ["status", "top"])
 def test_a_job_is_shown_with_its_gradient_noise(busy, command):
     """A line with the scale and what it says, and its goodput, once it is known, and else with the reason."""
     worker = MemberWorker(busy, "noisy")
     for iteration in range(100):
         worker.iterate(drawn_norms(iteration, [5, 5], 10.0))
-    known, unknown = (invoke(*command, job, "--manager", busy).output for job in ("noisy", "first"))
+    known, unknown = (invoke(command, job, "--manager", busy).output for job in ("noisy", "first"))
     worker.close()
     assert re.search(r"gradient noise: [\d.]+ samples; a batch twice as large would do 1\.", known)
     assert re.search(r"goodput [\d,]+ samples/s, efficiency 100%", known)
