@@ -4,7 +4,6 @@ The shards may be at different versions, or have gone back; the manager may have
 workers run `recover` at once, and agree on the same iteration.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from typing import Protocol
 from idl.errors import DeadlineExceededError, InvalidRequestError, RewoundError
 from idl.exchange import Seat
 from idl.plan import Assignment
+from rpc.field_log import FieldLog
 
-log = logging.getLogger(__name__)
+log = FieldLog(__name__)
 
 _PAUSE = 0.05  # seconds between tries
 _TRIES = 200  # shards that other workers have already rewound may differ for a moment, which is no time that
@@ -108,7 +108,7 @@ def recover(
     first: int | None,
     pull: Callable[[Assignment], None],
     timeout: float,
-    log_fields: Callable[[], Mapping[str, object]] = dict,
+    log: FieldLog = log,
 ) -> Assignment | None:
     """Begin another attempt, or take part in it, and pull the parameters that it begins with.
 
@@ -118,7 +118,7 @@ def recover(
         error: The error by which the need of recovery was noticed.
         first: The iteration to begin with where nothing was trained yet; None if this worker has trained.
         timeout: Seconds for the whole recovery.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
 
     Returns:
         The first assignment of the attempt; None if this worker is released.
@@ -128,7 +128,8 @@ def recover(
         DeadlineExceededError: The recovery did not succeed in time.
         EvenpaceError: A service is unreachable, or refuses.
     """
-    log.warning("this worker goes through a recovery: %s", error, extra=log_fields())
+    log = log.of(__name__)
+    log.warning("this worker goes through a recovery: %s", error)
     begun, differed = time.monotonic(), 0
     while True:
         # The manager began the attempt that the shard is in: ask for that one, not for one more.
@@ -146,12 +147,7 @@ def recover(
                     return None
                 shards.rewind(attempt, assignment.iteration, reset=reset)
                 pull(assignment)
-                log.warning(
-                    "recovered: attempt %d, from iteration %d on",
-                    attempt,
-                    assignment.iteration,
-                    extra=log_fields(),
-                )
+                log.warning("recovered: attempt %d, from iteration %d on", attempt, assignment.iteration)
                 return assignment
         except RewoundError as again:
             error, differed = again, 0

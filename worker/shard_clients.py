@@ -4,7 +4,6 @@ This module calls the shards alone, and knows neither the manager nor a framewor
 """
 
 import hashlib
-import logging
 import math
 import threading
 import time
@@ -44,8 +43,6 @@ from worker.growing_array import GrowingArray
 from worker.job_recovery import ShardState
 from worker.optimizer_state import OptimizerState
 
-log = logging.getLogger(__name__)
-
 _wire = idl.parameter_server
 
 # For a slice that other connections are sending; longer than a server waits for a peer that is silent in the
@@ -63,7 +60,6 @@ class ShardClients:
         clients: One client for each shard, in the order that all workers have.
         timeout: Seconds for which other workers may keep this one waiting, or a shard at which the job was
             opened may be unreachable.
-        log_fields: Returns the structured fields of log lines.
         push_dtype: Of the gradients as they are sent; None: as they are.
 
     Attributes:
@@ -75,7 +71,6 @@ class ShardClients:
         self,
         clients: Sequence[Client],
         timeout: float,
-        log_fields: Callable[[], Mapping[str, object]] = dict,
         push_dtype: str | None = None,
     ) -> None:
         # Whether this worker gets assignments before the iterations before them are complete.
@@ -86,7 +81,6 @@ class ShardClients:
         self.versions: list[int] = []
         self._clients = clients
         self._threads = ThreadPoolExecutor(max(1, len(clients)), "evenpace-shards")
-        self._log_fields = log_fields
         self._timeout = timeout
         self._push_dtype = push_dtype
         self._rounded: NDArray[np.uint16] | None = None  # (elements,), the bits of the last gradient's

@@ -5,7 +5,7 @@ framework.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from idl.exchange import PARAMETER_SERVER
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
+from rpc.field_log import FieldLog
 from worker.buckets import Bucket, NoteReady
 from worker.exchanges.base import Exchange
 from worker.gradient import Gradient
@@ -30,6 +31,8 @@ from worker.optimizer_state import OptimizerState
 from worker.shard_clients import Calls, GrowingPush, ShardClients
 from worker.step_options import StepOptions
 from worker.untrained import Untrained
+
+log = FieldLog(__name__)
 
 T = TypeVar("T")
 
@@ -70,7 +73,7 @@ class ParameterServer:
     Args:
         meter: Is told the times of transfers, and of waiting for the other workers.
         timeout: Seconds for a recovery.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
     """
 
     kind = PARAMETER_SERVER
@@ -82,13 +85,13 @@ class ParameterServer:
         norms: OwnNorms,
         meter: Meter,
         timeout: float,
-        log_fields: Callable[[], Mapping[str, object]] = dict,
+        log: FieldLog = log,
     ) -> None:
         self._shards = shards
         self._norms = norms
         self._meter = meter
         self._timeout = timeout
-        self._log_fields = log_fields
+        self._log = log
         self._synchronisation = Synchronisation()
         self._lost: Sequence[Any] = ()  # slices that were lost before this worker joined
         self._prepared: _Prepared | None = None
@@ -408,7 +411,7 @@ class ParameterServer:
             None if has_trained else first,
             pull,
             self._timeout,
-            self._log_fields,
+            self._log,
         )
 
     def abandon(self, error: EvenpaceError) -> None:

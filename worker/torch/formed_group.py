@@ -283,7 +283,7 @@ class FormedGroup:
             if not isinstance(one, SurvivableGroup):
                 distributed.distributed_c10d._set_pg_timeout(_WAIT_SECONDS, one)
         times = GroupTimes(connected - begun, sent - connected, compared - sent)
-        log.info(
+        self._session.log.of(__name__).info(
             "attempt %d: rank %d of %d, met at %s; formed in %.0f ms, state %.0f ms, compared %.0f ms",
             attempt,
             seat.rank,
@@ -292,7 +292,6 @@ class FormedGroup:
             times.connect * 1e3,
             times.state * 1e3,
             times.compare * 1e3,
-            extra=self._session.log_fields(),
         )
         return times
 

@@ -9,7 +9,6 @@ shard is lost with them; else the gradient is dropped.
 
 import contextlib
 import copy
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
@@ -29,8 +28,6 @@ from worker.torch.lost_shards import GO_ON
 from worker.torch.sharded_group import gather
 from worker.torch.shards import Part, Shards, is_slot, mesh_shape
 from worker.torch.survivable_group import GlooCarrier, SurvivableGroup
-
-log = logging.getLogger(__name__)
 
 _NAMES = ("copies", "shards")  # of the mesh's dimensions where the script has given none
 _WHOLE = -1  # in place of a shard's index
@@ -163,11 +160,8 @@ class ReplicatedShards:
         own_ways = [way for way in ways if rank in (way.source, way.to)]
         for own_part, received in apart(_carry, list(self._tensors()), count, own_ways, group):
             own_part.copy_(received)
-        log.info(
-            "took the state from %d shards%s",
-            count,
-            ", after a step that others had made" if lacks else "",
-            extra=self._session.log_fields(),
+        self._session.log.of(__name__).info(
+            "took the state from %d shards%s", count, ", after a step that others had made" if lacks else ""
         )
         return True
 
@@ -271,7 +265,7 @@ class ReplicatedGroup:
             if self._counts:
                 gather(self._shards, self._members)
         except InvalidRequestError as error:
-            log.info("goes on with its shards: %s", error, extra=self._session.log_fields())
+            self._session.log.of(__name__).info("goes on with its shards: %s", error)
         if not self._shards.is_whole:
             self._carrier.cut()  # so that no other rank waits for this one
 
