@@ -67,7 +67,7 @@ class _Ahead:
     calls: Calls
 
 
-class ParameterServer:
+class ParameterServer(Exchange):
     """One worker's part in the exchange by a parameter server.
 
     Args:

@@ -10,9 +10,10 @@ import socket
 import threading
 import time
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -72,13 +73,13 @@ class Group(Protocol):
         ...
 
 
-class Wrapper(Protocol):
+class Wrapper(ABC):
     """What a model is wrapped in, so that ranks train it together."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027 - not all need it
         """Take the model out of its group, which has been closed."""
-        ...
 
+    @abstractmethod
     def group(self, inner: Any, connections: list[socket.socket], members: Mapping[str, str]) -> Group:
         """Return a group for the model.
 
@@ -86,19 +87,16 @@ class Wrapper(Protocol):
             inner: PyTorch's.
             members: Addresses of its members' stores, by name.
         """
-        ...
 
-    def connect(self, seconds: datetime.timedelta) -> None:
+    def connect(self, seconds: datetime.timedelta) -> None:  # noqa: B027 - not all need it
         """Form what groups the model needs within the default one.
 
         Args:
             seconds: The time-out of their operations.
         """
-        ...
 
-    def enter(self, group: Any) -> None:
+    def enter(self, group: Any) -> None:  # noqa: B027 - not all need it
         """Wrap the model in a group, before it has the state that all members have."""
-        ...
 
     def complete(
         self, attempt: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool
@@ -117,11 +115,11 @@ class Wrapper(Protocol):
         Raises:
             InvalidRequestError: A part is gone.
         """
-        ...
+        return nullcontext(enter_result=False)
 
+    @abstractmethod
     def begin(self) -> None:
         """Make the model ready to be trained, now that it has that state."""
-        ...
 
 
 class FormedGroup:

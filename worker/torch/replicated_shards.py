@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from idl.errors import InvalidRequestError
 from worker.daemon_thread import Apart
 from worker.session import Session
+from worker.torch.formed_group import Wrapper
 from worker.torch.lost_shards import GO_ON
 from worker.torch.sharded_group import gather
 from worker.torch.shards import Part, Shards, is_slot, mesh_shape
@@ -49,7 +50,7 @@ class _Holding:
         return bool(self.holds_gradient) and (self.attempt, self.steps + 1) == (other.attempt, other.steps)
 
 
-class ReplicatedShards:
+class ReplicatedShards(Wrapper):
     """A model in FSDP2 over a mesh of copies and shards, as `FormedGroup` has it sharded; see `Wrapper`.
 
     Args:
@@ -101,9 +102,6 @@ class ReplicatedShards:
         self._carrier.connections = connections
         every = SurvivableGroup(inner, self._carrier)
         return ReplicatedGroup(self._session, self._shards, self._carrier, every, self._within, members)
-
-    def enter(self, group: "ReplicatedGroup") -> None:
-        """Do nothing: the model is whole until all have the state."""
 
     @contextlib.contextmanager
     def complete(
