@@ -5,93 +5,20 @@ workers run `recover` at once, and agree on the same iteration.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from idl.errors import DeadlineExceededError, InvalidRequestError, RewoundError
-from idl.exchange import Seat
 from idl.plan import Assignment
 from rpc.field_log import FieldLog
+from worker.membership import Membership
+from worker.messages import ShardState
+from worker.shard_clients import ShardClients
 
 log = FieldLog(__name__)
 
 _PAUSE = 0.05  # seconds between tries
 _TRIES = 200  # shards that other workers have already rewound may differ for a moment, which is no time that
 # this worker was held up for: each try has to find them so, one after the other
-
-
-@dataclass(frozen=True)
-class ShardState:
-    """The versions of a fenced shard, which accepts no calls of earlier attempts."""
-
-    name: str  # the shard's name in messages
-    initialised: bool  # whether it has parameters
-    version: int  # steps of the optimiser so far; meaningless until initialised
-    checkpoints: Sequence[int]  # versions that it can go back to
-    complete: bool = False  # whether it has the whole gradient of the step to the next version
-    # By version that it can go on from, epoch and first position of its batch, as far as known.
-    places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def reachable(self) -> set[int]:
-        """Return the versions that the shard can go on from."""
-        return {self.version, *self.checkpoints, *([self.version + 1] if self.complete else [])}
-
-    def __str__(self) -> str:
-        if not self.initialised:
-            return f"{self.name} has no parameters of this job"
-        kept = ", ".join(map(str, self.checkpoints)) or "none"
-        return f"{self.name} is at version {self.version}, its checkpoints: {kept}"
-
-
-class Manager(Protocol):
-    """The calls to the manager that recovery needs; `worker.membership.Membership` has them."""
-
-    attempt: int
-    is_between: bool  # whether the worker's script does something else, between two batches
-
-    def recover(self, attempt: int) -> int:
-        """Have an attempt after this one begun, and return its number."""
-        ...
-
-    def has_trained(self) -> bool:
-        """Return whether the manager knows of a complete iteration."""
-        ...
-
-    def rewind(self, attempt: int, iteration: int, place: tuple[int, int] | None) -> Assignment | None:
-        """Propose the first iteration of an attempt, and return the first assignment in it.
-
-        Args:
-            iteration: The iteration.
-            place: Epoch and first position of its batch; None if the shards do not know.
-        """
-        ...
-
-    def meet(
-        self,
-        attempt: int,
-        steps: int,
-        place: tuple[int, int] | None,
-        store: str,
-        formed: int | None,
-        *,
-        kept: bool,
-    ) -> tuple[Assignment | None, Seat | None]:
-        """Enter an attempt together with all other members, for which a group is formed."""
-        ...
-
-
-class ParameterServer(Protocol):
-    """The calls to the shards that recovery needs; `worker.shard_clients.ShardClients` has them."""
-
-    def fence(self, attempt: int) -> list[ShardState]:
-        """Have the shards refuse calls of earlier attempts, and return their states."""
-        ...
-
-    def rewind(self, attempt: int, version: int, *, reset: bool = False) -> None:
-        """Have the shards go on from a version; with `reset`, from parameters that are set again."""
-        ...
 
 
 def common_version(shards: Sequence[ShardState]) -> int | None:
@@ -102,8 +29,8 @@ def common_version(shards: Sequence[ShardState]) -> int | None:
 
 
 def recover(
-    manager: Manager,
-    shards: ParameterServer,
+    manager: Membership,
+    shards: ShardClients,
     error: RewoundError,
     first: int | None,
     pull: Callable[[Assignment], None],
@@ -166,7 +93,7 @@ def _place(shards: Sequence[ShardState], version: int) -> tuple[int, int] | None
     return next((shard.places[version] for shard in shards if version in shard.places), None)
 
 
-def _is_untrained(manager: Manager, states: Sequence[ShardState], first: int) -> bool:
+def _is_untrained(manager: Membership, states: Sequence[ShardState], first: int) -> bool:
     """Return whether all shards' parameters are the first ones or missing, so that they may be set again."""
     return all(not s.initialised or s.version == first for s in states) and not manager.has_trained()
 

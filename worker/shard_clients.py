@@ -40,7 +40,7 @@ from rpc.client import Client
 from worker.bfloat16 import round_to_bfloat16
 from worker.daemon_thread import in_daemon
 from worker.growing_array import GrowingArray
-from worker.job_recovery import ShardState
+from worker.messages import ShardState
 from worker.optimizer_state import OptimizerState
 
 _wire = idl.parameter_server

@@ -14,7 +14,7 @@ from idl.exchange import FIXED_GROUP, FORMED_GROUP, Seat
 from idl.layout import Group
 from idl.plan import Assignment
 from worker.exchanges.base import Exchange
-from worker.job_recovery import Manager
+from worker.membership import Membership
 from worker.messages import Joined
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class AllReduce(Exchange):
         self._weighted_by: str | None = None  # the function that weighted the current iteration's gradient
         self._has_weighted = False
         self._former: Former | None = None
-        self._manager: Manager | None = None
+        self._manager: Membership | None = None
         self._store = ""
         self._steps: int | None = None  # that the parameters have had; None before the first attempt
         self._place: tuple[int, int] | None = None  # epoch and end of the last step's batch
@@ -162,7 +162,7 @@ class AllReduce(Exchange):
                 self._keep(self._former, self._manager)
             raise RewoundError("the state is written down", self._manager.recover(first.attempt))
 
-    def _keep(self, former: Former, manager: Manager) -> None:
+    def _keep(self, former: Former, manager: Membership) -> None:
         """Write the state down; where that fails, the manager has a group formed for it again."""
         manager.is_between = True  # the others wait, however long it takes
         try:
@@ -253,7 +253,7 @@ class AllReduce(Exchange):
         if self._former is not None:
             self._former.cut(attempt)
 
-    def recover(self, manager: Manager, error: RewoundError, first: int) -> Assignment | None:
+    def recover(self, manager: Membership, error: RewoundError, first: int) -> Assignment | None:
         """Meet the other members in another attempt, whose group is formed before the next batch.
 
         Raises:

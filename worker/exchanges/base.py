@@ -12,7 +12,7 @@ from typing import Any
 from idl.errors import EvenpaceError, RewoundError
 from idl.layout import Group
 from idl.plan import Assignment
-from worker.job_recovery import Manager
+from worker.membership import Membership
 from worker.messages import Joined
 
 
@@ -102,7 +102,7 @@ class Exchange(ABC):
         """End waits of earlier attempts than this one with RewoundError; called by any thread."""
 
     @abstractmethod
-    def recover(self, manager: Manager, error: RewoundError, first: int) -> Assignment | None:
+    def recover(self, manager: Membership, error: RewoundError, first: int) -> Assignment | None:
         """Enter another attempt together with the other workers, and take its parameters.
 
         Args:

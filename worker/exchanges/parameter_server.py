@@ -23,8 +23,9 @@ from worker.buckets import Bucket, NoteReady
 from worker.exchanges.base import Exchange
 from worker.gradient import Gradient
 from worker.gradient_norms import OwnNorms
-from worker.job_recovery import Manager, recover
+from worker.job_recovery import recover
 from worker.learning_rates import scaled
+from worker.membership import Membership
 from worker.messages import Joined
 from worker.meter import Meter
 from worker.optimizer_state import OptimizerState
@@ -383,7 +384,7 @@ class ParameterServer(Exchange):
         """Fence the shards, so that calls of earlier attempts that wait there fail; called by any thread."""
         self._shards.fence_from_any_thread(attempt)
 
-    def recover(self, manager: Manager, error: RewoundError, first: int) -> Assignment | None:
+    def recover(self, manager: Membership, error: RewoundError, first: int) -> Assignment | None:
         """Bring the shards to one version in another attempt, and pull it.
 
         Until this worker has parameters of a later iteration than the first, the first ones may be set again,
