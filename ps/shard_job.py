@@ -79,9 +79,9 @@ class ShardJob:
     # A random id, drawn each time that a process begins to hold the job.
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
     # Whether somebody has asked for the next version's parameters as they are stepped.
-    is_pulled_ahead: bool = False
-    goes_ahead: bool = False  # whether a look at what of the next step can be taken ahead is due
-    ahead_seconds: float = 0.0  # seconds that what was taken of the next step has taken
+    is_pulled_early: bool = False
+    is_part_due: bool = False  # whether a look at what of the next step can be taken is due
+    part_seconds: float = 0.0  # seconds that what was taken of the next step has taken
     # Whether the attempt has begun, but no worker has said yet from which version it goes on.
     fenced: bool = False
     # The version that the attempt began with; None in the first, and while it is fenced.
@@ -263,7 +263,7 @@ class ShardJob:
         if not self.fenced:
             self._pushed_in = self.attempt
         self.attempt, self.fenced, self.rewound_to = attempt, True, None
-        self.settled, self.is_pulled_ahead = -1, False
+        self.settled, self.is_pulled_early = -1, False
         self.pushed_to_all.clear()
         self._awaited = None  # an attempt that is over began it; a later one may need another version
         if not self.shard.complete:

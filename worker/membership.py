@@ -55,7 +55,7 @@ log = FieldLog(__name__)
 
 _wire = idl.batchsize_manager
 
-_AHEAD_SECONDS = 1.0  # to send a report ahead; if that fails, it is sent when its answer is needed
+_SEND_SECONDS = 1.0  # to send a report before its answer is needed; if that fails, it is sent then
 _LAST_REPORTS_SECONDS = 1.0  # for the answers to the last reports, before the worker leaves
 _BEGIN_QUIET_SECONDS = 5.0  # of waiting for the job to begin, before a line of log says for whom
 _QUIET_SECONDS = 60.0  # likewise, for it to go on
@@ -150,7 +150,7 @@ class Membership:
         self._fencing: threading.Thread | None = None
         self._reports: queue.SimpleQueue[_Finished | None] = queue.SimpleQueue()
         self._unanswered: Any = None  # the report whose answer the thread waits for
-        self._ahead: Any = None  # the report of `report_ahead`, until `take_answer`
+        self._sent: Any = None  # the report of `send_report`, until `take_answer`
         self._is_due = False  # whether its answer comes next on the client's connection
         self._leaving = False
         self._thread: threading.Thread | None = None
@@ -239,7 +239,7 @@ class Membership:
         else:
             self._call_report(self._request(finished))
 
-    def report_ahead(self, report: Report, seconds: Callable[[], float]) -> None:
+    def send_report(self, report: Report, seconds: Callable[[], float]) -> None:
         """Send a report without waiting for the answer, which `take_answer` does.
 
         Args:
@@ -250,14 +250,14 @@ class Membership:
         if self._lookahead:
             self._reports.put(finished)
             return
-        self._ahead = self._request(finished)
+        self._sent = self._request(finished)
         with contextlib.suppress(EvenpaceError):  # then `take_answer` sends it
-            self._client.send("report", self._ahead, deadline=time.monotonic() + _AHEAD_SECONDS)
+            self._client.send("report", self._sent, deadline=time.monotonic() + _SEND_SECONDS)
             self._is_due = True
 
     def take_answer(self) -> None:
-        """Wait for the answer to the report that was sent ahead; where it got lost, send that again."""
-        request, self._ahead = self._ahead, None
+        """Wait for the answer to the report of `send_report`; where it got lost, send the report again."""
+        request, self._sent = self._sent, None
         if request is not None:
             self._call_report(request)
 
@@ -539,7 +539,7 @@ class Membership:
             self._on_lost(reply.lost)
 
     def _due_answer(self) -> Any:
-        """Wait for the answer to the report that was sent ahead; return None where it is to be sent again."""
+        """Wait for the answer to the report that was sent; return None where it is to be sent again."""
         if not self._is_due:
             return None
         self._is_due = False

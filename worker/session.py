@@ -64,7 +64,7 @@ class Session:
         # Functions that are called before the loop gets its part of a batch.
         self.before_batch: list[Callable[[], None]] = []
         self._begun: Assignment | None = None  # the assignment that the loop was given
-        self._reported: Assignment | None = None  # the assignment that was reported ahead
+        self._reported: Assignment | None = None  # the assignment that was reported before its step
         self._finished = -1  # the latest iteration that the loop has gone through
         self._has_started = False  # to train
         self._closing = threading.Lock()
@@ -193,7 +193,7 @@ class Session:
                 act()
         self.meter.stopwatch.start()
 
-    def report_ahead(self) -> None:
+    def report_before_step(self) -> None:
         """Report the present assignment before this worker has made its step, which the others do not need.
 
         So the step is made while reports and the next assignment are on their way; `finish_iteration` follows
@@ -204,7 +204,7 @@ class Session:
         if done is None or not self.is_begun or self._reported is done:
             return
         measured = self.meter.take(done)
-        self._membership.report_ahead(self._report(done, measured), measured.seconds)
+        self._membership.send_report(self._report(done, measured), measured.seconds)
         self._reported = done
         self._membership.is_between = True  # whatever else the script does with the batch, it has its part
         self.meter.stopwatch.start()

@@ -60,7 +60,7 @@ class _Begun:
 
 
 @dataclass(frozen=True)
-class _Ahead:
+class _EarlyPull:
     """A pull of the parameters of an attempt's iteration, before the shards have all gradients for them."""
 
     attempt: int
@@ -102,8 +102,8 @@ class ParameterServer(Exchange):
         self._taken: tuple[int, int] | None = None  # attempt and iteration that `parameters` are for
         self._lacks_untrained = False
         self._refused = -1  # the last iteration whose gradient a shard refused
-        self._spare: NDArray[Any] = np.empty(0)  # (elements,) that the next ones are pulled to ahead
-        self._ahead: _Ahead | None = None
+        self._spare: NDArray[Any] = np.empty(0)  # (elements,) that an early pull fills
+        self._early_pull: _EarlyPull | None = None
         self._begun: _Begun | None = None
         self._given_up: RewoundError | None = None  # why a transfer was, until the iteration is repeated
 
@@ -232,7 +232,7 @@ class ParameterServer(Exchange):
             untrained=None if untrained is None else untrained.encoded,
         )
         self._lacks_untrained = untrained is not None and not is_first
-        if self._shards.pulls_ahead and not len(self._spare):
+        if self._shards.pulls_early and not len(self._spare):
             self._spare = np.empty_like(initial)
         self._shards.forfeit(self._lost)
 
@@ -262,7 +262,7 @@ class ParameterServer(Exchange):
         self.give_up_push("its gradient is computed again")
         if self._given_up is not None:
             return
-        options = scaled(self._options.ahead(groups), lr_scale)
+        options = scaled(self._options.upcoming(groups), lr_scale)
         self._begin_pull(part)
         push = self._shards.begin_push(part, self.gradient.values, options)
         self._begun = _Begun(part, options, push, ready)
@@ -342,33 +342,33 @@ class ParameterServer(Exchange):
 
     def _begin_pull(self, done: Assignment) -> None:
         """Begin to pull what a gradient leads to, where the shards step to it range by range."""
-        ahead = self._ahead
-        if ahead is not None and (ahead.attempt, ahead.iteration) == (done.attempt, done.iteration + 1):
+        early = self._early_pull
+        if early is not None and (early.attempt, early.iteration) == (done.attempt, done.iteration + 1):
             return
         self._give_up_pull()
-        if self._shards.pulls_ahead:
+        if self._shards.pulls_early:
             calls = self._shards.begin_pull(done.iteration + 1, self._spare)
-            self._ahead = _Ahead(done.attempt, done.iteration + 1, calls)
+            self._early_pull = _EarlyPull(done.attempt, done.iteration + 1, calls)
 
     def _pull(self, assignment: Assignment) -> float:
         """Pull an assignment's parameters, or the rest if that was begun; return as `ShardClients.pull`."""
         if self._synchronisation.asynchronous:
             return self._shards.pull(-1, self._parameters)
-        ahead = self._ahead
-        if ahead and (ahead.attempt, ahead.iteration) == (assignment.attempt, assignment.iteration):
+        early = self._early_pull
+        if early and (early.attempt, early.iteration) == (assignment.attempt, assignment.iteration):
             waited = self._shards.confirm(assignment.iteration)
-            self._ahead = None
+            self._early_pull = None
             with contextlib.suppress(EvenpaceError):  # then all of it is pulled
-                self._shards.take_ahead(ahead.calls)
+                self._shards.finish_pull(early.calls)
                 self._parameters, self._spare = self._spare, self._parameters
                 return waited
         self._give_up_pull()
         return self._shards.pull(assignment.iteration, self._parameters)
 
     def _give_up_pull(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.calls.end()
+        early, self._early_pull = self._early_pull, None
+        if early is not None:
+            early.calls.end()
 
     def settle(self, done: Assignment) -> None:
         """Tell the shards, before this worker leaves, that it has pushed to each of them."""

@@ -198,7 +198,7 @@ class FormedGroup:
         """Report the iteration, whose gradient was reduced, before the optimiser steps with it."""
         exchange = self._session.exchange
         if isinstance(exchange, AllReduce) and exchange.is_weighted:
-            self._session.report_ahead()
+            self._session.report_before_step()
 
     def skip_step(self) -> None:
         """Note what else the script will move in a batch that does not count; and drop its gradients."""
