@@ -290,7 +290,7 @@ class Parameters(ABC):
 
     @property
     @abstractmethod
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all that a step needs has arrived."""
 
     @property

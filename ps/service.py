@@ -269,7 +269,7 @@ class ParameterServerService:
         attempt = check.integer("attempt", call.request.attempt, 0)
         job.check_attempt(call.request.identity.worker, attempt)
         version = check.integer("version", call.request.version, 0)
-        if job.fenced and job.shard.complete and version == job.shard.version + 1:
+        if job.fenced and job.shard.is_complete and version == job.shard.version + 1:
             if job.is_copying:
                 raise UnavailableError(f"version {job.shard.version} is being copied for its checkpoint")
             self._take_steps(job)
@@ -394,7 +394,7 @@ class ParameterServerService:
                 with self._changing(job):
                     job.shard.detach_parameters()
             job.readers.clear()
-        while job.shard.complete:
+        while job.shard.is_complete:
             began, version = time.monotonic_ns(), job.shard.version
             with self._changing(job):
                 job.shard.step()
@@ -453,7 +453,7 @@ class ParameterServerService:
                     initialised=shard.initialised,
                     version=shard.version,
                     checkpoints=list(job.checkpoints),
-                    complete=shard.complete or None,
+                    complete=shard.is_complete or None,
                     process=self._process,
                     places={version: wire_place(place) for version, place in job.reachable_places().items()},
                 )

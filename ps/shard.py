@@ -221,7 +221,7 @@ class Shard(Parameters):
         return {contribution.worker for contribution in self._contributions}
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether this iteration's gradient has arrived completely."""
         return self._total is not None and not self._missing
 

@@ -148,7 +148,7 @@ class ShardJob:
         it cannot be undone, should another attempt begin before they have.
         """
         shard = self.shard
-        if self.fenced or not shard.complete or self.is_copying:
+        if self.fenced or not shard.is_complete or self.is_copying:
             return False
         return not self.shared or self.settled > shard.version or shard.contributors <= self.pushed_to_all
 
@@ -266,7 +266,7 @@ class ShardJob:
         self.settled, self.is_pulled_early = -1, False
         self.pushed_to_all.clear()
         self._awaited = None  # an attempt that is over began it; a later one may need another version
-        if not self.shard.complete:
+        if not self.shard.is_complete:
             self.shard.drop()
         return True
 
@@ -354,7 +354,7 @@ class ShardJob:
         shard = self.shard
         places = {version: self.places.get(version) for version in self.checkpoints}
         places[shard.version] = shard.place
-        if shard.complete:
+        if shard.is_complete:
             places[shard.version + 1] = shard.next_place
         return {version: place for version, place in places.items() if place is not None}
 
@@ -388,7 +388,7 @@ class ShardJob:
         it, too: so there is a checkpoint of the version that it leads to, beside the present one.
         """
         self.save()
-        if self.store is None or self.fenced or not self.shard.initialised or not self.shard.complete:
+        if self.store is None or self.fenced or not self.shard.initialised or not self.shard.is_complete:
             return
         if self.copying is not None:
             self.copying.result()

@@ -367,7 +367,7 @@ class Client:
         return f"{self._address}, by {self._places}" if self._places.file else str(self._address)
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Return whether there is a connection."""
         return self._socket is not None
 

@@ -73,7 +73,7 @@ def _call(
     except (InvalidRequestError, NotMemberError):
         pass
     except UnauthorisedError:
-        if not client.connected:  # the error is from TLS, not from the service
+        if not client.is_connected:  # the error is from TLS, not from the service
             raise
     finally:
         client.close()

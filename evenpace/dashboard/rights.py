@@ -48,7 +48,7 @@ def asks_for_tokens(config: ManagerPageConfig) -> bool:
     except (InvalidRequestError, NotMemberError):
         return False
     except UnauthorisedError:
-        if not client.connected:  # TLS has refused the connection
+        if not client.is_connected:  # TLS has refused the connection
             raise
         return True
     finally:

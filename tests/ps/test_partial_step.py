@@ -105,7 +105,7 @@ def test_sums_that_are_made_in_the_step_are_not_stepped_in_part(shard):
     shard.initialise(torch.zeros(4, dtype=torch.float64), 0)
     piece = torch.ones(4, dtype=shard.pushed_dtype)
     shard.add(shard.begin(slice_of(0, 0, 8)), piece)
-    assert shard.complete
+    assert shard.is_complete
     assert not shard.step_in_part()
     assert not shard.has_partial_step
 

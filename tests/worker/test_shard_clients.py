@@ -88,7 +88,7 @@ def test_what_was_pushed_early_is_not_completed_by_others(wait_until, is_over):
                 shards.push(WHOLE, gradient, None)
         with pytest.raises(RewoundError, match="broke off a gradient"):
             other.push(WHOLE, gradient, None)
-        assert not any(job.shard.complete for job in jobs)
+        assert not any(job.shard.is_complete for job in jobs)
         other.fence(1)
         other.rewind(1, 0)
         other.push(replace(WHOLE, attempt=1), gradient, None)
@@ -112,7 +112,7 @@ def test_nobody_waits_for_a_shard_that_is_away_once_its_answer_is_not_wanted(ans
         away = shards._clients[1]
 
         def is_away():
-            return not away.connected and (answers or away._dialling is not None)
+            return not away.is_connected and (answers or away._dialling is not None)
 
         def interrupt_once_away():
             wait_until(is_away, "an attempt to connect")

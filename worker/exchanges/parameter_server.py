@@ -352,7 +352,7 @@ class ParameterServer(Exchange):
 
     def _pull(self, assignment: Assignment) -> float:
         """Pull an assignment's parameters, or the rest if that was begun; return as `ShardClients.pull`."""
-        if self._synchronisation.asynchronous:
+        if self._synchronisation.is_asynchronous:
             return self._shards.pull(-1, self._parameters)
         early = self._early_pull
         if early and (early.attempt, early.iteration) == (assignment.attempt, assignment.iteration):
