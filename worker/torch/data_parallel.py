@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from idl.errors import InvalidRequestError
 from worker.torch.abortable_carrier import AbortableCarrier, keep_alive
 from worker.torch.formed_group import Wrapper
+from worker.torch.group_internals import backend_of
 from worker.torch.survivable_group import Carrier, GlooCarrier, SurvivableGroup
 
 # Options of DistributedDataParallel that are not kept in a form which it could be made anew with.
@@ -56,7 +57,7 @@ class DataParallel(Wrapper):
         """Return a group in which the model can be wrapped."""
         carrier: Carrier = GlooCarrier(connections)
         if not self._by_gloo:
-            carrier = AbortableCarrier(inner._get_backend(self._device).abort, connections)
+            carrier = AbortableCarrier(backend_of(inner, self._device).abort, connections)
         return SurvivableGroup(inner, carrier)
 
     def enter(self, group: SurvivableGroup) -> None:

@@ -20,13 +20,13 @@ from typing import Any, Protocol
 import psutil
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from idl.errors import UnavailableError
 from idl.exchange import Seat
 from worker.daemon_thread import Apart, in_daemon
 from worker.exchanges.all_reduce import AllReduce, GroupTimes
 from worker.torch.gloo_connection import connected_apart
+from worker.torch.group_internals import PrefixStore, TCPStore, number_from_zero, set_timeouts
 from worker.torch.kept_state import KeptState
 from worker.torch.loader import Loader
 from worker.torch.reaching import reach, unreached
@@ -277,9 +277,7 @@ class FormedGroup:
                 f"{self._name_unreached(attempt)}"
             ) from error
         compared = time.perf_counter()
-        for one in list(distributed.distributed_c10d._world.pg_map):
-            if not isinstance(one, SurvivableGroup):
-                distributed.distributed_c10d._set_pg_timeout(_WAIT_SECONDS, one)
+        set_timeouts(_WAIT_SECONDS, but=SurvivableGroup)
         times = GroupTimes(connected - begun, sent - connected, compared - sent)
         self._session.log.of(__name__).info(
             "attempt %d: rank %d of %d, met at %s; formed in %.0f ms, state %.0f ms, compared %.0f ms",
@@ -315,8 +313,7 @@ class FormedGroup:
             distributed.destroy_process_group()
         store = self._gather(attempt, seat)
         earlier = connections()
-        # A group is named by the number of those that its process has had, which differs among members.
-        distributed.distributed_c10d._world.group_count = 0
+        number_from_zero()
         with connected_apart(partial(self._apart, attempt)):
             distributed.init_process_group(
                 self._backends,

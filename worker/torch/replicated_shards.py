@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch._C import _distributed_c10d as c10d
-from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from idl.errors import InvalidRequestError
 from worker.daemon_thread import Apart
 from worker.session import Session
 from worker.torch.formed_group import Wrapper
+from worker.torch.group_internals import put_in_place
 from worker.torch.lost_shards import GO_ON
 from worker.torch.sharded_group import gather
 from worker.torch.shards import Part, Shards, is_slot, mesh_shape
@@ -93,7 +92,8 @@ class ReplicatedShards(Wrapper):
         for lines in (ranks.T, ranks):
             made = [distributed.new_group(line, timeout=seconds) for line in lines.tolist()]
             own = next(one for one in made if one is not distributed.GroupMember.NON_GROUP_MEMBER)
-            self._within.append(in_place_of(own, self._carrier))
+            self._within.append(SurvivableGroup(own, self._carrier))
+            put_in_place(self._within[-1], own)
         names = self._shards.axes or _NAMES
         self._mesh = DeviceMesh.from_group([*self._within], self._device.type, ranks, mesh_dim_names=names)
 
@@ -319,20 +319,3 @@ def _chunk(tensor: torch.Tensor, count: int, index: int) -> torch.Tensor:
 
 def _like(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return torch.empty(whole.shape, dtype=value.dtype, device=value.device)
-
-
-def in_place_of(inner: distributed.ProcessGroup, carrier: GlooCarrier) -> SurvivableGroup:
-    """Return a group around another one, under whose name PyTorch finds it from now on."""
-    group, world = SurvivableGroup(inner, carrier), distributed_c10d._world
-    name = world.pg_names[inner]
-    known: tuple[dict[Any, Any], ...] = (
-        world.pg_map,
-        world.pg_names,
-        world.pg_group_ranks,
-        world.pg_backend_config,
-    )
-    for table in known:
-        table[group] = table[inner]
-    c10d._unregister_process_group(name)
-    c10d._register_process_group(name, group)
-    return group
