@@ -198,7 +198,7 @@ class ManagedJob:
         """Answer the calls that can be answered."""
         for worker in list(self.waiting):
             self.answer(worker)
-        if self.job.attempts.recovering:
+        if self.job.attempts.is_recovering:
             for worker in list(self.held):
                 self._look_at_held(worker)
 

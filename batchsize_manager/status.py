@@ -46,7 +46,7 @@ def summary(managed: ManagedJob) -> Any:
 def _awaited(managed: ManagedJob) -> str:
     """Return what a job waits for that does not run; empty where it runs, or an operator has paused it."""
     job = managed.job
-    if job.attempts.recovering:
+    if job.attempts.is_recovering:
         return job.attempts.why_recovering
     if job.state != "gathering":
         return ""
@@ -82,7 +82,7 @@ def status(managed: ManagedJob, events_after: int) -> Any:
         summary=summary(managed),
         members=members,
         events=events,
-        changes=changes if job.members.regroups else None,
+        changes=changes if job.members.has_formed_groups else None,
     )
 
 

@@ -1,7 +1,6 @@
 """Functions that run a user's training script as a worker."""
 
 import atexit
-import logging
 import os
 import runpy
 import sys
@@ -12,8 +11,6 @@ from evenpace._packages import check_folder
 from idl.errors import InvalidRequestError
 from worker.resources.cpu_limits import LimitKind, check_share, limit_cpu
 from worker.session import Session
-
-log = logging.getLogger(__name__)
 
 
 def check_script(script: Path) -> None:
@@ -69,6 +66,6 @@ def limit_when_ready(session: Session, share: float, name: str, kind: LimitKind)
 
 def _limit(session: Session, share: float, name: str, kind: LimitKind) -> None:
     limit = limit_cpu(os.getpid(), share, name, kind)
-    log.info("limited to %g of a core by %s", share, limit.kind, extra=session.log_fields())
+    session.log.of(__name__).info("limited to %g of a core by %s", share, limit.kind)
     # Runs before the session's own exit handler, which would be slow under the limit.
     atexit.register(limit.close)

@@ -65,15 +65,15 @@ class Noise:
         return low * (var_unit / sqr_unit), high * (var_unit / sqr_unit)
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether the noise scale is known to about a factor of two each way, by two standard errors."""
         low, high = self.interval()
         return high <= _FACTOR * low or high == 0
 
     @property
     def known_scale(self) -> float | None:
-        """The noise scale, in samples, where it is `known` and finite; else None."""
-        return self.scale if self.known and math.isfinite(self.scale) else None
+        """The noise scale, in samples, where it `is_known`, and finite; else None."""
+        return self.scale if self.is_known and math.isfinite(self.scale) else None
 
     def efficiency(self, batch: float, baseline: float) -> float:
         """Return the progress per sample with one batch size, relative to another: (6) of Pollux.

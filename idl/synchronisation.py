@@ -70,6 +70,6 @@ class Synchronisation:
             raise ValueError(f"exact {self.exact}: belongs to bsp, but the mode is {self.mode}")
 
     @property
-    def asynchronous(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Return whether each worker's gradient is a step of its own, so that no step waits for others."""
         return self.mode in ("ssp", "asp")

@@ -105,7 +105,7 @@ class RayNode:
     @property
     def processes(self) -> list[psutil.Process]:
         """Return all its processes, Ray's and those of actors."""
-        if not self._process.running:
+        if not self._process.is_running:
             return []
         parent = psutil.Process(self._process.pid)
         return [parent, *parent.children(recursive=True)]
@@ -128,7 +128,7 @@ class RayNode:
         self._process.start()
         deadline = time.monotonic() + _START_SECONDS
         while _STARTED not in self._process.log.read_text():
-            if not self._process.running:
+            if not self._process.is_running:
                 raise self._process.failure()
             if time.monotonic() > deadline:
                 raise UnavailableError(f"{self._process.name} did not start within {_START_SECONDS:g} s")

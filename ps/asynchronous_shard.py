@@ -101,7 +101,7 @@ class AsynchronousShard(Parameters):
         self._pushes.clear()
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether a gradient has arrived completely."""
         return self._next_push() is not None
 

@@ -57,7 +57,7 @@ class BackupShard(Shard):
         self._lost.clear()
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether enough gradients have arrived, or all that can."""
         if sum(map(self._is_whole, self._contributions)) >= self._replicas_to_aggregate:
             return True

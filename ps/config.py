@@ -16,7 +16,7 @@ class ParameterServerConfig:
             that run with BSP.
         whole_steps: Workers pull no parameters before a step is complete, and a job has the parameters and
             the optimiser's state once, not twice.
-        memory_bytes: Counts parameters, sums of gradients and the optimiser's state, with what steps ahead
+        memory_bytes: Counts parameters, sums of gradients and the optimiser's state, with what partial steps
             hold, and state that waits for its parameters. Gradients that are held one by one come on top.
 
     Raises:

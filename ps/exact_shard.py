@@ -22,7 +22,7 @@ class ExactShard(Shard):
     """
 
     def __init__(self, layout: Layout) -> None:
-        super().__init__(layout, steps_ahead=False)
+        super().__init__(layout, partial_steps=False)
         self.pushed_dtype = torch.int64
         self._sums = torch.zeros(layout.elements, dtype=torch.int64)
 

@@ -249,7 +249,7 @@ class Jobs:
             )
         if synchronisation.exact:
             return ExactShard(layout)
-        if synchronisation.asynchronous:
+        if synchronisation.is_asynchronous:
             return AsynchronousShard(layout)
         if synchronisation.replicas_to_aggregate is not None:
             return BackupShard(layout, synchronisation.replicas_to_aggregate)

@@ -19,7 +19,7 @@ from idl.plan import Assignment
 from ps import optimizer_state
 from ps.optimizer_state import ShardSnapshot, State
 from ps.optimizers import DTYPES, check_optimizer, make_optimizer, translate
-from ps.step_ahead import StepAhead
+from ps.partial_step import PartialStep
 
 
 @dataclass
@@ -74,9 +74,9 @@ class Parameters(ABC):
         self.place: tuple[int, int] | None = None
         # Norms of the last step's gradients; None where they could not be had.
         self.norms: StepNorms | None = None
-        self.steps_ahead = False  # whether `step_ahead` takes steps, once the optimiser has its state
+        self.partial_steps = False  # whether `step_in_part` takes steps, once the optimiser has its state
         # The next step, as far as it has been taken; None before the parameters are set.
-        self.ahead: StepAhead | None = None
+        self.partial_step: PartialStep | None = None
         self._groups = layout.groups  # with the options that hold now
         self._dtype = DTYPES[layout.dtype]
         self._parameters = torch.empty(0, dtype=self._dtype)  # (elements,)
@@ -140,7 +140,7 @@ class Parameters(ABC):
     def nbytes(self) -> int:
         """Return the bytes of all that the job has here once it trains, apart from gradients that are held.
 
-        They are of the parameters, the sum of the gradients and the optimiser's state; with steps ahead, of
+        They are of the parameters, the sum of the gradients and the optimiser's state; with partial steps, of
         the next parameters and the next state as well.
         """
         name, groups = self.layout.optimizer, self.layout.groups
@@ -148,24 +148,24 @@ class Parameters(ABC):
             len(optimizer_state.slot_names(name, g.options)) * g.elements for g in groups if not g.statistics
         )
         version = self.layout.elements + slots
-        return self._dtype.itemsize * (self.layout.elements + version * (1 + self.steps_ahead))
+        return self._dtype.itemsize * (self.layout.elements + version * (1 + self.partial_steps))
 
     def parameters(self) -> memoryview:
         """Return the parameters' bytes; valid until the next step."""
         return self._parameters.numpy().data.cast("B")
 
     @property
-    def is_ahead(self) -> bool:
-        """Return whether a part of the next step has been taken; see `step_ahead`."""
-        return self.ahead is not None and self.ahead.end > 0
+    def has_partial_step(self) -> bool:
+        """Return whether a part of the next step has been taken; see `step_in_part`."""
+        return self.partial_step is not None and self.partial_step.end > 0
 
-    def parameters_ahead(self) -> memoryview:
-        """Return the bytes of the next version's parameters, as far as `step_ahead` has taken the step.
+    def next_parameters(self) -> memoryview:
+        """Return the bytes of the next version's parameters, as far as `step_in_part` has taken the step.
 
         They are valid for longer than `parameters`: until the second step from now begins.
         """
-        assert self.ahead is not None
-        return self.ahead.parameters[: self.ahead.end].numpy().data.cast("B")
+        assert self.partial_step is not None
+        return self.partial_step.parameters[: self.partial_step.end].numpy().data.cast("B")
 
     def check_slot(self, slot: str) -> None:
         """Check that the optimiser has a slot of this name with the layout's options.
@@ -208,10 +208,10 @@ class Parameters(ABC):
     def detach_parameters(self) -> None:
         """Continue in other memory, since that which `parameters` have returned is still being read.
 
-        So is, perhaps, that of `parameters_ahead`, which was the parameters' before.
+        So is, perhaps, that of `next_parameters`, which was the parameters' before.
         """
-        if self.ahead is not None:
-            self.ahead.leave_memory()
+        if self.partial_step is not None:
+            self.partial_step.leave_memory()
         self._parameters = self._parameters.clone()
         for group, part in zip(self._optimizer.param_groups, self._parts(self._parameters), strict=True):
             group["params"][0].data = part
@@ -290,7 +290,7 @@ class Parameters(ABC):
 
     @property
     @abstractmethod
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all that a step needs has arrived."""
 
     @property
@@ -298,8 +298,8 @@ class Parameters(ABC):
         """Return the `place` after a step with the present batch; None if it is not known."""
         return None
 
-    def step_ahead(self) -> int:
-        """Take the next step for the elements for which all that it needs has arrived; see `ahead`.
+    def step_in_part(self) -> int:
+        """Take the next step for the elements for which all that it needs has arrived; see `partial_step`.
 
         The parameters, and all that a snapshot has, stay as they are until `step`.
 
@@ -322,14 +322,14 @@ class Parameters(ABC):
         self._optimizer = make_optimizer(name, parts, options)
         slots = {slot: self._parts(flat) for slot, flat in state.slots.items()}
         optimizer_state.load_state(self._optimizer, name, options, state.steps, slots)
-        self.ahead = StepAhead(self.layout, self._optimizer) if self.steps_ahead else None
+        self.partial_step = PartialStep(self.layout, self._optimizer) if self.partial_steps else None
         self.steps = state.steps
 
     def _apply(self) -> None:
         """Step the optimiser with `_gradient`, and copy the statistics from there."""
-        if self.ahead is not None and self.ahead.end:
-            self.ahead.advance(self._parameters, self._gradient, self.layout.elements)
-            self._parameters = self.ahead.commit(self._parameters)
+        if self.partial_step is not None and self.partial_step.end:
+            self.partial_step.advance(self._parameters, self._gradient, self.layout.elements)
+            self._parameters = self.partial_step.commit(self._parameters)
         else:
             begin = 0
             for group in self.layout.groups:

@@ -170,7 +170,7 @@ class ParameterServerService:
                 attempt=job.attempt,
                 instance=job.instance,
                 restored=job.is_restored or None,
-                ahead=job.shard.steps_ahead,
+                ahead=job.shard.partial_steps,
                 dtypes=list(_PUSHED),
                 untrained=True,
             )
@@ -230,12 +230,12 @@ class ParameterServerService:
         if job.shard.initialised:  # else the call waits for the first parameters
             _check_reader(job, call)
         if request.ahead:  # by one that has yet to push its gradient
-            job.is_pulled_ahead = job.is_pulled_ahead or version == job.shard.version + 1
+            job.is_pulled_early = job.is_pulled_early or version == job.shard.version + 1
         elif job.note_pull(request.identity.worker, version, settled=bool(request.settled)):
             self._step(job)
         job.waiting.append((call, version, until))
         self._release(job)
-        self._go_ahead_soon(job)
+        self._step_in_part_soon(job)
 
     def _fence(self, call: Call) -> None:
         job_name, _, _ = check.identity(_request_of(call).identity)
@@ -269,7 +269,7 @@ class ParameterServerService:
         attempt = check.integer("attempt", call.request.attempt, 0)
         job.check_attempt(call.request.identity.worker, attempt)
         version = check.integer("version", call.request.version, 0)
-        if job.fenced and job.shard.complete and version == job.shard.version + 1:
+        if job.fenced and job.shard.is_complete and version == job.shard.version + 1:
             if job.is_copying:
                 raise UnavailableError(f"version {job.shard.version} is being copied for its checkpoint")
             self._take_steps(job)
@@ -327,7 +327,7 @@ class ParameterServerService:
             return Discard(length)
         groups = read_groups(request.groups) if request.groups else ()
         contribution = job.shard.begin(part, worker, request.identity.incarnation if request.early else "")
-        sink = TimedSink(job.shard, contribution, dtype, job.tally, lambda: self._go_ahead_soon(job))
+        sink = TimedSink(job.shard, contribution, dtype, job.tally, lambda: self._step_in_part_soon(job))
         if groups:
             try:
                 job.shard.set_options(contribution, groups)
@@ -388,43 +388,43 @@ class ParameterServerService:
 
     def _take_steps(self, job: ShardJob) -> None:
         """Take the steps that are complete: one, or in the asynchronous modes one for each gradient."""
-        if not job.shard.is_ahead:  # else the step is in other memory than the parameters already
+        if not job.shard.has_partial_step:  # else the step is in other memory than the parameters already
             if job.is_read:
                 # A slow reader may still be sent the parameters' memory: leave that memory as it is.
                 with self._changing(job):
                     job.shard.detach_parameters()
             job.readers.clear()
-        while job.shard.complete:
+        while job.shard.is_complete:
             began, version = time.monotonic_ns(), job.shard.version
             with self._changing(job):
                 job.shard.step()
-            job.tally.steps.add(job.ahead_seconds + (time.monotonic_ns() - began) / 1e9)
-            job.is_pulled_ahead, job.ahead_seconds = False, 0.0
+            job.tally.steps.add(job.part_seconds + (time.monotonic_ns() - began) / 1e9)
+            job.is_pulled_early, job.part_seconds = False, 0.0
             if self.observer is not None:
                 self.observer.stepped(job, version, began)
         self._release(job)
         job.record_step()  # before another call, but after the answers that workers wait for
         self._step_when_copied(job)
 
-    def _go_ahead_soon(self, job: ShardJob) -> None:
-        """Have `_go_ahead` called once for all that has arrived, if somebody pulls the next step ahead."""
-        if not job.goes_ahead and job.is_pulled_ahead:
-            job.goes_ahead = True
-            self._soon(self._go_ahead, job)
+    def _step_in_part_soon(self, job: ShardJob) -> None:
+        """Have `_step_in_part` called once for all that has arrived, if somebody pulls early."""
+        if not job.is_part_due and job.is_pulled_early:
+            job.is_part_due = True
+            self._soon(self._step_in_part, job)
 
-    def _go_ahead(self, job: ShardJob) -> None:
-        """Take the next step as far as gradients have arrived, and send it to those who pull it ahead."""
-        job.goes_ahead = False
+    def _step_in_part(self, job: ShardJob) -> None:
+        """Take the next step as far as gradients have arrived, and send it to those who pull early."""
+        job.is_part_due = False
         shard = job.shard
         if job.fenced or not shard.initialised:
             return
-        if shard.ahead is not None and not shard.is_ahead and job.is_read:
-            shard.ahead.leave_memory()
+        if shard.partial_step is not None and not shard.has_partial_step and job.is_read:
+            shard.partial_step.leave_memory()
         began = time.perf_counter()
         with self._changing(job):
-            shard.step_ahead()
-        job.ahead_seconds += time.perf_counter() - began
-        if shard.is_ahead:
+            shard.step_in_part()
+        job.part_seconds += time.perf_counter() - began
+        if shard.has_partial_step:
             self._release(job)
 
     def _step_when_copied(self, job: ShardJob) -> None:
@@ -453,7 +453,7 @@ class ParameterServerService:
                     initialised=shard.initialised,
                     version=shard.version,
                     checkpoints=list(job.checkpoints),
-                    complete=shard.complete or None,
+                    complete=shard.is_complete or None,
                     process=self._process,
                     places={version: wire_place(place) for version, place in job.reachable_places().items()},
                 )
@@ -468,13 +468,13 @@ class ParameterServerService:
         for entry in job.waiting:
             call, version, _ = entry
             slot = call.request.slot
-            is_ahead = bool(call.request.ahead) and slot is None and version == shard.version + 1
-            if shard.version < version and not (is_ahead and shard.is_ahead):
+            is_early = bool(call.request.ahead) and slot is None and version == shard.version + 1
+            if shard.version < version and not (is_early and shard.has_partial_step):
                 still_waiting.append(entry)
                 continue
             try:
                 _check_reader(job, call)
-                if not is_ahead:
+                if not is_early:
                     shard.check_options(call.request.identity.worker)
                 if slot == UNTRAINED and job.untrained is not None:
                     values = job.untrained.numpy().data
@@ -488,7 +488,7 @@ class ParameterServerService:
                 continue
             reply = _wire.PullReply(
                 identity=call.request.identity,
-                version=version if is_ahead or call.request.has else shard.version,
+                version=version if is_early or call.request.has else shard.version,
                 waited=time.monotonic() - call.since,
                 parameters=b"",
             )
@@ -498,7 +498,7 @@ class ParameterServerService:
             job.tally.pulls += 1
             job.tally.pulled += values.nbytes
             job.readers.add(call.peer)
-            if is_ahead:
+            if is_early:
                 call.begin_reply(reply, values.nbytes)
                 job.streams[call] = 0
             else:
@@ -507,8 +507,8 @@ class ParameterServerService:
         self._stream(job)
 
     def _stream(self, job: ShardJob) -> None:
-        """Send those who pull the next step ahead what there is of it; the rest, once it is taken."""
-        values = job.shard.parameters_ahead() if job.shard.is_ahead else job.shard.parameters()
+        """Send those who pull early what there is of the next step; the rest, once it is taken."""
+        values = job.shard.next_parameters() if job.shard.has_partial_step else job.shard.parameters()
         streams, job.streams = job.streams, {}
         for call, sent in streams.items():
             if len(values) > sent:

@@ -23,7 +23,7 @@ from ps.optimizer_state import ShardSnapshot
 from ps.parameters import Contribution, Parameters
 
 _PIECE, _LEAST_PIECE = 2**18, 2**16  # bytes; a piece and its part of the sum stay in a core's cache
-_RANGE = 2**20  # bytes of a step ahead that are stepped at once,
+_RANGE = 2**20  # bytes of a partial step that are stepped at once,
 _RANGES = 32  # or, where that is less, one of so many parts of all
 # Relative: a schedule that is computed on another kind of device differs in its last digits.
 _OPTION_TOLERANCE = 1e-5
@@ -45,11 +45,11 @@ class Shard(Parameters):
         deterministic: Whether gradients are held until all have arrived and summed in the order of their
             slices, so that two runs are the same to the last bit, at the cost of a copy for each worker. One
             whose connection broke is dropped then.
-        steps_ahead: Whether steps may be taken range by range as gradients arrive, which holds the parameters
-            and the optimiser's state once more; see `step_ahead`.
+        partial_steps: Whether steps may be taken range by range as gradients arrive, which holds the
+            parameters and the optimiser's state once more; see `step_in_part`.
     """
 
-    def __init__(self, layout: Layout, deterministic: bool = False, steps_ahead: bool = True) -> None:
+    def __init__(self, layout: Layout, deterministic: bool = False, partial_steps: bool = True) -> None:
         super().__init__(layout)  # `_gradient` is the sum of (x_i / total) * g_i
         self._deterministic = deterministic
         self._meter = NormMeter(layout)
@@ -57,8 +57,8 @@ class Shard(Parameters):
         self._batch: tuple[int, int] | None = None  # epoch and first position of the batch, likewise
         self._missing = 0  # pairs of a sample and an element that have not arrived, once the total is known
         self._contributions: list[Contribution] = []
-        self.steps_ahead = steps_ahead and not deterministic
-        self._options_before: tuple[Any, ...] = ()  # a step ahead: the groups, and the optimiser's options
+        self.partial_steps = partial_steps and not deterministic
+        self._options_before: tuple[Any, ...] = ()  # a partial step: the groups, and the optimiser's options
         self._checked_groups: tuple[Any, ...] = ()  # the last arguments of `_merged`, and its result
         self._differences: dict[str, str] = {}  # by worker: how its options differed from a step's
 
@@ -164,19 +164,19 @@ class Shard(Parameters):
         self._next_batch([])
         if self.initialised:
             self._gradient.zero_()
-        if self.ahead is not None and self.ahead.end:
-            self.ahead.end = 0
+        if self.partial_step is not None and self.partial_step.end:
+            self.partial_step.end = 0
             self._restore_options()
 
     def snapshot(self) -> ShardSnapshot:
         """Return all that the next steps depend on except their gradients; valid until the next step."""
         snapshot = super().snapshot()
-        if not self.is_ahead:
+        if not self.has_partial_step:
             return snapshot
         groups, _ = self._options_before
         return replace(snapshot, layout=replace(self.layout, groups=groups))
 
-    def step_ahead(self) -> int:
+    def step_in_part(self) -> int:
         """Take the next step for the elements for which the gradients of all samples have arrived.
 
         A range of some length at a time; of an optimiser's first step, which makes its state, nothing.
@@ -184,20 +184,20 @@ class Shard(Parameters):
         Returns:
             The element up to which it is taken.
         """
-        if self.ahead is None:
+        if self.partial_step is None:
             return 0
         end = self._arrived()
         if end < self.layout.elements:
             end -= end % max(1, min(_RANGE // self._dtype.itemsize, self.layout.elements // _RANGES))
-        if end > self.ahead.end:
-            if not self.ahead.end:
+        if end > self.partial_step.end:
+            if not self.partial_step.end:
                 self._note_options()
                 self._settle_options(self._contributions)
-                if not self.ahead.is_possible:
+                if not self.partial_step.is_possible:
                     self._restore_options()
                     return 0
-            self.ahead.advance(self._parameters, self._gradient, end)
-        return self.ahead.end
+            self.partial_step.advance(self._parameters, self._gradient, end)
+        return self.partial_step.end
 
     @property
     def lack(self) -> str:
@@ -221,7 +221,7 @@ class Shard(Parameters):
         return {contribution.worker for contribution in self._contributions}
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether this iteration's gradient has arrived completely."""
         return self._total is not None and not self._missing
 
@@ -303,7 +303,7 @@ class Shard(Parameters):
                 self._differences[other.worker] = f"iteration {self.version}: {difference}"
 
     def _note_options(self) -> None:
-        """Note the options that hold before a step ahead."""
+        """Note the options that hold before a partial step."""
         options = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self._optimizer.param_groups
@@ -311,7 +311,7 @@ class Shard(Parameters):
         self._options_before = self._groups, options
 
     def _restore_options(self) -> None:
-        """Go back to the options that held before a step ahead."""
+        """Go back to the options that held before a partial step."""
         self._groups, options = self._options_before
         for group, before in zip(self._optimizer.param_groups, options, strict=True):
             group.update(before)
@@ -422,7 +422,8 @@ class GradientSink:
         self._contribution = contribution
         self._itemsize = dtype.itemsize
         self._total_bytes = shard.layout.elements * dtype.itemsize
-        quarter = self._total_bytes // 4 // self._itemsize * self._itemsize  # that may be stepped ahead
+        # A partial step may be taken of it.
+        quarter = self._total_bytes // 4 // self._itemsize * self._itemsize
         piece = max(self._itemsize, min(self._total_bytes, max(_LEAST_PIECE, quarter)))
         buffer = bytearray(min(_PIECE, piece))
         self._bytes = memoryview(buffer)

@@ -79,9 +79,9 @@ class ShardJob:
     # A random id, drawn each time that a process begins to hold the job.
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
     # Whether somebody has asked for the next version's parameters as they are stepped.
-    is_pulled_ahead: bool = False
-    goes_ahead: bool = False  # whether a look at what of the next step can be taken ahead is due
-    ahead_seconds: float = 0.0  # seconds that what was taken of the next step has taken
+    is_pulled_early: bool = False
+    is_part_due: bool = False  # whether a look at what of the next step can be taken is due
+    part_seconds: float = 0.0  # seconds that what was taken of the next step has taken
     # Whether the attempt has begun, but no worker has said yet from which version it goes on.
     fenced: bool = False
     # The version that the attempt began with; None in the first, and while it is fenced.
@@ -148,7 +148,7 @@ class ShardJob:
         it cannot be undone, should another attempt begin before they have.
         """
         shard = self.shard
-        if self.fenced or not shard.complete or self.is_copying:
+        if self.fenced or not shard.is_complete or self.is_copying:
             return False
         return not self.shared or self.settled > shard.version or shard.contributors <= self.pushed_to_all
 
@@ -263,10 +263,10 @@ class ShardJob:
         if not self.fenced:
             self._pushed_in = self.attempt
         self.attempt, self.fenced, self.rewound_to = attempt, True, None
-        self.settled, self.is_pulled_ahead = -1, False
+        self.settled, self.is_pulled_early = -1, False
         self.pushed_to_all.clear()
         self._awaited = None  # an attempt that is over began it; a later one may need another version
-        if not self.shard.complete:
+        if not self.shard.is_complete:
             self.shard.drop()
         return True
 
@@ -354,7 +354,7 @@ class ShardJob:
         shard = self.shard
         places = {version: self.places.get(version) for version in self.checkpoints}
         places[shard.version] = shard.place
-        if shard.complete:
+        if shard.is_complete:
             places[shard.version + 1] = shard.next_place
         return {version: place for version, place in places.items() if place is not None}
 
@@ -388,7 +388,7 @@ class ShardJob:
         it, too: so there is a checkpoint of the version that it leads to, beside the present one.
         """
         self.save()
-        if self.store is None or self.fenced or not self.shard.initialised or not self.shard.complete:
+        if self.store is None or self.fenced or not self.shard.initialised or not self.shard.is_complete:
             return
         if self.copying is not None:
             self.copying.result()

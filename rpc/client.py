@@ -4,7 +4,6 @@ After any error the connection is closed, since it could still deliver the answe
 """
 
 import contextlib
-import logging
 import math
 import random
 import select
@@ -12,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from thriftpy2.thrift import TApplicationException, TMessageType
@@ -32,11 +31,12 @@ from rpc import codec
 from rpc.address import Address
 from rpc.credentials import Credentials
 from rpc.dial import connection_error, dial, is_only_tls, shut_down
+from rpc.field_log import FieldLog
 from rpc.guard import AUTHENTICATE
 from rpc.places import Places, Where
 from rpc.tokens import Token
 
-log = logging.getLogger(__name__)
+log = FieldLog(__name__)
 
 _PREFIX = 4096  # bytes; the envelope of an answer with a bulk field fits
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 2.0  # seconds
@@ -86,7 +86,7 @@ class Client:
         silence: Seconds for which the service may send nothing, and accept none of the bytes sent, before the
             connection counts as broken; a service answers every few seconds while a call waits for others.
             Where a file of places has other addresses meanwhile, it is broken off within two seconds.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
 
     Raises:
         InvalidRequestError: A file of the credentials cannot be used, or the token would go in the clear.
@@ -102,7 +102,7 @@ class Client:
         call_timeout: float = 60.0,
         credentials: Credentials | None = None,
         silence: float = math.inf,
-        log_fields: Callable[[], Mapping[str, object]] = dict,
+        log: FieldLog = log,
     ) -> None:
         self._definition = definition
         self._places = Places.of(where)
@@ -111,7 +111,7 @@ class Client:
         self.name = name
         self._connect_timeout = connect_timeout
         self._call_timeout = call_timeout
-        self._log_fields = log_fields
+        self._log = log.of(__name__)
         self._credentials = credentials or Credentials()
         self._credentials.check_target(self._places)
         self._contexts = self._credentials.contexts(server=False) if self._credentials.tls else None
@@ -184,7 +184,7 @@ class Client:
                     until = min(deadline, begun + unavailable_timeout)
                 if time.monotonic() + backoff >= until:
                     raise
-                log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
+                self._log.warning("%s: %s; trying again", method, error)
             self._pause(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
@@ -203,7 +203,7 @@ class Client:
         except (InvalidRequestError, NotMemberError):
             return True
         except UnauthorisedError:
-            if not self.connected:  # the error is from TLS, not from the service
+            if not self.is_connected:  # the error is from TLS, not from the service
                 raise
             return False
         return True
@@ -228,7 +228,7 @@ class Client:
         except (ConnectionLostError, UnavailableError) as error:
             self._raise_unless(wanted)
             whole = bulk.whole()
-            log.warning("%s: %s; trying again", method, error, extra=self._log_fields())
+            self._log.warning("%s: %s; trying again", method, error)
         return self.call(method, request, bulk=whole, unavailable_timeout=unavailable_timeout, wanted=wanted)
 
     def call_once(
@@ -353,12 +353,8 @@ class Client:
                 # Towards the end, the error is near.
                 if not warned and now - began >= _SILENT_SECONDS < (until - now) / 2:
                     warned = True
-                    log.warning(
-                        "cannot reach %s yet (%s); trying for %.0f s more",
-                        self._peer(),
-                        error,
-                        until - now,
-                        extra=self._log_fields(),
+                    self._log.warning(
+                        "cannot reach %s yet (%s); trying for %.0f s more", self._peer(), error, until - now
                     )
                 self._pause(backoff)
                 self._raise_unless(wanted)
@@ -394,7 +390,7 @@ class Client:
         return f"{self._address}, by {self._places}" if self._places.file else str(self._address)
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Return whether there is a connection."""
         return self._socket is not None
 
@@ -428,7 +424,7 @@ class Client:
             call_timeout=self._call_timeout,
             credentials=self._credentials,
             silence=self._silence,
-            log_fields=self._log_fields,
+            log=self._log,
         )
 
     def set_connect_timeout(self, seconds: float) -> None:

@@ -1,8 +1,8 @@
 """Logging of a command-line process: the only module that configures it, and that knows structlog.
 
-All other modules log by `logging.getLogger(__name__)`, with fields in `extra`: job, worker, run, attempt,
-iteration. Here these become `key=value` on a console, or members of a JSON object. A line stays one line,
-whatever peers put into names.
+All other modules log by `logging.getLogger(__name__)`, with fields in `extra`, or by a `FieldLog`, which puts
+them there: job, worker, run, attempt, iteration. Here these become `key=value` on a console, or members of a
+JSON object. A line stays one line, whatever peers put into names.
 """
 
 import json

@@ -61,7 +61,7 @@ class Process:
         self.end()
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """True if it was started and has not ended."""
         return self.popen is not None and self.popen.poll() is None
 
@@ -199,7 +199,7 @@ def end_process(popen: "subprocess.Popen[bytes]", seconds: float = _STOP_SECONDS
 
 def end_all(processes: Sequence[Process], seconds: float = _STOP_SECONDS) -> None:
     """End processes, all at once, as `end_process` does; an exception meanwhile kills those that are left."""
-    running = [popen for process in processes if (popen := process.popen) is not None and process.running]
+    running = [popen for process in processes if (popen := process.popen) is not None and process.is_running]
     for popen in running:
         _ask_to_end(popen)
     until = time.monotonic() + seconds

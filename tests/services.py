@@ -260,7 +260,7 @@ class OpenServices:
 
     def complete(self) -> bool:
         """Return whether a shard has all of the gradient for its step."""
-        return any(job.shard.complete for shard in self.shards for job in shard.jobs)
+        return any(job.shard.is_complete for shard in self.shards for job in shard.jobs)
 
 
 # -- well-behaved workers

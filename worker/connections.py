@@ -1,9 +1,8 @@
 """A session's connections as its settings say: its client of the manager, and its exchange of gradients."""
 
-from collections.abc import Callable, Mapping
-
 import idl
 from rpc.client import Client
+from rpc.field_log import FieldLog
 from rpc.places import Where
 from worker.config import SessionConfig
 from worker.exchanges.all_reduce import AllReduce
@@ -13,33 +12,29 @@ from worker.gradient_norms import OwnNorms
 from worker.meter import Meter
 from worker.shard_clients import ShardClients
 
-LogFields = Callable[[], Mapping[str, object]]
 
-
-def make_manager_client(config: SessionConfig, log_fields: LogFields) -> Client:
+def make_manager_client(config: SessionConfig, log: FieldLog) -> Client:
     """Make a client of the manager that a session's settings name; it does not connect yet."""
     manager = idl.batchsize_manager.BatchSizeManager
-    return _make_client(config, manager, config.manager, "BatchSizeManager", log_fields)
+    return _make_client(config, manager, config.manager, "BatchSizeManager", log)
 
 
-def make_exchange(config: SessionConfig, norms: OwnNorms, meter: Meter, log_fields: LogFields) -> Exchange:
+def make_exchange(config: SessionConfig, norms: OwnNorms, meter: Meter, log: FieldLog) -> Exchange:
     """Make the exchange with the parameter server that a session's settings name; without one, an all-reduce.
 
     Args:
         meter: Measures transfers.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
     """
     if not config.shards:
         return AllReduce()
     server = idl.parameter_server.ParameterServer
-    clients = [_make_client(config, server, at, "parameter server", log_fields) for at in config.shards]
-    shards = ShardClients(clients, config.barrier_timeout, log_fields, config.push_dtype)
-    return ParameterServer(shards, norms, meter, config.barrier_timeout, log_fields)
+    clients = [_make_client(config, server, at, "parameter server", log) for at in config.shards]
+    shards = ShardClients(clients, config.barrier_timeout, config.push_dtype)
+    return ParameterServer(shards, norms, meter, config.barrier_timeout, log)
 
 
-def _make_client(
-    config: SessionConfig, definition: type, where: Where, name: str, log_fields: LogFields
-) -> Client:
+def _make_client(config: SessionConfig, definition: type, where: Where, name: str, log: FieldLog) -> Client:
     return Client(
         definition,
         where,
@@ -48,5 +43,5 @@ def _make_client(
         call_timeout=config.barrier_timeout,
         credentials=config.credentials,
         silence=config.silence,
-        log_fields=log_fields,
+        log=log,
     )

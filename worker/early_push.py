@@ -4,7 +4,6 @@ What a script does to gradients after they were computed, such as clipping, woul
 show whether it does, and what was pushed is compared with the gradients at each step.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from math import inf
@@ -15,8 +14,6 @@ from worker.buckets import Bucket, NoteReady
 from worker.exchanges.parameter_server import ParameterServer
 from worker.flat_order import FlatOrder
 from worker.session import Session
-
-log = logging.getLogger(__name__)
 
 _TRIALS = 3  # batches in which nothing may have changed after the gradient was computed
 _MOST_SECONDS = 10.0  # between two parts of a push: half the time after which a shard breaks it off
@@ -130,9 +127,7 @@ class EarlyPush:
     def _stop(self, reason: str) -> None:
         """Have gradients pushed by the step from now on."""
         self.is_stopped = True
-        log.info(
-            "%s: gradients are pushed by optimizer.step(), not while the backward pass runs",
-            reason,
-            extra=self._session.log_fields(),
+        self._session.log.of(__name__).info(
+            "%s: gradients are pushed by optimizer.step(), not while the backward pass runs", reason
         )
         self._server.give_up_push(reason)

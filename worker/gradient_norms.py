@@ -10,12 +10,11 @@ differ from each other, norms could not be summed. To fetch the shards' would be
 """
 
 import contextlib
-import logging
 import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
@@ -25,9 +24,10 @@ from idl.gradient_norms import GradientNorms, StepNorms
 from idl.layout import Layout
 from idl.plan import Assignment
 from idl.preconditioning import PRECONDITIONED, STEPS
+from rpc.field_log import FieldLog
 from worker.second_moment import SecondMoment
 
-log = logging.getLogger(__name__)
+log = FieldLog(__name__)
 
 _PIECE = 2**16  # elements: sums of float32 over millions of them are too small by a thousandth
 _SMALL = 2**17  # elements, of which a gradient's norms take well below a millisecond
@@ -142,17 +142,17 @@ class OwnNorms:
     part of the step's norms, to which the manager joins the other workers' parts.
 
     Args:
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
 
     Attributes:
         not_finite: The last iteration for which this worker's own gradient was found to have a NaN or an
             infinity, since `take_not_finite`; None if none was.
     """
 
-    def __init__(self, log_fields: Callable[[], Mapping[str, object]] = dict) -> None:
+    def __init__(self, log: FieldLog = log) -> None:
         self.of_micro_batches = True  # whether norms of micro-batches are of use; if not, `add` does nothing
         self.not_finite: int | None = None
-        self._log_fields = log_fields
+        self._log = log.of(__name__)
         self._has_warned = False
         # Samples and squared norms, None where that is unknown, by iteration: the last two.
         self._own: dict[int, list[tuple[int, SupportsFloat | None]]] = {}
@@ -271,11 +271,10 @@ class OwnNorms:
         found, self.not_finite = self.not_finite, None
         if found is not None and not self._has_warned:
             self._has_warned = True
-            log.warning(
+            self._log.warning(
                 "this worker's gradient for iteration %d has a NaN or an infinity; unless a GradScaler skips "
                 "the step, so have the parameters after it. The manager's log names who was the first",
                 found,
-                extra=self._log_fields(),
             )
         return found
 

@@ -3,18 +3,17 @@
 This module knows the wire's heartbeat alone; the member decides what follows from the answers.
 """
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import idl
 from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError
 from rpc.client import Client
+from rpc.field_log import FieldLog
 from rpc.periodic import Periodic
 
-log = logging.getLogger(__name__)
+log = FieldLog(__name__)
 
 _wire = idl.batchsize_manager
 
@@ -53,7 +52,7 @@ class Heartbeat:
         identity: This worker's `Identity` of common.thrift.
         seconds: Seconds between heartbeats; for so long the manager holds an answer back that has no news.
         member: Handles the answers.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
     """
 
     def __init__(
@@ -62,14 +61,14 @@ class Heartbeat:
         identity: Any,
         seconds: float,
         member: HeartbeatMember,
-        log_fields: Callable[[], Mapping[str, object]] = dict,
+        log: FieldLog = log,
     ) -> None:
         client.set_connect_timeout(_CONNECT_SECONDS)
         self._client = client
         self._identity = identity
         self._seconds = seconds
         self._member = member
-        self._log_fields = log_fields
+        self._log = log.of(__name__)
         self._known: int | None = None  # the last attempt that it was told to recover with
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evenpace-heartbeat", daemon=True)
@@ -96,7 +95,7 @@ class Heartbeat:
                     self._member.fail(error)
                     return
                 except EvenpaceError as error:
-                    log.debug("heartbeat: %s", error, extra=self._log_fields())
+                    self._log.debug("heartbeat: %s", error)
             if not has_news:
                 self._stopping.wait(max(0.0, begun + self._seconds - time.monotonic()))
 

@@ -4,7 +4,6 @@ This module knows neither wire nor framework, and nothing of charts. A writer of
 training: after an error it is not called again.
 """
 
-import logging
 import math
 import threading
 import time
@@ -18,8 +17,9 @@ from idl.errors import InvalidRequestError
 from idl.measures import goodput, waiting_share
 from idl.noise import statistical_efficiency
 from idl.plan import Assignment
+from rpc.field_log import FieldLog
 
-log = logging.getLogger(__name__)
+log = FieldLog(__name__)
 
 _UNMEASURED = 64  # iterations whose times may be outstanding at once; older ones are dropped
 
@@ -94,16 +94,16 @@ class Recorder:
     trains.
 
     Args:
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
         clock: Returns the time in seconds.
     """
 
     def __init__(
         self,
-        log_fields: Callable[[], Mapping[str, object]] = dict,
+        log: FieldLog = log,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._log_fields = log_fields
+        self._log = log.of(__name__)
         self._clock = clock
         self._writers: list[tuple[Scalars, int]] = []
         self._current: IterationTimes | None = None
@@ -208,6 +208,6 @@ class Recorder:
     def _guarded(self, scalars: Scalars, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception:  # whatever a user's own code raises, the training goes on
-            log.exception("%r raised an error; it is not used again", scalars, extra=self._log_fields())
+        except Exception:  # noqa: BLE001 - whatever a user's own code raises, the training goes on
+            self._log.exception("%r raised an error; it is not used again", scalars)
             self._writers = [entry for entry in self._writers if entry[0] is not scalars]

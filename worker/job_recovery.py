@@ -4,94 +4,21 @@ The shards may be at different versions, or have gone back; the manager may have
 workers run `recover` at once, and agree on the same iteration.
 """
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from idl.errors import DeadlineExceededError, InvalidRequestError, RewoundError
-from idl.exchange import Seat
 from idl.plan import Assignment
+from rpc.field_log import FieldLog
+from worker.membership import Membership
+from worker.messages import ShardState
+from worker.shard_clients import ShardClients
 
-log = logging.getLogger(__name__)
+log = FieldLog(__name__)
 
 _PAUSE = 0.05  # seconds between tries
 _TRIES = 200  # shards that other workers have already rewound may differ for a moment, which is no time that
 # this worker was held up for: each try has to find them so, one after the other
-
-
-@dataclass(frozen=True)
-class ShardState:
-    """The versions of a fenced shard, which accepts no calls of earlier attempts."""
-
-    name: str  # the shard's name in messages
-    initialised: bool  # whether it has parameters
-    version: int  # steps of the optimiser so far; meaningless until initialised
-    checkpoints: Sequence[int]  # versions that it can go back to
-    complete: bool = False  # whether it has the whole gradient of the step to the next version
-    # By version that it can go on from, epoch and first position of its batch, as far as known.
-    places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def reachable(self) -> set[int]:
-        """Return the versions that the shard can go on from."""
-        return {self.version, *self.checkpoints, *([self.version + 1] if self.complete else [])}
-
-    def __str__(self) -> str:
-        if not self.initialised:
-            return f"{self.name} has no parameters of this job"
-        kept = ", ".join(map(str, self.checkpoints)) or "none"
-        return f"{self.name} is at version {self.version}, its checkpoints: {kept}"
-
-
-class Manager(Protocol):
-    """The calls to the manager that recovery needs; `worker.membership.Membership` has them."""
-
-    attempt: int
-    is_between: bool  # whether the worker's script does something else, between two batches
-
-    def recover(self, attempt: int) -> int:
-        """Have an attempt after this one begun, and return its number."""
-        ...
-
-    def has_trained(self) -> bool:
-        """Return whether the manager knows of a complete iteration."""
-        ...
-
-    def rewind(self, attempt: int, iteration: int, place: tuple[int, int] | None) -> Assignment | None:
-        """Propose the first iteration of an attempt, and return the first assignment in it.
-
-        Args:
-            iteration: The iteration.
-            place: Epoch and first position of its batch; None if the shards do not know.
-        """
-        ...
-
-    def meet(
-        self,
-        attempt: int,
-        steps: int,
-        place: tuple[int, int] | None,
-        store: str,
-        formed: int | None,
-        *,
-        kept: bool,
-    ) -> tuple[Assignment | None, Seat | None]:
-        """Enter an attempt together with all other members, for which a group is formed."""
-        ...
-
-
-class ParameterServer(Protocol):
-    """The calls to the shards that recovery needs; `worker.shard_clients.ShardClients` has them."""
-
-    def fence(self, attempt: int) -> list[ShardState]:
-        """Have the shards refuse calls of earlier attempts, and return their states."""
-        ...
-
-    def rewind(self, attempt: int, version: int, *, reset: bool = False) -> None:
-        """Have the shards go on from a version; with `reset`, from parameters that are set again."""
-        ...
 
 
 def common_version(shards: Sequence[ShardState]) -> int | None:
@@ -107,13 +34,13 @@ def common_version(shards: Sequence[ShardState]) -> int | None:
 
 
 def recover(
-    manager: Manager,
-    shards: ParameterServer,
+    manager: Membership,
+    shards: ShardClients,
     error: RewoundError,
     first: int | None,
     pull: Callable[[Assignment], None],
     timeout: float,
-    log_fields: Callable[[], Mapping[str, object]] = dict,
+    log: FieldLog = log,
 ) -> Assignment | None:
     """Begin another attempt, or take part in it, and pull the parameters that it begins with.
 
@@ -123,7 +50,7 @@ def recover(
         error: The error by which the need of recovery was noticed.
         first: The iteration to begin with where nothing was trained yet; None if this worker has trained.
         timeout: Seconds for the whole recovery.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
 
     Returns:
         The first assignment of the attempt; None if this worker is released.
@@ -133,7 +60,8 @@ def recover(
         DeadlineExceededError: The recovery did not succeed in time.
         EvenpaceError: A service is unreachable, or refuses.
     """
-    log.warning("this worker goes through a recovery: %s", error, extra=log_fields())
+    log = log.of(__name__)
+    log.warning("this worker goes through a recovery: %s", error)
     begun, differed = time.monotonic(), 0
     while True:
         # The manager began the attempt that the shard is in: ask for that one, not for one more.
@@ -152,12 +80,7 @@ def recover(
                     return None
                 shards.rewind(attempt, assignment.iteration, reset=reset)
                 pull(assignment)
-                log.warning(
-                    "recovered: attempt %d, from iteration %d on",
-                    attempt,
-                    assignment.iteration,
-                    extra=log_fields(),
-                )
+                log.warning("recovered: attempt %d, from iteration %d on", attempt, assignment.iteration)
                 return assignment
         except RewoundError as again:
             error, differed = again, 0
@@ -176,7 +99,7 @@ def _places(shards: Sequence[ShardState], version: int) -> set[tuple[int, int]]:
     return {shard.places[version] for shard in shards if version in shard.places}
 
 
-def _is_untrained(manager: Manager, states: Sequence[ShardState], first: int) -> bool:
+def _is_untrained(manager: Membership, states: Sequence[ShardState], first: int) -> bool:
     """Return whether all shards' parameters are the first ones or missing, so that they may be set again."""
     return all(not s.initialised or s.version == first for s in states) and not manager.has_trained()
 

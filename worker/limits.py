@@ -1,12 +1,10 @@
 """What one worker can take: samples, and micro-batches at once; learned where memory is short."""
 
-import logging
-from collections.abc import Callable, Mapping
-
 from idl.bounds import Bounds
 from idl.errors import InvalidRequestError
+from rpc.field_log import FieldLog
 
-log = logging.getLogger(__name__)
+log = FieldLog(__name__)
 
 
 class Limits:
@@ -14,15 +12,15 @@ class Limits:
 
     Args:
         bounds: What the user allows.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
     """
 
-    def __init__(self, bounds: Bounds, log_fields: Callable[[], Mapping[str, object]] = dict) -> None:
+    def __init__(self, bounds: Bounds, log: FieldLog = log) -> None:
         self.maximum = bounds.maximum  # most samples in an iteration
         # Most micro-batches that are to be computed at once, for all that is known of the memory.
         self.most_at_once = bounds.at_once
         self.at_once = 1  # micro-batches of the current iteration that are computed at once
-        self._log_fields = log_fields
+        self._log = log.of(__name__)
         self._learned: int | None = None  # a maximum, since the last report
 
     def lower_maximum(self, samples: int) -> None:
@@ -49,8 +47,7 @@ class Limits:
     def lower_at_once(self, micro_batches: int) -> None:
         """Note how many micro-batches fit into memory at once, for the reports of later iterations."""
         self.most_at_once = min(micro_batches, self.most_at_once)
-        log.warning(
+        self._log.warning(
             "at most %d micro-batches are computed at once from now on, since memory ran out",
             self.most_at_once,
-            extra=self._log_fields(),
         )

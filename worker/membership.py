@@ -6,13 +6,12 @@ section 4). A manager that cannot be reached is waited for, as long as for the o
 """
 
 import contextlib
-import logging
 import math
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -44,6 +43,7 @@ from idl.translation import (
     wire_spec,
 )
 from rpc.client import Client
+from rpc.field_log import FieldLog
 from worker.heartbeat import Heartbeat
 from worker.messages import Joined
 
@@ -51,11 +51,11 @@ __all__ = ["Joined", "Membership"]
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log = FieldLog(__name__)
 
 _wire = idl.batchsize_manager
 
-_AHEAD_SECONDS = 1.0  # to send a report ahead; if that fails, it is sent when its answer is needed
+_SEND_SECONDS = 1.0  # to send a report before its answer is needed; if that fails, it is sent then
 _LAST_REPORTS_SECONDS = 1.0  # for the answers to the last reports, before the worker leaves
 _BEGIN_QUIET_SECONDS = 5.0  # of waiting for the job to begin, before a line of log says for whom
 _QUIET_SECONDS = 60.0  # likewise, for it to go on
@@ -75,13 +75,11 @@ class _WaitLog:
     Args:
         until: What the job is to do then, in words: "to begin".
         quiet: Seconds of waiting before the first line.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
     """
 
-    def __init__(
-        self, job: str, until: str, quiet: float, log_fields: Callable[[], Mapping[str, object]]
-    ) -> None:
-        self._job, self._until, self._log_fields = job, until, log_fields
+    def __init__(self, job: str, until: str, quiet: float, log: FieldLog) -> None:
+        self._job, self._until, self._log = job, until, log
         self._said, self._due = "", quiet
 
     def __call__(self, awaits: str, seconds: float) -> None:
@@ -89,13 +87,8 @@ class _WaitLog:
         if seconds < self._due and not (self._said and awaits != self._said):
             return
         self._said, self._due = awaits, seconds + _AGAIN_SECONDS
-        log.info(
-            "waiting for job %s %s, for %.0f s so far: %s",
-            self._job,
-            self._until,
-            seconds,
-            awaits,
-            extra=self._log_fields(),
+        self._log.info(
+            "waiting for job %s %s, for %.0f s so far: %s", self._job, self._until, seconds, awaits
         )
 
 
@@ -110,7 +103,7 @@ class Membership:
         on_failure: Called with the error that ended a thread.
         fence: Called, by any thread, with the attempt that the shards are to be fenced with; None without a
             parameter server.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
 
     Attributes:
         paused_at: When a heartbeat was told last that the job is paused, or held up by a script that does
@@ -125,7 +118,7 @@ class Membership:
         on_lost: Callable[[Sequence[Any]], None],
         on_failure: Callable[[EvenpaceError], None],
         fence: Callable[[int], None] | None = None,
-        log_fields: Callable[[], Mapping[str, object]] = dict,
+        log: FieldLog = log,
     ) -> None:
         self.released: str | None = None  # the reason for the worker's release, once it was released
         self.attempt = 0  # the attempt that this worker is in
@@ -141,7 +134,7 @@ class Membership:
         self._on_lost = on_lost
         self._on_failure = on_failure
         self._fence = fence
-        self._log_fields = log_fields
+        self._log = log.of(__name__)
         self._joined: bool | None = None  # None before `join` was called
         self._again: Any = None  # the request to join again
         self._lookahead = 0
@@ -157,7 +150,7 @@ class Membership:
         self._fencing: threading.Thread | None = None
         self._reports: queue.SimpleQueue[_Finished | None] = queue.SimpleQueue()
         self._unanswered: Any = None  # the report whose answer the thread waits for
-        self._ahead: Any = None  # the report of `report_ahead`, until `take_answer`
+        self._sent: Any = None  # the report of `send_report`, until `take_answer`
         self._is_due = False  # whether its answer comes next on the client's connection
         self._leaving = False
         self._thread: threading.Thread | None = None
@@ -199,7 +192,7 @@ class Membership:
             heartbeats=True,
         )
         self._joined = False
-        on_wait = _WaitLog(self._identity.job, "to begin", _BEGIN_QUIET_SECONDS, self._log_fields)
+        on_wait = _WaitLog(self._identity.job, "to begin", _BEGIN_QUIET_SECONDS, self._log)
         while (reply := self._client.call("join", request, on_wait=on_wait)).resume and resume is not None:
             self._client.call("resume", request, bulk=memoryview(learned))
         request.resume, request.run, request.wait = None, reply.run, None
@@ -210,14 +203,13 @@ class Membership:
         self._lookahead = reply.lookahead or 0
         self._heartbeat_seconds = reply.heartbeat or None
         if reply.continues is not None:
-            log.warning(
+            self._log.warning(
                 "job %s goes on with a run that had begun before, at iteration %d as far as is known, and "
                 "none of that run's workers is there. If it was over, and the manager was started again "
                 "before it could write that down, name another job, or wait until it has given the run up "
                 "(`evenpace manager --keep-job`)",
                 self._identity.job,
                 reply.continues,
-                extra=self._log_fields(),
             )
         self._note_reply(reply)
         if self._lookahead:
@@ -232,7 +224,7 @@ class Membership:
         """Start to send heartbeats, if the manager has asked for them; see `worker.heartbeat`."""
         if self._heartbeat_seconds is not None:
             twin = self._client.twin()
-            self._heartbeat = Heartbeat(twin, self._identity, self._heartbeat_seconds, self, self._log_fields)
+            self._heartbeat = Heartbeat(twin, self._identity, self._heartbeat_seconds, self, self._log)
 
     def report(self, report: Report, seconds: Callable[[], float]) -> None:
         """Report an iteration and wait for the answer; where the manager plans ahead, the thread does so.
@@ -247,7 +239,7 @@ class Membership:
         else:
             self._call_report(self._request(finished))
 
-    def report_ahead(self, report: Report, seconds: Callable[[], float]) -> None:
+    def send_report(self, report: Report, seconds: Callable[[], float]) -> None:
         """Send a report without waiting for the answer, which `take_answer` does.
 
         Args:
@@ -258,14 +250,14 @@ class Membership:
         if self._lookahead:
             self._reports.put(finished)
             return
-        self._ahead = self._request(finished)
+        self._sent = self._request(finished)
         with contextlib.suppress(EvenpaceError):  # then `take_answer` sends it
-            self._client.send("report", self._ahead, deadline=time.monotonic() + _AHEAD_SECONDS)
+            self._client.send("report", self._sent, deadline=time.monotonic() + _SEND_SECONDS)
             self._is_due = True
 
     def take_answer(self) -> None:
-        """Wait for the answer to the report that was sent ahead; where it got lost, send that again."""
-        request, self._ahead = self._ahead, None
+        """Wait for the answer to the report of `send_report`; where it got lost, send the report again."""
+        request, self._sent = self._sent, None
         if request is not None:
             self._call_report(request)
 
@@ -329,14 +321,13 @@ class Membership:
             if self.released is None or self._thread is not None:  # it may not have reported all of it
                 request = _wire.LeaveRequest(identity=self._identity, failed=failed or None)
                 if self._control.call("leave", request, timeout=5.0).unwritten:
-                    log.warning(
+                    self._log.warning(
                         "the manager cannot write down at present that this worker has left: if it is "
                         "started again before it can, the next run of job %s goes on with this one",
                         self._identity.job,
-                        extra=self._log_fields(),
                     )
         except EvenpaceError as error:
-            log.debug("leave: %s", error, extra=self._log_fields())
+            self._log.debug("leave: %s", error)
 
     def close(self) -> None:
         """Close the connections."""
@@ -431,11 +422,7 @@ class Membership:
                 raise error from None
             self.released = again.ended
             raise ReleasedError(f"this worker was released: {again.ended}") from None
-        log.warning(
-            "the manager did not know this worker any more (%s); it has joined again",
-            error,
-            extra=self._log_fields(),
-        )
+        self._log.warning("the manager did not know this worker any more (%s); it has joined again", error)
 
     @property
     def reconnects(self) -> int:
@@ -486,12 +473,7 @@ class Membership:
             self._fenced = attempt
         except EvenpaceError as error:
             if not self._leaving:
-                log.warning(
-                    "attempt %d: the shards cannot be fenced from here: %s",
-                    attempt,
-                    error,
-                    extra=self._log_fields(),
-                )
+                self._log.warning("attempt %d: the shards cannot be fenced from here: %s", attempt, error)
 
     def _report_all(self) -> None:
         """Send one report after the other, in a thread, until this worker leaves or a report fails."""
@@ -526,7 +508,7 @@ class Membership:
                 if request.attempt == self.attempt:
                     self._control.call("report", request, timeout=max(0.01, deadline - time.monotonic()))
         except EvenpaceError as error:
-            log.debug("the last reports: %s", error, extra=self._log_fields())
+            self._log.debug("the last reports: %s", error)
 
     def _finished(self, report: Report, seconds: Callable[[], float]) -> _Finished:
         if report.maximum is not None:
@@ -557,7 +539,7 @@ class Membership:
             self._on_lost(reply.lost)
 
     def _due_answer(self) -> Any:
-        """Wait for the answer to the report that was sent ahead; return None where it is to be sent again."""
+        """Wait for the answer to the report that was sent; return None where it is to be sent again."""
         if not self._is_due:
             return None
         self._is_due = False
@@ -606,7 +588,7 @@ class Membership:
         """Call the manager as a member; while the job is paused, repeat the call without a time-out."""
         if client is self._client:
             self._drop_answer()
-        on_wait = _WaitLog(self._identity.job, "to go on", _QUIET_SECONDS, self._log_fields)
+        on_wait = _WaitLog(self._identity.job, "to go on", _QUIET_SECONDS, self._log)
         while True:
             try:
                 reply = client.call(method, request, wanted=wanted, on_wait=on_wait)

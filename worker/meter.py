@@ -6,15 +6,18 @@ This module knows no wire and no framework.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from idl.plan import Assignment
+from rpc.field_log import FieldLog
 from worker.counters import SessionTally
 from worker.iteration_times import Recorder, Scalars
 from worker.resources.monitors import ResourceMonitor
 from worker.stopwatch import Stopwatch
+
+log = FieldLog(__name__)
 
 
 class BackwardTimes(NamedTuple):
@@ -48,7 +51,7 @@ class Meter:
     """Measures one worker's iterations.
 
     Args:
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
 
     Attributes:
         memory_usage: Returns the occupied share of the accelerator's memory, 0 to 1, at an iteration's end;
@@ -57,14 +60,14 @@ class Meter:
             measurements.
     """
 
-    def __init__(self, log_fields: Callable[[], Mapping[str, object]] = dict) -> None:
+    def __init__(self, log: FieldLog = log) -> None:
         self.stopwatch = Stopwatch()  # measures the batch processing time; runs while this worker computes
         self.memory_usage: Callable[[], float] | None = None
         self.take_backward: Callable[[], BackwardTimes] | None = None
         self.tally = SessionTally()  # counters, for metrics and traces
         self._processing_time: Callable[[], Callable[[], float]] | None = None
         self._monitor = ResourceMonitor()
-        self._recorder = Recorder(log_fields)
+        self._recorder = Recorder(log)
         self._waited = 0.0  # since the last report
         self._transfers: dict[str, float] = {}  # likewise, seconds by phase
         self._samples = 0  # finished since `take_samples`

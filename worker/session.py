@@ -6,7 +6,6 @@ exchange have the gradient, and calls `finish_iteration`. Before, a loader, or a
 """
 
 import contextlib
-import logging
 import math
 import threading
 import uuid
@@ -19,6 +18,7 @@ from idl.layout import Group
 from idl.plan import Assignment
 from idl.records import Report
 from idl.synchronisation import Synchronisation
+from rpc.field_log import FieldLog
 from worker.config import JobCheckpoint, SessionConfig, default_worker_name
 from worker.connections import make_exchange, make_manager_client
 from worker.exchanges.base import Exchange
@@ -30,8 +30,6 @@ from worker.resources.device import Device
 from worker.training import Training
 
 __all__ = ["JobCheckpoint", "Session", "SessionConfig", "default_worker_name"]
-
-log = logging.getLogger(__name__)
 
 
 class Session:
@@ -51,11 +49,12 @@ class Session:
         self.synchronisation = Synchronisation()
         self.run = ""  # the name of the job's run, different for each start of the job; empty before `join`
         self.device = Device(config.device)  # what this worker computes with
-        self.norms = OwnNorms(self.log_fields)  # norms of this worker's gradients, for the gradient noise
-        self.meter = Meter(self.log_fields)  # measures this worker's iterations
-        self.limits = Limits(config.bounds, self.log_fields)  # what this worker can take
+        self.log = FieldLog(__name__, self.log_fields)  # its lines are about this worker
+        self.norms = OwnNorms(self.log)  # norms of this worker's gradients, for the gradient noise
+        self.meter = Meter(self.log)  # measures this worker's iterations
+        self.limits = Limits(config.bounds, self.log)  # what this worker can take
         # This worker's part in the exchange of gradients.
-        self.exchange = exchange or make_exchange(config, self.norms, self.meter, self.log_fields)
+        self.exchange = exchange or make_exchange(config, self.norms, self.meter, self.log)
         # Whether this worker's script has ended by an error, which `close` tells the manager.
         self.failed = False
         # Functions that are called before this worker becomes a member.
@@ -65,20 +64,20 @@ class Session:
         # Functions that are called before the loop gets its part of a batch.
         self.before_batch: list[Callable[[], None]] = []
         self._begun: Assignment | None = None  # the assignment that the loop was given
-        self._reported: Assignment | None = None  # the assignment that was reported ahead
+        self._reported: Assignment | None = None  # the assignment that was reported before its step
         self._finished = -1  # the latest iteration that the loop has gone through
         self._has_started = False  # to train
         self._closing = threading.Lock()
         self._closed = False
         self._identity = idl.common.Identity(config.job, config.worker, self.incarnation)
         self._membership = Membership(
-            make_manager_client(config, self.log_fields),
+            make_manager_client(config, self.log),
             self._identity,
             config.barrier_timeout,
             self.exchange.forfeit,
             self.exchange.abandon,
             self.exchange.fence,
-            self.log_fields,
+            self.log,
         )
         # What the job trains on, and how far it is.
         self.training = Training(lambda: self.assignment, self._membership.checkpoint)
@@ -194,7 +193,7 @@ class Session:
                 act()
         self.meter.stopwatch.start()
 
-    def report_ahead(self) -> None:
+    def report_before_step(self) -> None:
         """Report the present assignment before this worker has made its step, which the others do not need.
 
         So the step is made while reports and the next assignment are on their way; `finish_iteration` follows
@@ -205,7 +204,7 @@ class Session:
         if done is None or not self.is_begun or self._reported is done:
             return
         measured = self.meter.take(done)
-        self._membership.report_ahead(self._report(done, measured), measured.seconds)
+        self._membership.send_report(self._report(done, measured), measured.seconds)
         self._reported = done
         self._membership.is_between = True  # whatever else the script does with the batch, it has its part
         self.meter.stopwatch.start()
@@ -338,4 +337,4 @@ class Session:
 
     def _note_release(self) -> None:
         if self.released is not None:
-            log.warning("released: %s", self.released, extra=self.log_fields())
+            self.log.warning("released: %s", self.released)

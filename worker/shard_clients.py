@@ -4,7 +4,6 @@ This module calls the shards alone, and knows neither the manager nor a framewor
 """
 
 import hashlib
-import logging
 import math
 import threading
 import time
@@ -41,10 +40,8 @@ from rpc.client import Client
 from worker.bfloat16 import round_to_bfloat16
 from worker.daemon_thread import in_daemon
 from worker.growing_array import GrowingArray
-from worker.job_recovery import ShardState
+from worker.messages import ShardState
 from worker.optimizer_state import OptimizerState
-
-log = logging.getLogger(__name__)
 
 _wire = idl.parameter_server
 
@@ -52,8 +49,8 @@ _wire = idl.parameter_server
 # middle of a message.
 _PARTIAL_SLICE_SECONDS = 30.0
 _AGAIN_SECONDS = 0.1  # after which a call that was given up is interrupted again
-LEAST_AHEAD = 2**20
-"""Bytes of a shard's part from which on parameters are pulled ahead; below, a call more costs more time."""
+LEAST_EARLY_PULL = 2**20
+"""Bytes of a shard's part from which on parameters are pulled early; below, a call more costs more time."""
 
 
 class ShardClients:
@@ -63,7 +60,6 @@ class ShardClients:
         clients: One client for each shard, in the order that all workers have.
         timeout: Seconds for which other workers may keep this one waiting, or a shard at which the job was
             opened may be unreachable.
-        log_fields: Returns the structured fields of log lines.
         push_dtype: Of the gradients as they are sent; None: as they are.
 
     Attributes:
@@ -75,25 +71,23 @@ class ShardClients:
         self,
         clients: Sequence[Client],
         timeout: float,
-        log_fields: Callable[[], Mapping[str, object]] = dict,
         push_dtype: str | None = None,
     ) -> None:
         # Whether this worker gets assignments before the iterations before them are complete.
         self.plans_ahead = False
-        self.pulls_ahead = False  # whether it is worth while to `begin_pull`, which all shards know
+        self.pulls_early = False  # whether it is worth while to `begin_pull`, which all shards know
         # Whether no shard has found a NaN or an infinity in the last gradient that was pushed.
         self.pushed_finite = True
         self.versions: list[int] = []
         self._clients = clients
         self._threads = ThreadPoolExecutor(max(1, len(clients)), "evenpace-shards")
-        self._log_fields = log_fields
         self._timeout = timeout
         self._push_dtype = push_dtype
         self._rounded: NDArray[np.uint16] | None = None  # (elements,), the bits of the last gradient's
         # For calls of other threads while this worker waits for its parameters.
         self._side_clients = [client.twin() for client in clients]
         self._side_lock = threading.Lock()
-        self._ahead_clients = [client.twin() for client in clients]
+        self._pull_clients = [client.twin() for client in clients]
         self._identity: Any = None
         self._bounds: list[tuple[int, int]] = []  # each shard's elements, (begin, end)
         self._parts: list[Any] = [None] * len(clients)  # the same, as `Part`s; None until the job is opened
@@ -178,7 +172,7 @@ class ShardClients:
         )
         self._instances = [reply.instance for reply in replies]
         part_bytes = min(end - begin for begin, end in self._bounds) * initial.itemsize
-        self.pulls_ahead = all(reply.ahead for reply in replies) and part_bytes >= LEAST_AHEAD
+        self.pulls_early = all(reply.ahead for reply in replies) and part_bytes >= LEAST_EARLY_PULL
         for client, reply in zip(self._clients, replies, strict=True):
             if self._push_dtype not in (None, *(reply.dtypes or ())):
                 raise InvalidRequestError(
@@ -325,13 +319,13 @@ class ShardClients:
 
         def call(shard: int, wanted: Callable[[], bool]) -> Any:
             requests[shard].ahead, requests[shard].settled = True, None
-            reply = self._ahead_clients[shard].call_once("pull", requests[shard], intos[shard], wanted)
+            reply = self._pull_clients[shard].call_once("pull", requests[shard], intos[shard], wanted)
             self._check_echo(reply)
             return reply
 
-        return self._in_daemons(call, self._ahead_clients)
+        return self._in_daemons(call, self._pull_clients)
 
-    def take_ahead(self, begun: "Calls") -> None:
+    def finish_pull(self, begun: "Calls") -> None:
         """Wait for all of a pull that was begun, and raise its error if it has one.
 
         Who is passed over may get later versions than it has asked for, which `versions` are then.
@@ -339,7 +333,7 @@ class ShardClients:
         self.versions = [int(reply.version) for reply in begun.results()]
 
     def confirm(self, version: int) -> float:
-        """Wait until all shards have reached a version whose parameters were pulled ahead.
+        """Wait until all shards have reached a version whose parameters were pulled early.
 
         Returns and raises as `pull` does.
         """
@@ -462,14 +456,14 @@ class ShardClients:
 
     def abandon(self, error: EvenpaceError) -> None:
         """Make calls in progress and all later ones fail with `error`; may be called from any thread."""
-        for client in (*self._clients, *self._side_clients, *self._ahead_clients):
+        for client in (*self._clients, *self._side_clients, *self._pull_clients):
             client.abandon(error)
 
     def close(self) -> None:
         """Close the connections; calls of other threads fail."""
         self.abandon(ConnectionLostError("this worker has left"))
         self._threads.shutdown(wait=False)
-        for client in (*self._clients, *self._side_clients, *self._ahead_clients):
+        for client in (*self._clients, *self._side_clients, *self._pull_clients):
             client.close()
 
     def _pull(self, version: int, into: NDArray[Any], slot: str | None) -> list[Any]:

@@ -55,7 +55,7 @@ class StepOptions:
                 return _with_values(groups, values)
         return None
 
-    def ahead(self, changed: Sequence[Group] | None = None) -> Sequence[Group] | None:
+    def upcoming(self, changed: Sequence[Group] | None = None) -> Sequence[Group] | None:
         """Return what `at` would return for an iteration that the loop has not gone through."""
         return changed or self._now
 

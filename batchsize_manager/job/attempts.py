@@ -51,7 +51,7 @@ class Attempts:
         self._disputed: tuple[int, set[frozenset[str]]] = -1, set()
 
     @property
-    def recovering(self) -> bool:
+    def is_recovering(self) -> bool:
         """True from `begin` to `end`: nothing is planned."""
         return bool(self.why_recovering)
 
@@ -65,7 +65,7 @@ class Attempts:
         self.number = max(self.number, after) + 1
         self.why_recovering = why
         self.wanted, self._wanted_by, self.group = "", inf, None
-        if self._members.regroups:
+        if self._members.has_formed_groups:
             self._members.keep_all()
         self._shards = None
         self._iterations.interrupt()
@@ -81,7 +81,7 @@ class Attempts:
             why: The reason in words, for the job's log.
             by: The time at which it begins in any case, in seconds: infinity for a change that can wait.
         """
-        if self._members.regroups and self._members.started and not self.recovering:
+        if self._members.has_formed_groups and self._members.started and not self.is_recovering:
             self.wanted = self.wanted or why
             self._wanted_by = min(self._wanted_by, by)
             self._outbox.effects.answer = True  # with lookahead, members have to report on
@@ -119,7 +119,7 @@ class Attempts:
     def begin_if_deserted(self) -> None:
         """Begin another attempt if all members have gone, so that nobody is left to redo their parts."""
         members = self._members
-        if members.started and members.redoes and not members and not self.recovering:
+        if members.started and members.redoes and not members and not self.is_recovering:
             self.begin("all members had gone")
 
     def end(self, iteration: int, now: float) -> None:
@@ -153,9 +153,9 @@ class Attempts:
             The attempt's number; None if the member has nothing to recover from, or has arrived at the
             rendezvous, where it waits for the others.
         """
-        if self._members.regroups and self.recovering:
+        if self._members.has_formed_groups and self.is_recovering:
             return None if member.has_arrived(self.number) else self.number
-        return self.number if self.recovering or member.attempt != self.number else None
+        return self.number if self.is_recovering or member.attempt != self.number else None
 
     def is_void(self, worker: str, member: Member, report: Report) -> bool:
         """Return whether a report is of another attempt than the present one, so that it does not count."""
@@ -163,7 +163,7 @@ class Attempts:
             return False
         if report.attempt is not None:
             self.catch_up(report.attempt)
-        if not self.recovering and member.attempt == self.number and report.attempt in (None, self.number):
+        if not self.is_recovering and member.attempt == self.number and report.attempt in (None, self.number):
             return False
         said = f"{worker} reported iteration {report.iteration} of another attempt, which does not count"
         self._outbox.log(said, worker, changes=False)  # thousands of members may report so at once

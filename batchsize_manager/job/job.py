@@ -212,7 +212,7 @@ class Job:
             maximum = self.spec.narrowed(Bounds(maximum=report.maximum)).maximum
         member = self.presence.hear(worker, incarnation, now)
         if self.attempts.is_void(worker, member, report):
-            if self.members.regroups:
+            if self.members.has_formed_groups:
                 self.iterations.finish_interrupted(worker, report, now)
             return
         if self.attempts.is_disputed(worker, report):
@@ -297,7 +297,7 @@ class Job:
         if mode != "bsp":
             raise InvalidRequestError(f"a job in mode {mode} cannot go back; restart it from its checkpoint")
         self._check_begun()
-        if self.members.reduce:
+        if self.members.has_fixed_group:
             self.attempts.failure = f"{worker} cannot go on; restart the job from its checkpoint"
             return self.attempts.number
         if member.suspended:
@@ -352,13 +352,13 @@ class Job:
             raise InvalidRequestError(f"attempt {attempt}: the job is in attempt {self.attempts.number}")
         if attempt < self.attempts.number:
             return
-        if self.members.regroups:
+        if self.members.has_formed_groups:
             if formed is not None:
                 self._check_place(iteration, place)
             self.regrouping.arrive(member, attempt, iteration, formed, store, place, now, kept=kept)
         if member.suspended:
             self._welcome(worker, member, now)
-        if self.attempts.recovering and not self.members.regroups:
+        if self.attempts.is_recovering and not self.members.has_formed_groups:
             self._check_place(iteration, place)
             if place is not None:
                 self.planner.batches.go_on(iteration, *place)
@@ -424,7 +424,7 @@ class Job:
             self._remove_dead(worker, "died: its connection broke", now)
         for worker in deadlines.absent(members, config.absence, now):
             self._remove_dead(worker, f"died: nothing was heard of it for {config.absence:g} s", now)
-        if self.members.regroups:
+        if self.members.has_formed_groups:
             self.presence.look_for_returning(now)
             self._look_for_missing(now)
         if self.members.recovers:
@@ -457,7 +457,7 @@ class Job:
         An event that raises an error may have had effects, too.
         """
         outbox, failure = self.outbox, self.attempts.failure
-        if failure or self.ended:
+        if failure or self.has_ended:
             ending = FINISHED if self._finished else GONE
             outbox.effects.over = Over(failure or ending, failure is not None)
             outbox.effects.learned |= bool(self.members)  # else it is kept already
@@ -488,9 +488,11 @@ class Job:
         )
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True if the job has no members, and waits for none; in formed groups, for none with a state."""
-        waits = self.presence.may_return if self.members.regroups else self.presence.awaited_until is not None
+        presence = self.presence
+        by_state = self.members.has_formed_groups
+        waits = presence.may_return if by_state else presence.awaited_until is not None
         return not self.members and not waits
 
     @property
@@ -498,7 +500,7 @@ class Job:
         """One of failed, recovering, paused, gathering and running, the words of the IDL's `JobSummary`."""
         if self.attempts.failure:
             return "failed"
-        if self.attempts.recovering:
+        if self.attempts.is_recovering:
             return "recovering"
         if self.operations.plans_nothing:
             return "paused"
@@ -560,7 +562,7 @@ class Job:
     def continues(self, worker: str) -> int | None:
         """Return the first iteration that is not complete, if a newcomer is alone in a run that had begun."""
         first = self.iterations.first_open
-        begun = first > self.first_iteration or self.attempts.number > self.members.regroups
+        begun = first > self.first_iteration or self.attempts.number > self.members.has_formed_groups
         return first if begun and self.members.started and self.members.is_alone(worker) else None
 
     def must_recover(self, worker: str, incarnation: str) -> int | None:
@@ -632,7 +634,7 @@ class Job:
         Raises:
             InvalidRequestError: The job has not begun.
         """
-        if not self.members.started and not self.attempts.recovering:
+        if not self.members.started and not self.attempts.is_recovering:
             raise InvalidRequestError(
                 f"the job has not begun, with {len(self.members)} of {self.members.wanted} workers: there is "
                 f"nothing to go back from; wait for the first assignment"
@@ -718,7 +720,7 @@ class Job:
             self._finished = True
             if member.suspended:  # for long: nobody is about to start it again
                 self.presence.awaited_until = None
-        if self.members.reduce and self.members.started and self.members:
+        if self.members.has_fixed_group and self.members.started and self.members:
             self.attempts.failure = f"{worker} {why}, and the others cannot go on without it"
 
     def _welcome(self, worker: str, member: Member, now: float, iteration: int | None = None) -> bool:
@@ -728,9 +730,9 @@ class Job:
 
     def _advance(self, now: float) -> None:
         """Complete iterations, give out what must be redone, then plan as far as allowed."""
-        if self.members.regroups and self.attempts.recovering:
+        if self.members.has_formed_groups and self.attempts.is_recovering:
             self._finished |= self.regrouping.meet(now, well=self._gone_well)
-        if self.attempts.recovering:
+        if self.attempts.is_recovering:
             return
         iterations = self.iterations
         for observations in iterations.complete(len(self.members), now):
@@ -741,14 +743,14 @@ class Job:
             self.members.started = len(self.members) >= self.members.wanted
             if self.members.started:
                 self.refused.clear()
-            if self.members.started and self.members.regroups:
+            if self.members.started and self.members.has_formed_groups:
                 self.attempts.begin("the workers' first group is to be formed")
                 return
         self.members.let_go()
         self._redo(now)
-        if self.members.regroups and self.regrouping.is_due(now):
+        if self.members.has_formed_groups and self.regrouping.is_due(now):
             return
-        if not self.members.started or not self.members.staying or self.attempts.recovering:
+        if not self.members.started or not self.members.staying or self.attempts.is_recovering:
             return
         if self.operations.plans_nothing or self.presence.awaited_until is not None:
             return
@@ -763,7 +765,7 @@ class Job:
             except InfeasibleError as error:
                 self.attempts.failure = str(error)
             else:
-                if self.members.regroups and len(self.members.staying) < staying:
+                if self.members.has_formed_groups and len(self.members.staying) < staying:
                     self.attempts.want("workers are released")  # and the plan is for a group without them
                     self.regrouping.is_due(now)
                     return
@@ -781,15 +783,15 @@ class Job:
     def _look_for_missing(self, now: float) -> None:
         """Do without the members that others wait for in vain at a rendezvous; let a change begin in time."""
         number, config = self.attempts.number, self.config
-        if self.attempts.recovering:
+        if self.attempts.is_recovering:
             silent, late = deadlines.missing(self.members.by_name, number, config, now)
             for worker in silent:
-                if self.attempts.recovering and self.presence.suspend(worker):
+                if self.attempts.is_recovering and self.presence.suspend(worker):
                     self._advance(now)
             for worker in late:
-                if self.attempts.recovering and self.attempts.number == number:
+                if self.attempts.is_recovering and self.attempts.number == number:
                     self._remove(worker, f"did not come into attempt {number} in time", now)
-        if self.attempts.recovering or self.attempts.is_urgent(now):
+        if self.attempts.is_recovering or self.attempts.is_urgent(now):
             self._advance(now)
 
     def _oldest_needed(self) -> int:

@@ -65,7 +65,7 @@ class Member:
         return self.arrival is not None and self.arrival.attempt == attempt
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         """True if an operator has drained the member, which holds in later attempts, too."""
         return self.leaving == DRAINED
 
@@ -147,22 +147,22 @@ class Members:
     @property
     def redoes(self) -> bool:
         """True if others redo the parts that a member leaves undone; False if these parts are lost."""
-        return self.recovers and not self.regroups
+        return self.recovers and not self.has_formed_groups
 
     @property
-    def reduce(self) -> bool:
+    def has_fixed_group(self) -> bool:
         """True if members all-reduce in a group that stays, and cannot go on without each other."""
         return self.exchange == FIXED_GROUP
 
     @property
-    def regroups(self) -> bool:
+    def has_formed_groups(self) -> bool:
         """True if members all-reduce in a group that the manager forms in each attempt."""
         return self.exchange == FORMED_GROUP
 
     @property
     def recovers(self) -> bool:
         """True if the job goes on in another attempt where a member's loss or return demands it."""
-        return self._config.synchronisation.mode == "bsp" and not self.reduce
+        return self._config.synchronisation.mode == "bsp" and not self.has_fixed_group
 
     @property
     def staying(self) -> dict[str, Member]:
@@ -178,7 +178,7 @@ class Members:
                 name,
                 m.incarnation,
                 m.bounds,
-                drained=m.drained,
+                drained=m.is_drained,
                 device=m.device,
                 beats=m.beats,
                 cut_off=name in gone,
@@ -227,7 +227,7 @@ class Members:
             attempt=attempt,
             heard_at=now,
             reported_at=now,
-            unreleasable=self.reduce,
+            unreleasable=self.has_fixed_group,
             beats=beats and self._config.heartbeat > 0,
             device=device,
             threads=threads,
@@ -261,7 +261,7 @@ class Members:
             InvalidRequestError: The group's job has begun without it.
             UnavailableError: Likewise, but one of its members seems to have died: the job may be over soon.
         """
-        if not self.reduce or not self.started or not self.by_name:
+        if not self.has_fixed_group or not self.started or not self.by_name:
             return
         said = (
             f"the job has begun with {', '.join(self)} alone, and nobody can join the group later in which "
@@ -483,7 +483,7 @@ class Members:
         """Keep those that are leaving until a group without them is decided; a drained one stays drained."""
         for member in self.by_name.values():
             member.last = None
-            if not member.drained:
+            if not member.is_drained:
                 member.leaving = ""
 
     def let_go(self) -> None:

@@ -142,7 +142,7 @@ class Operations:
     def drain(self, worker: str, now: float) -> str:
         """Release a member after the last part that it was given."""
         member = self._named(worker)
-        if self._members.reduce:
+        if self._members.has_fixed_group:
             raise InvalidRequestError(
                 f"worker {worker!r} cannot be drained: workers that reduce gradients among themselves cannot "
                 f"go on without each other"
@@ -168,7 +168,7 @@ class Operations:
                 one that joined last.
         """
         members = self._members
-        if members.reduce:
+        if members.has_fixed_group:
             raise InvalidRequestError(
                 f"workers {workers}: the job's workers all-reduce in a group that something else has formed, "
                 f"such as torchrun, which nobody can leave or join; start the job again with {workers}"
@@ -211,7 +211,7 @@ class Operations:
         A group is formed for that, of whose members one writes; where it dies, another group is.
         """
         members, attempts = self._members, self._attempts
-        if not members.regroups:
+        if not members.has_formed_groups:
             raise InvalidRequestError("the state cannot be written down: the manager does not form the group")
         if not members.started:
             raise InvalidRequestError("there is no state to be written down: the job has not begun")
@@ -234,7 +234,7 @@ class Operations:
     @property
     def _from_here(self) -> str:
         """The place where a change takes effect, in words."""
-        if self._attempts.recovering:
+        if self._attempts.is_recovering:
             return f"from attempt {self._attempts.number} on"
         return f"from iteration {self._iterations.planned} on"
 
@@ -282,11 +282,11 @@ class Operations:
         members, iterations = self._members, self._iterations
         for worker in workers:
             members.by_name[worker].leaving = DRAINED
-        if members.regroups:
+        if members.has_formed_groups:
             iterations.discard_undelivered()
             self._attempts.want(f"{', '.join(workers)} {_are(len(workers))} drained")
             return
-        if self._attempts.recovering:
+        if self._attempts.is_recovering:
             return
         iterations.discard_undelivered()
         for worker in workers:

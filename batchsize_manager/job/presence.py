@@ -66,7 +66,7 @@ class Presence:
     def look_for_returning(self, now: float) -> None:
         """Note whether a member that was cut off may come back yet, with the state that it alone may have."""
         members = self._members
-        if members.regroups and members.started:
+        if members.has_formed_groups and members.started:
             self.may_return = bool(members.away(now - self._config.return_grace))
 
     def changed(self) -> None:
@@ -150,7 +150,7 @@ class Presence:
             iteration: The iteration.
             needed: Whether the drained ones stay drained, but until they have given their state to others.
         """
-        drained = [name for name, member in self._members.by_name.items() if member.drained]
+        drained = [name for name, member in self._members.by_name.items() if member.is_drained]
         for name, member in self._members.by_name.items():
             member.begin_at(iteration)
             member.last = None
@@ -172,7 +172,7 @@ class Presence:
     def _hold_back(self) -> None:
         """Keep the members that are leaving if the others cannot take a whole batch without them."""
         leaving = [name for name, member in self._members.by_name.items() if member.last is not None]
-        if not leaving or not self._members.redoes or self._attempts.recovering:
+        if not leaving or not self._members.redoes or self._attempts.is_recovering:
             return
         if self._planner.can_do_without(()):
             return

@@ -84,7 +84,7 @@ class Regrouping:
         Raises:
             InvalidRequestError: An argument is invalid.
         """
-        if not self._attempts.recovering:
+        if not self._attempts.is_recovering:
             return  # it repeats its call, or waits for the next group
         self._attempts.check_steps(formed, steps)
         again = member.arrival is not None and member.has_arrived(attempt)
@@ -213,4 +213,4 @@ class Regrouping:
 
     @property
     def _drained(self) -> set[str]:
-        return {name for name, member in self._members.staying.items() if member.drained}
+        return {name for name, member in self._members.staying.items() if member.is_drained}

@@ -61,7 +61,7 @@ def restore_job(
         job.iterations.go_to(record.iteration + 1, now)
         job.iterations.history.add(record)
     if not job.members.started:
-        if job.members.regroups:  # it may have started since
+        if job.members.has_formed_groups:  # it may have started since
             job.attempts.number += _UNWRITTEN
         return job
     if job.members.recovers:

@@ -16,10 +16,10 @@ def awaited(job: Job) -> str:
     """Return what a job waits for before it can give its members their next assignments."""
     members, attempts = job.members, job.attempts
     refused = "".join(f"; {worker} was refused: {why}" for worker, why in job.refused.items())
-    if attempts.recovering:
+    if attempts.is_recovering:
         late = [n for n, m in members.by_name.items() if not (m.has_arrived(attempts.number) or m.suspended)]
         said = f"attempt {attempts.number} has begun, since {attempts.why_recovering}"
-        if members.regroups and members.started:
+        if members.has_formed_groups and members.started:
             if late:
                 return f"{said}: {names(late)} {_have(late)} not come to its group yet{refused}"
             if not job.regrouping.waits_for_state:

@@ -149,7 +149,7 @@ class Gains:
         self._trials = trials
 
     @property
-    def matter(self) -> bool:
+    def matters(self) -> bool:
         """Return whether any member can compute several micro-batches at once."""
         return bool(self._members)
 
@@ -254,7 +254,7 @@ class SeveralAtOnce(PolicyWrapper):
     def split(self, total: int) -> Split:
         """Split the next batch as the other policy does, with numbers at once; see `Policy.split`."""
         split = self.policy.split(total)
-        if not self._gains.matter:
+        if not self._gains.matters:
             return split
         numbers = [self._gains.choose(*part) for part in zip(self._names, split.counts, strict=True)]
         return replace(split, at_once=numbers, warnings=(*split.warnings, *self._gains.take_found()))

@@ -124,7 +124,7 @@ class Learned(Policy):
         times = curves.processing_times(alone.all(last))
         speeds = np.where(seen & (counts > 0), counts * self.unit / times, np.nan)
         needless: Mapping[str, str] = {}
-        if not self._gains.matter:
+        if not self._gains.matters:
             needless = dispensable_workers(
                 [member.name for member in self._members],
                 curves,
@@ -171,7 +171,7 @@ class Learned(Policy):
 
     def _times(self, curves: Curves | OverlappedCurves, alone: Alone) -> TimeCurves:
         """Return the curves for the solver; in waves, where a worker may compute several at once."""
-        if not self._gains.matter:
+        if not self._gains.matters:
             return curves.equal_time()
         return CurvesInWaves(curves, alone) if isinstance(curves, Curves) else curves.in_waves(alone)
 

@@ -38,7 +38,7 @@ class Viewers:
         self.over = False
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Return whether no more viewers may follow."""
         return len(self._waiting) >= self._most
 
@@ -65,7 +65,7 @@ class Viewers:
 
 def follow(viewers: Viewers, events: Events) -> "EventStream | JSONResponse":
     """Return the answer to one who wants to follow: a refusal where too many do."""
-    if viewers.full:
+    if viewers.is_full:
         answer = refusal(503, "too many viewers follow this page already; try again later")
         answer.headers["retry-after"] = "30"
         return answer

@@ -229,7 +229,7 @@ class LocalCluster:
         """
         # What fails after this line is seen by the next call.
         running = any(
-            process.running
+            process.is_running
             for process in self.processes
             if process.role == "worker" and process.name not in gone
         )
@@ -244,7 +244,7 @@ class LocalCluster:
             gone: Names of workers that may have ended in any way.
         """
         for process in self.processes:
-            if process.name in gone or process.running:
+            if process.name in gone or process.is_running:
                 continue
             if process.role != "worker" or (process.popen is not None and process.popen.returncode):
                 return process

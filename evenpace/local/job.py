@@ -102,7 +102,7 @@ def _wait(cluster: LocalCluster, restarts: int, shows: Shows) -> None:
                 shows.note(f"{failed.end_in_words()}; started again, {times}")
                 failed.start()
         if _is_finished(cluster):
-            late = [one for one in cluster.processes if one.starts > 1 and one.running]
+            late = [one for one in cluster.processes if one.starts > 1 and one.is_running]
             for process in late if late and _job_gathers(cluster.manager) else ():
                 gone.add(process.name)
                 shows.note(f"{process.name} is back too late: the others have finished the job")

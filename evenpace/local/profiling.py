@@ -121,9 +121,9 @@ class _Profiling:
             except InvalidRequestError:
                 if _has_worker(client):
                     raise
-                while process.running:  # the job is over, and the script about to end
+                while process.is_running:  # the job is over, and the script about to end
                     time.sleep(_POLL_SECONDS)
-            if not process.running and process.popen is not None and process.popen.returncode:
+            if not process.is_running and process.popen is not None and process.popen.returncode:
                 self._take_failure(process)
 
     def result(self, script: str) -> Profile:
@@ -169,7 +169,7 @@ class _Profiling:
             warming_up = _WARM_UP
             while len(records) < self._config.steps:
                 _, new = client.history(_JOB, following)
-                if not new and not process.running:
+                if not new and not process.is_running:
                     return
                 for record in new:
                     following = record.iteration + 1
@@ -191,7 +191,7 @@ class _Profiling:
 
     def _first_status(self, client: ManagerClient, process: Process) -> Any | None:
         """Wait for the script to join; return None if it ends before."""
-        while process.running:
+        while process.is_running:
             try:
                 status = client.status(_JOB)
                 if status.members:

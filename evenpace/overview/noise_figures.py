@@ -23,7 +23,7 @@ def noise_figures(estimate: NoiseEstimate, batch: int, iterations: int) -> dict[
         twice, half = (Estimate(*work_of_batch(noise, batch, factor)) for factor in (2.0, 0.5))
     else:
         twice = half = Estimate(math.nan, math.nan, math.nan)
-    if noise.known and batch:
+    if noise.is_known and batch:
         text = phrases.work_of_other_batches(twice, half)
     else:
         text = phrases.unknown_noise(iterations, estimate.observed, Estimate(least, noise.scale, most))
@@ -31,7 +31,7 @@ def noise_figures(estimate: NoiseEstimate, batch: int, iterations: int) -> dict[
         "noise_scale": number(noise.scale),
         "noise_scale_least": number(least),
         "noise_scale_most": number(most),
-        "noise_known": noise.known,
+        "noise_known": noise.is_known,
         "noise_sqr": number(noise.sqr),
         "noise_var": number(noise.var),
         "noise_iterations": estimate.observed,

@@ -65,12 +65,12 @@ class TwoRuns:
         return self.first, self.second
 
     @property
-    def evaluated(self) -> bool:
+    def was_evaluated(self) -> bool:
         """True if the model of either run was evaluated."""
         return any(run.evaluations for run in self.runs)
 
     @property
-    def noisy(self) -> bool:
+    def has_noise(self) -> bool:
         """True if the gradient noise of either run is known."""
         return any(run.noise_scale is not None for run in self.runs)
 

@@ -28,7 +28,7 @@ def panels(two: TwoRuns) -> dict[str, Panel]:
         _timeline(quantity, number, two, looks) for quantity in QUANTITIES for number in range(len(two.runs))
     ]
     made += [_durations(two), _waiting(two, list(looks))]
-    if two.evaluated:
+    if two.was_evaluated:
         made.append(_learning(two, "loss", ".3f", lambda point: point.loss))
         made.append(_learning(two, "accuracy", ".1%", lambda point: point.accuracy))
     return {panel.name: panel for panel in made}

@@ -27,6 +27,6 @@ class ShardTracer:
 
     def stepped(self, shard_job: ShardJob, version: int, began: int) -> None:
         """Trace a step from `version` on, which in the synchronous modes is the iteration."""
-        if not shard_job.synchronisation.asynchronous and self._tracer.wants(version):
+        if not shard_job.synchronisation.is_asynchronous and self._tracer.wants(version):
             key = TraceKey(shard_job.name, version, shard_job.attempt)
             self._tracer.span(key, ("step", self._tracer.instance), "step", began, time.monotonic_ns())

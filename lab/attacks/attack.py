@@ -77,7 +77,7 @@ def run(config: HostileConfig, console: Console, json_path: Path | None = None) 
         figures["seconds"] = time.monotonic() - began
         honest.finish()
         for name in cluster.services:
-            if not cluster[name].running:
+            if not cluster[name].is_running:
                 tally.harm(f"{name} ended: {cluster[name].failure()}")
         ended = honest.outcome()
     figures |= _tried(tally, figures["seconds"])

@@ -31,7 +31,7 @@ class Screen:
         if now - self._shown < _EVERY_SECONDS[0 if self._live else 1]:
             return
         self._shown = now
-        up = sum(process.running for process in supervisor.processes.values())
+        up = sum(process.is_running for process in supervisor.processes.values())
         quiet = now - min(one.moved for one in progress.values())
         versions = ", ".join(str(one.version) for one in progress.values())
         attempts = ", ".join(str(one.attempt) for one in progress.values())

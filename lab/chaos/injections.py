@@ -37,7 +37,7 @@ class Injection(Protocol):
     """Fault under way."""
 
     @property
-    def moot(self) -> bool:
+    def is_moot(self) -> bool:
         """Return whether there has been nothing so far that the fault could have befallen."""
         return False
 
@@ -100,7 +100,7 @@ class Join(Injection):
 
     def fired(self) -> str | None:
         process = self._process
-        return f"process {process.pid} trains" if process.running and self._trains(process) else None
+        return f"process {process.pid} trains" if process.is_running and self._trains(process) else None
 
     def lift(self) -> None:
         self._supervisor.dismiss(self._process.name)
@@ -143,7 +143,7 @@ class Damage(Injection):
         self._strike()
 
     @property
-    def moot(self) -> bool:
+    def is_moot(self) -> bool:
         """Return whether there has been no checkpoint that the job could lose."""
         return self._copy is None
 
@@ -187,7 +187,7 @@ class StateDamage(Injection):
         self._damage = _once_writable(harm)
 
     @property
-    def moot(self) -> bool:
+    def is_moot(self) -> bool:
         """Return whether there was nothing to damage."""
         return self._damage is None
 
@@ -253,7 +253,7 @@ class _OnLink(Injection):
         self._passed = link.bytes
 
     @property
-    def moot(self) -> bool:
+    def is_moot(self) -> bool:
         """Return whether no byte has passed the link."""
         return self._link.bytes == self._passed
 
@@ -313,7 +313,7 @@ class HalfOpen(_OnLink):
         self._near_ends = fault.amount > 0.5
 
     @property
-    def moot(self) -> bool:
+    def is_moot(self) -> bool:
         """Return whether there is no connection."""
         return not self._link.connections
 
@@ -335,7 +335,7 @@ class BlackHole(_OnLink):
         self._connections = proxy.do(link.swallow)
 
     @property
-    def moot(self) -> bool:
+    def is_moot(self) -> bool:
         """Return whether no byte was lost."""
         return self._link.lost == self._lost
 
@@ -354,9 +354,9 @@ class Together(Injection):
         self._parts = parts
 
     @property
-    def moot(self) -> bool:
+    def is_moot(self) -> bool:
         """Return whether there has been nothing that any of them could have befallen."""
-        return all(part.moot for part in self._parts.values())
+        return all(part.is_moot for part in self._parts.values())
 
     def fired(self) -> str | None:
         said = {name: part.fired() for name, part in self._parts.items()}
@@ -375,7 +375,7 @@ class BadDisk(Injection):
         writes.begin()
 
     @property
-    def moot(self) -> bool:
+    def is_moot(self) -> bool:
         """Return whether there was nothing to write."""
         return not self._writes.failed
 
@@ -419,7 +419,7 @@ def clock_jump(fault: Fault, process: Process) -> Injection:
 
     def fired() -> str | None:
         seen = witness.read(process.log.with_suffix(".clock"))
-        if seen is None or not process.running or seen[0] != process.pid:
+        if seen is None or not process.is_running or seen[0] != process.pid:
             return None
         jump = seen[1] - time.time()
         has_jumped = abs(jump - fault.amount) <= _CLOCK_TOLERANCE

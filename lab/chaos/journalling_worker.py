@@ -54,7 +54,7 @@ def worker_options() -> argparse.Namespace:
 def main() -> None:
     """Train as the argument says."""
     options = worker_options()
-    shard_clients.LEAST_AHEAD = 0  # so that these few parameters are pulled ahead, too
+    shard_clients.LEAST_EARLY_PULL = 0  # so that these few parameters are pulled early, too
     session = own_session()
     journal, out = options.journal, options.out
     if journal.is_dir():

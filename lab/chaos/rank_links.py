@@ -62,7 +62,7 @@ class Apart:
         self._set(drop=True)
 
     @property
-    def moot(self) -> bool:
+    def is_moot(self) -> bool:
         """Return whether no packet was lost."""
         return self._lost() == self._before
 

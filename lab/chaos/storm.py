@@ -157,7 +157,7 @@ class Storm:
             return self._is_up(name.partition(">")[2])
         process = self._cluster.supervisor.processes[name]
         if site == "guest":
-            return not process.running
+            return not process.is_running
         stays = process in self._cluster.supervisor.staying(process.role)
         if not stays or state(process.pid) not in ("R", "S", "D"):
             return False
@@ -275,7 +275,7 @@ class Storm:
             active.evidence = active.injection.fired()
 
     def _end(self, active: Active, *, counts: bool = True) -> None:
-        moot = active.evidence is None and active.injection.moot
+        moot = active.evidence is None and active.injection.is_moot
         active.injection.lift()
         active.ended = time.monotonic()
         self.active.remove(active)

@@ -50,7 +50,7 @@ class Supervisor:
         """Note the processes that have ended, and start those that are due."""
         now = time.monotonic()
         for name, process in self.processes.items():
-            if self._is_up(process) and not process.running:
+            if self._is_up(process) and not process.is_running:
                 self._note(process, now)
             if not self._is_up(process) and name in self.wanted and now >= self.due.get(name, 0.0):
                 process.start()
@@ -78,7 +78,7 @@ class Supervisor:
 
     def staying(self, role: str) -> list[Process]:
         """Return the running processes of a role that were not asked to end."""
-        return [p for p in self.running(role) if p.running and p.pid not in self._asked]
+        return [p for p in self.running(role) if p.is_running and p.pid not in self._asked]
 
     def running(self, role: str) -> list[Process]:
         """Return the processes of a role that were started and not seen to have ended."""

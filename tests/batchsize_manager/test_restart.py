@@ -111,7 +111,7 @@ def train(job: Job, iterations: int) -> list[tuple[int, int, int, list[int]]]:
 
 def plans_from(job: Job, iteration: int) -> list[tuple[int, int, int, list[int]]]:
     """Return the plans of another attempt that begins with an iteration; see `train`."""
-    if not job.attempts.recovering:
+    if not job.attempts.is_recovering:
         job.recover("a", "a", job.attempts.number, 0.0)
     join(job)
     for name in WORKERS:

@@ -17,6 +17,7 @@ from batchsize_manager.client import ManagerClient
 from idl.errors import InvalidRequestError
 from idl.layout import Group, Layout
 from idl.plan import Assignment
+from rpc.field_log import FieldLog
 from tests.scripts.train_least_squares import FEATURES, INPUTS, RATE, SPEC, TARGETS
 from tests.services import manager_service, send_back, serving, shard_service
 from worker.iteration_times import IterationTimes, Recorder
@@ -145,7 +146,7 @@ def test_times_that_are_known_late():
 def test_a_writer_that_fails_is_used_no_more(caplog):
     """An error is logged once, with its reason and the worker; other writers go on."""
     heard, broken = Heard(), Broken(at=2)
-    recorder = Recorder(lambda: {"job": "j", "worker": "w"})
+    recorder = Recorder(FieldLog("scalars", lambda: {"job": "j", "worker": "w"}))
     recorder.add_writer(broken, 1)
     recorder.add_writer(heard, 1)
     recorder.begin()

@@ -68,7 +68,7 @@ def test_values_with_and_without_a_ratio(sqr, var, scale, efficiency, similarity
 def test_a_noise_scale_is_known_to_a_factor_of_two(noise, interval, known):
     """Without errors the interval is the scale; with some it is known if it is narrow enough."""
     assert noise.interval() == pytest.approx(interval)
-    assert noise.known == known
+    assert noise.is_known == known
 
 
 POSITIVE = st.floats(1e-3, 1e3)

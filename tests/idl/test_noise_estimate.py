@@ -249,12 +249,12 @@ def test_little_is_not_taken_for_knowledge():
     problem = Quadratic(np.random.default_rng(8), 50, 32, 0.5)
     hidden = Quadratic(np.random.default_rng(8), 50, 32, 200.0)
 
-    assert not NoiseEstimate().noise.known
+    assert not NoiseEstimate().noise.is_known
     assert NoiseEstimate().noise.interval() == (0.0, math.inf)
-    assert not observed(problem, [[8, 24]] * 9).noise.known
-    assert observed(problem, [[8, 24]] * 100).noise.known
+    assert not observed(problem, [[8, 24]] * 9).noise.is_known
+    assert observed(problem, [[8, 24]] * 100).noise.is_known
     unseen = observed(hidden, [[8, 24]] * 100).noise
-    assert not unseen.known
+    assert not unseen.is_known
     # But the noise is known to be large: five batches' efficiency is hardly less than one's.
     assert unseen.interval()[0] > 5 * 32
     assert unseen.interval()[1] == math.inf

@@ -45,7 +45,7 @@ def test_pushes_breaks_and_pieces_leave_no_trace(data):
         samples = torch.randn(sum(counts), ELEMENTS, generator=generator)
         batch = RedoneExactly(shard, samples, start, counts, says_batch_start=True)
         batch.play(data.draw(st.lists(ACTION, max_size=40), label="actions"))
-        assert shard.complete
+        assert shard.is_complete
         shard.step()
         batch.push_stale()
         sums = np.zeros(ELEMENTS, dtype=np.int64)

@@ -16,7 +16,7 @@ from ps.shard import Shard
 from rpc.client import Client
 from tests.ps.attempts import AttemptWorker
 from tests.ps.tensors import push, slice_of, tensor, values
-from tests.ps.test_pull_ahead import HalfPush, Reader
+from tests.ps.test_early_pull import HalfPush, Reader
 from tests.services import serving, shard_service
 from tests.wire import LARGE, answer
 
@@ -55,14 +55,14 @@ def push_and_pull(worker, version, **part):
     worker.pull(version)
 
 
-@pytest.mark.parametrize("is_ahead", [False, True], ids=["whole", "ahead"])
-def test_a_job_whose_step_fails_goes_back_to_its_checkpoint(tmp_path, wait_until, fail, is_ahead):
-    """The step is not taken again on what is half changed, and half a step ahead is not gone on with."""
+@pytest.mark.parametrize("in_part", [False, True], ids=["whole", "in part"])
+def test_a_job_whose_step_fails_goes_back_to_its_checkpoint(tmp_path, wait_until, fail, in_part):
+    """The step is not taken again on what is half changed, and half a step is not gone on with."""
     with serving(shard_service(state=tmp_path)) as address:
         worker = AttemptWorker(address, LARGE)
         wait_until(lambda: list(tmp_path.glob("*/*0.checkpoint")), "the checkpoint")
         worker.iterate()
-        with Reader(worker) if is_ahead else contextlib.nullcontext():
+        with Reader(worker) if in_part else contextlib.nullcontext():
             fail(torch.optim.SGD, "step")
             with pytest.raises(RewoundError):
                 push_and_pull(worker, 2)

@@ -431,7 +431,7 @@ def test_the_ledger_tells_what_broke_off(tmp_path):
         contribution = shard.begin(slice_of(7, start, count, 8, batch_start=0), worker)
         shard.add(contribution, ones[:brings])
         shard.interrupt(contribution)
-    assert shard.complete
+    assert shard.is_complete
     shard.step()
     job.record_step()
     jobs.close()

@@ -41,7 +41,7 @@ def test_mean_is_the_whole_batchs_in_any_order_and_pieces(deterministic, data):
         sink = GradientSink(shard, shard.begin(slice_of(0, start, count, total)))
         rest.append((sink, memoryview(wire(samples[start : start + count].mean(dim=0)))))
     while rest:
-        assert not shard.complete
+        assert not shard.is_complete
         sink, left = rest.pop(order.randrange(len(rest)))
         n = order.randint(1, len(left))
         send(sink, left[:n])
@@ -49,7 +49,7 @@ def test_mean_is_the_whole_batchs_in_any_order_and_pieces(deterministic, data):
             rest.append((sink, left[n:]))
         else:
             sink.close()
-    assert shard.complete
+    assert shard.is_complete
     shard.step()
 
     torch.testing.assert_close(values(shard), -samples.mean(dim=0), rtol=1e-12, atol=1e-14)
@@ -318,7 +318,7 @@ def push_as(shard, worker, iteration, gradient, start=0, count=1, total=8):
     sink = GradientSink(shard, shard.begin(slice_of(iteration, start, count, total), worker))
     send(sink, wire(gradient))
     sink.close()
-    assert shard.complete
+    assert shard.is_complete
     shard.step()
 
 
@@ -347,11 +347,11 @@ def test_asynchronous_pushes_interleave():
     data = [wire(ones), wire(10 * ones)]
     send(sinks[0], data[0][: 2**18])
     send(sinks[1], data[1][: 2**18])
-    assert not shard.complete
+    assert not shard.is_complete
     send(sinks[1], data[1][2**18 :])
     shard.step()
     assert torch.equal(values(shard), -10 * ones)
-    assert not shard.complete
+    assert not shard.is_complete
     send(sinks[0], data[0][2**18 :])
     shard.step()
     assert torch.equal(values(shard), -11 * ones)
@@ -377,14 +377,14 @@ def test_a_broken_asynchronous_push_leaves_no_trace(whole):
     old = GradientSink(shard, shard.begin(slice_of(0, 0, 1, 1), "a"))
     send(old, wire(ones)[: None if whole else 2**18])
     old.abort()
-    assert not shard.complete
+    assert not shard.is_complete
     # The old connection may not know yet that it is broken.
     stale = GradientSink(shard, shard.begin(slice_of(0, 0, 1, 1), "a"))
     send(stale, wire(ones)[: 2**18])
     push_as(shard, "a", 0, ones)
     send(stale, wire(ones)[2**18 :])
     stale.abort()
-    assert not shard.complete
+    assert not shard.is_complete
     assert torch.equal(values(shard), -ones)
 
 
@@ -431,10 +431,10 @@ def test_backup_steps_with_the_mean_of_those_that_came(data):
     for sink, gradient in zip(sinks, gradients, strict=True):
         send(sink, wire(gradient)[: 2**18])
     for i in order[:replicas]:
-        assert not shard.complete
+        assert not shard.is_complete
         send(sinks[i], wire(gradients[i])[2**18 :])
         sinks[i].close()
-    assert shard.complete
+    assert shard.is_complete
     shard.step()
 
     weights = torch.tensor([float(counts[i]) for i in order[:replicas]], dtype=torch.float64)
@@ -446,7 +446,7 @@ def test_backup_steps_with_the_mean_of_those_that_came(data):
         sinks[i].close()
         assert shard.has_used(slice_of(0, *slices(counts)[i]))
     assert torch.equal(values(shard), after)
-    assert not shard.complete
+    assert not shard.is_complete
 
 
 def test_backup_waits_for_all_that_can_come():
@@ -457,9 +457,9 @@ def test_backup_waits_for_all_that_can_come():
     with pytest.raises(NotMemberError, match="slice at 0 was given up"):
         shard.begin(slice_of(0, 0, 2, 8))
     late = GradientSink(shard, shard.begin(slice_of(0, 4, 4, 8)))
-    assert not shard.complete
+    assert not shard.is_complete
     send(late, wire(tensor(4)))
-    assert shard.complete
+    assert shard.is_complete
     shard.step()
 
     assert values(shard).tolist() == [-3]
@@ -474,15 +474,15 @@ def test_backup_drops_a_part_that_was_lost(told_first):
     gone = GradientSink(shard, shard.begin(slice_of(0, 0, 1, 4)))
     send(gone, wire(100 * ones)[: 2**18])
     push(shard, 1, 3, 4, ones)
-    assert not shard.complete
+    assert not shard.is_complete
     if told_first:
         shard.forfeit(0, 0, 1, 4)
         gone.abort()
     else:
         gone.abort()
-        assert not shard.complete
+        assert not shard.is_complete
         shard.forfeit(0, 0, 1, 4)
-    assert shard.complete
+    assert shard.is_complete
     shard.step()
 
     assert torch.equal(values(shard), -ones)

@@ -148,7 +148,7 @@ def test_each_sample_counts_once(deterministic, says_batch_start, data):
         samples = torch.randn(sum(counts), ELEMENTS, dtype=torch.float64, generator=generator)
         batch = Redone(shard, samples, start, counts, says_batch_start)
         batch.play(data.draw(st.lists(ACTION, max_size=40), label="actions"))
-        assert shard.complete
+        assert shard.is_complete
         shard.step()
         batch.push_stale()
         whole = [c for c in shard.used if c.done == ELEMENTS]
@@ -158,7 +158,7 @@ def test_each_sample_counts_once(deterministic, says_batch_start, data):
         reference.step()
         whole_batch = torch.cat([expected.detach(), mean[-2:]])
         torch.testing.assert_close(values(shard), whole_batch, rtol=1e-12, atol=1e-13)
-        assert (shard.version, shard.complete) == (version, False)
+        assert (shard.version, shard.is_complete) == (version, False)
         assert all(shard.has_used(slice_of(version - 1, *place)) for place in batch.given_out)
         start += len(samples)
 
@@ -170,7 +170,7 @@ def test_a_push_that_brought_nothing_leaves_nothing():
     sink.abort()
     push(shard, 3, 4, 9, tensor(1))
     push(shard, 7, 5, 9, tensor(1))
-    assert shard.complete
+    assert shard.is_complete
 
 
 def test_the_batchs_place_is_kept_to():

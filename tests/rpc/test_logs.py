@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import idl
+from rpc.field_log import FieldLog
 from rpc.limited_log import LimitedLog
 from rpc.logs import LogSetup, options_in_force
 from tests.disks import fill
@@ -215,6 +216,28 @@ def test_lines_are_written_or_counted(steps):
         times = [at for at, text in messages if text == "line"]
         assert len(times) + left_out == sum(of == level for _, of in steps)
         assert all(later - at >= 1.0 for at, later in zip(times, times[2 * 3 :], strict=False))
+
+
+def test_a_logger_with_fields_asks_for_them_at_each_line(lines):
+    """Each line has the fields of its time, and its module as the logger; one left out asks for none."""
+    fields, asked = {"job": "j", "iteration": 3}, []
+    one = FieldLog("a.module", lambda: asked.append(1) or dict(fields))
+
+    def act(setup):
+        one.debug("not at this level")
+        one.info("a line")
+        fields["iteration"] = 4
+        try:
+            raise ValueError("no")
+        except ValueError:
+            one.of("another.module").exception("%d failures", 2)
+
+    first, second = map(json.loads, lines("json", act).splitlines())
+    del first["timestamp"]
+    assert first == {"level": "info", "logger": "a.module", "event": "a line", "job": "j", "iteration": 3}
+    assert (second["logger"], second["event"], second["iteration"]) == ("another.module", "2 failures", 4)
+    assert "ValueError: no" in second["exception"]
+    assert len(asked) == 2
 
 
 def test_a_crowd_does_not_fill_the_log(caplog, wait_until):

@@ -33,8 +33,8 @@ TARGETS = np.random.default_rng(SEED + 1).normal(size=(SAMPLES, 3))
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    """Compute in float64, and have these few parameters pulled ahead, too."""
-    monkeypatch.setattr(shard_clients, "LEAST_AHEAD", 0)
+    """Compute in float64, and have these few parameters pulled early, too."""
+    monkeypatch.setattr(shard_clients, "LEAST_EARLY_PULL", 0)
     before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")

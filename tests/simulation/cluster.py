@@ -98,7 +98,7 @@ class Scenario:
     micro_batch: int | None = None  # samples
     exact: bool = False
     is_early: bool = False  # whether gradients are pushed before they are complete
-    steps_ahead: bool = False  # whether shards step range by range, as gradients arrive
+    partial_steps: bool = False  # whether shards step range by range, as gradients arrive
 
     @classmethod
     def of(cls, seed, kinds=tuple(KINDS)):
@@ -127,7 +127,7 @@ class Scenario:
             micro_batch=micro_batch,
             exact=micro_batch is not None and draw.random() < 0.5,
             is_early=micro_batch is None and draw.random() < 0.5,
-            steps_ahead=draw.random() < 0.5,
+            partial_steps=draw.random() < 0.5,
         )
 
     def start(self, world, folder, outcome):
@@ -591,8 +591,8 @@ def simulate(scenario):
         tempfile.TemporaryDirectory(prefix="evenpace-simulated-") as folder,
         product(),
         World(scenario.seed, scenario.latency) as world,
-        mock.patch.object(product().module("worker.shard_clients"), "LEAST_AHEAD", 0)
-        if scenario.steps_ahead
+        mock.patch.object(product().module("worker.shard_clients"), "LEAST_EARLY_PULL", 0)
+        if scenario.partial_steps
         else contextlib.nullcontext(),
     ):
         begin = world.now

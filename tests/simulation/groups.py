@@ -248,7 +248,7 @@ class FormedGroup:
         total = self._group.sum(gradient)
         stopwatch.start()
         if self.settle() is None:
-            self.session.report_ahead()
+            self.session.report_before_step()
             self.parameters = self.parameters - rate * total
 
     def leave(self):

@@ -16,7 +16,7 @@ from worker.torch.ddp import weighted
 from worker.torch.loader import DataLoader
 
 
-def test_what_a_step_takes_counts_with_the_next_batch_where_reports_are_sent_ahead():
+def test_what_a_step_takes_counts_with_the_next_batch_where_reports_are_sent_before_it():
     """Each step takes 100 s more by the stopwatch; the first batch has none before it."""
     with (
         services(1) as (manager, _),
@@ -24,9 +24,9 @@ def test_what_a_step_takes_counts_with_the_next_batch_where_reports_are_sent_ahe
     ):
         for _ in DataLoader(torch.zeros(8, 1), 2, session=session):
             weighted(torch.zeros(()), session=session, ranks=1)
-            session.report_ahead()
+            session.report_before_step()
             session.meter.stopwatch.exclude(-100.0)
-            session.report_ahead()  # as in a second step with the same batch
+            session.report_before_step()  # as in a second step with the same batch
         with ManagerClient(manager) as client:
             records = client.history("default", 0)[1]
     assert [record.parts["w"].batch_processing_time // 100 for record in records] == [0, 1, 1, 1]

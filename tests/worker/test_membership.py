@@ -69,20 +69,20 @@ def iterate(*members: Membership, maxima: dict[int, int] | None = None) -> list[
     return parts
 
 
-def report_ahead(*members: Membership) -> None:
+def send_report(*members: Membership) -> None:
     """Have members send reports of their next assignments, one after the other."""
     for m in members:
-        m.report_ahead(Report(m.next().iteration, 0.0, attempt=0), lambda: 0.1)
+        m.send_report(Report(m.next().iteration, 0.0, attempt=0), lambda: 0.1)
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
-def test_reports_are_sent_ahead_of_the_wait_for_their_answers(lookahead, wait_until):
+def test_reports_are_sent_before_their_answers_are_waited_for(lookahead, wait_until):
     """Iterations are complete before anybody has waited for the others."""
     manager = manager_service(workers=2, lookahead=lookahead)
     with serving(manager) as address, member(address, "a") as a, member(address, "b") as b:
         joining(a, b)
         for iteration in range(5):
-            report_ahead(a, b)
+            send_report(a, b)
             wait_until(lambda done=iteration: len(manager.jobs[0].job.history(0, 9)) > done, "the record")
             together(a.take_answer, b.take_answer)
         assert a.next().iteration == b.next().iteration == 5
@@ -107,30 +107,30 @@ def is_late(worker: Membership, other: Membership) -> None:
     """Have the other report so late that the worker is answered "not yet" before."""
     waiting = ThreadPoolExecutor(1).submit(worker.take_answer)
     assert not wait([waiting], 1.0).done
-    report_ahead(other)
+    send_report(other)
     waiting.result(60)
 
 
 MEANWHILE = {
     "connection breaks": lambda worker, other: worker._client.interrupt(),
     "another call": lambda worker, other: worker.checkpoint(),
-    "nothing": lambda worker, other: report_ahead(other),
+    "nothing": lambda worker, other: send_report(other),
     "the other is late": is_late,
 }
 
 
 @pytest.mark.simulated
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
-def test_a_report_that_was_sent_ahead_counts_once(meanwhile, monkeypatch):
+def test_a_report_whose_answer_is_waited_for_later_counts_once(meanwhile, monkeypatch):
     """Whatever becomes of the connection, or is asked, before its answer is waited for."""
     monkeypatch.setattr(client_module, "_WAIT_SECONDS", 0.1)
     manager = manager_service(workers=2)
     with serving(manager) as address, member(address, "a") as a, member(address, "b") as b:
         joining(a, b)
-        report_ahead(a)
+        send_report(a)
         MEANWHILE[meanwhile](a, b)
-        if b._ahead is None:
-            report_ahead(b)
+        if b._sent is None:
+            send_report(b)
         together(a.take_answer, b.take_answer)
         assert [part.iteration for part in iterate(a, b)] == [1, 1]
         (record,) = manager.jobs[0].job.history(0, 1)

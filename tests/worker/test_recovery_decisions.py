@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from idl.errors import DeadlineExceededError, InvalidRequestError, RewoundError
 from idl.plan import Assignment
-from worker.job_recovery import ShardState, common_version, recover
+from worker.job_recovery import common_version, recover
+from worker.messages import ShardState
 
 
 @given(
@@ -54,23 +55,23 @@ class Services:
         self._trained = trained
 
     def recover(self, attempt):
-        """Return the attempt, as `worker.job_recovery.Manager.recover`."""
+        """Return the attempt, as `Membership.recover`."""
         self.asked.append(attempt)
         return attempt + 1
 
     def has_trained(self):
-        """Return what the test says, as `worker.job_recovery.Manager.has_trained`."""
+        """Return what the test says, as `Membership.has_trained`."""
         return self._trained
 
     def rewind(self, attempt, iteration, place=None, *, reset=False):
-        """Note the rewind, for both protocols of `worker.job_recovery`."""
+        """Note the rewind, as `Membership.rewind` and `ShardClients.rewind`."""
         self.reset = reset
         self.places.append(place)
         self.proposed.append((attempt, iteration))
         return Assignment(iteration, 0, 0, 5, 10, attempt)
 
     def fence(self, attempt):
-        """Return the shards' states, as `worker.job_recovery.ParameterServer.fence`."""
+        """Return the shards' states, as `ShardClients.fence`."""
         return list(self.states)
 
 

@@ -88,7 +88,7 @@ def test_what_was_pushed_early_is_not_completed_by_others(wait_until, is_over):
                 shards.push(WHOLE, gradient, None)
         with pytest.raises(RewoundError, match="broke off a gradient"):
             other.push(WHOLE, gradient, None)
-        assert not any(job.shard.complete for job in jobs)
+        assert not any(job.shard.is_complete for job in jobs)
         other.fence(1)
         other.rewind(1, 0)
         other.push(replace(WHOLE, attempt=1), gradient, None)
@@ -112,7 +112,7 @@ def test_nobody_waits_for_a_shard_that_is_away_once_its_answer_is_not_wanted(ans
         away = shards._clients[1]
 
         def is_away():
-            return not away.connected and (answers or away._dialling is not None)
+            return not away.is_connected and (answers or away._dialling is not None)
 
         def interrupt_once_away():
             wait_until(is_away, "an attempt to connect")
@@ -130,40 +130,40 @@ def test_nobody_waits_for_a_shard_that_is_away_once_its_answer_is_not_wanted(ans
         assert time.monotonic() - begun < _ATTEMPT_SECONDS, "as each attempt to connect may take"
 
 
-def test_parameters_are_pulled_ahead(monkeypatch):
+def test_parameters_are_pulled_early(monkeypatch):
     """They are there once the version is confirmed; a pull that breaks off raises its error."""
-    monkeypatch.setattr(shard_clients, "LEAST_AHEAD", 0)
+    monkeypatch.setattr(shard_clients, "LEAST_EARLY_PULL", 0)
     gradient, parameters = np.ones(20, np.float32), np.zeros(20, np.float32)
     with contextlib.ExitStack() as stack:
         shards = opened([stack.enter_context(serving(shard_service())) for _ in range(2)], stack, SMALL)
-        assert shards.pulls_ahead
+        assert shards.pulls_early
         for version in (1, 2):
             begun = shards.begin_pull(version, parameters)
             shards.push(Assignment(version - 1, 0, 0, 8, 8), gradient, None)
             assert shards.confirm(version) >= 0
-            shards.take_ahead(begun)
+            shards.finish_pull(begun)
             assert (parameters == -version).all()
             assert shards.versions == [version, version]
         begun = shards.begin_pull(3, parameters)
         begun.end()
         with pytest.raises(ConnectionLostError):
-            shards.take_ahead(begun)
+            shards.finish_pull(begun)
         shards.push(Assignment(2, 0, 0, 8, 8), gradient, None)
         shards.pull(3, parameters)
     assert (parameters == -3).all()
 
 
 @pytest.mark.parametrize(
-    ("elements", "deterministic", "pulls_ahead"),
+    ("elements", "deterministic", "pulls_early"),
     [(2**19, False, True), (2**19 - 2, False, False), (2**19, True, False)],
 )
-def test_pulls_ahead_that_save_no_time_are_not_made(elements, deterministic, pulls_ahead):
+def test_early_pulls_that_save_no_time_are_not_made(elements, deterministic, pulls_early):
     """Nor are those at shards that step at once; a part of a MiB is worth a call more."""
     layout = Layout("float32", "sgd", (Group(elements, {"lr": 1.0}),))
     with contextlib.ExitStack() as stack:
         services = [shard_service(deterministic=deterministic) for _ in range(2)]
         shards = opened([stack.enter_context(serving(one)) for one in services], stack, layout)
-        assert shards.pulls_ahead == pulls_ahead
+        assert shards.pulls_early == pulls_early
 
 
 def test_a_worker_that_was_passed_over_knows_that_its_parameters_are_later_ones():
@@ -182,6 +182,6 @@ def test_a_worker_that_was_passed_over_knows_that_its_parameters_are_later_ones(
         parameters[:] = 0
         begun = shards.begin_pull(0, parameters)
         shards.confirm(0)
-        shards.take_ahead(begun)
+        shards.finish_pull(begun)
         assert shards.versions == [1, 1]
         assert (parameters == -1).all()

@@ -3,7 +3,6 @@
 This module knows the session and the plan, and no framework.
 """
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -17,8 +16,6 @@ from worker.data.slices import Slice, Slices
 from worker.data.source import Source
 from worker.own_session import own_session
 from worker.session import Session
-
-log = logging.getLogger(__name__)
 
 
 class Loader(ABC):
@@ -54,7 +51,7 @@ class Loader(ABC):
         if compare_samples:
             self.session.training.samples = partial(fingerprints, source)
         self._has_warned = False
-        self._seeded = SeededLoading(source, self._seed_generators, self.session.log_fields)
+        self._seeded = SeededLoading(source, self._seed_generators, self.session.log)
 
     def __len__(self) -> int:
         """Return the number of batches of the current epoch; it changes if the batch size does."""
@@ -94,14 +91,13 @@ class Loader(ABC):
         shapes = list(_shapes(batch))
         if shapes and not self._has_warned and not any(count in shape for shape in shapes):
             self._has_warned = True
-            log.warning(
+            self.session.log.of(__name__).warning(
                 "a batch of %d samples was made into arrays of shapes %s: its gradient is weighted by %d "
                 "samples, so let collate_fn keep as many, such as others in place of those that are damaged, "
                 "or leave them out of the data set before the loader is made",
                 count,
                 ", ".join(map(str, shapes[:3])),
                 count,
-                extra=self.session.log_fields(),
             )
 
     def epochs(self, number: int) -> Iterator[int]:

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import logging
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -16,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from rpc.field_log import FieldLog
 from worker.data.micro_batches import Draws, MicroBatch
 from worker.data.source import Source
-
-log = logging.getLogger(__name__)
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 # Frameworks' generators, by package and class: a worker imports its own framework alone.
@@ -47,18 +45,18 @@ class SeededLoading:
         source: The samples, whose generators are named if the two differ.
         seed_generators: Seeds the generators that the source, and the passes over a micro-batch, may draw
             from.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
     """
 
     def __init__(
         self,
         source: Source,
         seed_generators: Callable[[int], None],
-        log_fields: Callable[[], dict[str, object]],
+        log: FieldLog,
     ) -> None:
         self._source = source
         self._seed_generators = seed_generators
-        self._log_fields = log_fields
+        self._log = log.of(__name__)
         self._is_checked = False  # whether samples follow their micro-batch
 
     def load(self, part: MicroBatch) -> Any:
@@ -75,7 +73,7 @@ class SeededLoading:
                     *(self._collate(part, copy.deepcopy(samples)) for _ in range(2))
                 )
             except Exception as error:  # noqa: BLE001 - whatever the samples' own types raise
-                log.debug("samples cannot be compared: %r", error, extra=self._log_fields())
+                self._log.debug("samples cannot be compared: %r", error)
             else:
                 if not follow:
                     self._warn()
@@ -92,12 +90,11 @@ class SeededLoading:
 
     def _warn(self) -> None:
         own = [where for name, value in self._source.drawing.items() for where in own_generators(name, value)]
-        log.warning(
+        self._log.warning(
             "samples differ when they are loaded again, so that the result depends on which worker loads "
             "them: draw random numbers from the generators of random, numpy.random and the framework that "
             "evenpace seeds for each micro-batch, and not from generators of your own, such as %s",
             ", ".join(own[:5]) or "(none was found in the data set's attributes)",
-            extra=self._log_fields(),
         )
 
 

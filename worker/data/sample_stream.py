@@ -4,11 +4,9 @@ This module knows the data set as an object that can be iterated over repeatedly
 wire: it maps epochs and positions to samples.
 """
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,8 +14,9 @@ from numpy.typing import NDArray
 
 from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
+from rpc.field_log import FieldLog
 
-log = logging.getLogger(__name__)
+log = FieldLog(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Stream:
         self,
         dataset: Iterable[Any],
         size: int | None,
-        log_fields: Mapping[str, object] = MappingProxyType({}),
+        log: FieldLog = log,
     ) -> None:
         if isinstance(dataset, Iterator) or not hasattr(dataset, "__iter__"):
             raise InvalidRequestError(
@@ -91,7 +90,7 @@ class Stream:
                 f"or a generator"
             )
         self._dataset = dataset
-        self.size = _size(dataset, log_fields) if size is None else size  # number of samples
+        self.size = _size(dataset, log.of(__name__)) if size is None else size  # number of samples
         self._recent_samples = 0  # that are kept
         self._iterator: Iterator[Any] = iter(())
         self._next = -1  # the place of the iterator's next sample; -1 before the first iterator
@@ -159,10 +158,10 @@ class Stream:
 _END = object()
 
 
-def _size(dataset: Iterable[Any], log_fields: Mapping[str, object]) -> int:
+def _size(dataset: Iterable[Any], log: FieldLog) -> int:
     if isinstance(dataset, Sized):
         return len(dataset)
-    log.info("counting the stream's samples in a first pass; give `size` to spare it", extra=log_fields)
+    log.info("counting the stream's samples in a first pass; give `size` to spare it")
     size = sum(1 for _ in dataset)
-    log.info("the stream has %d samples", size, extra=log_fields)
+    log.info("the stream has %d samples", size)
     return size

@@ -14,7 +14,7 @@ from idl.exchange import FIXED_GROUP, FORMED_GROUP, Seat
 from idl.layout import Group
 from idl.plan import Assignment
 from worker.exchanges.base import Exchange
-from worker.job_recovery import Manager
+from worker.membership import Membership
 from worker.messages import Joined
 
 log = logging.getLogger(__name__)
@@ -90,16 +90,16 @@ class Former(Protocol):
         ...
 
 
-class AllReduce:
+class AllReduce(Exchange):
     """One worker's part in an all-reduce of gradients, in which each sample is to be weighted once, by 1 / X.
 
     The ranks are those that something else has put into one process group; or, after `form_groups_by`, the
-    job's members, in a group that the manager has them form for each attempt.
+    job's members, in a group that the manager has them form for each attempt. All ranks begin with the same
+    parameters, or take them as the group is formed, and each makes the steps itself. An iteration without all
+    ranks comes to nothing.
     """
 
     loader_finishes = True
-    digest = None
-    reconnects = 0
 
     def __init__(self) -> None:
         self.kind = FIXED_GROUP  # the name of the exchange, which is told to the manager by `join`
@@ -111,7 +111,7 @@ class AllReduce:
         self._weighted_by: str | None = None  # the function that weighted the current iteration's gradient
         self._has_weighted = False
         self._former: Former | None = None
-        self._manager: Manager | None = None
+        self._manager: Membership | None = None
         self._store = ""
         self._steps: int | None = None  # that the parameters have had; None before the first attempt
         self._place: tuple[int, int] | None = None  # epoch and end of the last step's batch
@@ -162,7 +162,7 @@ class AllReduce:
                 self._keep(self._former, self._manager)
             raise RewoundError("the state is written down", self._manager.recover(first.attempt))
 
-    def _keep(self, former: Former, manager: Manager) -> None:
+    def _keep(self, former: Former, manager: Membership) -> None:
         """Write the state down; where that fails, the manager has a group formed for it again."""
         manager.is_between = True  # the others wait, however long it takes
         try:
@@ -213,9 +213,6 @@ class AllReduce:
         if self._former is not None:
             self._store = self._former.serve(host)
 
-    def open(self, assignment: Assignment, first: int) -> None:
-        """Do nothing: all ranks begin with the same parameters, or will take them as the group is formed."""
-
     def contribute(self, done: Assignment, groups: Sequence[Group] | None, lr_scale: float) -> None:
         """Check that the gradient, which was reduced by now, was weighted.
 
@@ -239,9 +236,6 @@ class AllReduce:
         self._steps = done.iteration + 1
         self._place = None if done.batch_start is None else (done.epoch, done.batch_start + done.total)
 
-    def take(self, assignment: Assignment) -> None:
-        """Do nothing: each worker has made the step itself."""
-
     def settle(self, done: Assignment) -> None:
         """Let the other members have what they need of this worker, which leaves them.
 
@@ -251,9 +245,6 @@ class AllReduce:
         if self._former is not None:
             self._former.leave()
 
-    def forfeit(self, lost: Sequence[Any]) -> None:
-        """Do nothing: an iteration without all ranks comes to nothing."""
-
     def fence(self, attempt: int) -> None:
         """End waits in groups of earlier attempts that the manager has formed; called by any thread.
 
@@ -262,7 +253,7 @@ class AllReduce:
         if self._former is not None:
             self._former.cut(attempt)
 
-    def recover(self, manager: Manager, error: RewoundError, first: int) -> Assignment | None:
+    def recover(self, manager: Membership, error: RewoundError, first: int) -> Assignment | None:
         """Meet the other members in another attempt, whose group is formed before the next batch.
 
         Raises:
@@ -296,6 +287,3 @@ class AllReduce:
         """Tell whoever has asked for it: a collective operation ends by its framework's own time-out."""
         if self.on_abandoned is not None:
             self.on_abandoned(error)
-
-    def close(self) -> None:
-        """Do nothing: the process group is the script's."""

@@ -1,19 +1,22 @@
-"""The protocol of an exchange: how the gradients of a job's workers meet, and each gets the result.
+"""The base of an exchange: how the gradients of a job's workers meet, and each gets the result.
 
 A session calls it, and knows no more of parameters and gradients. This module knows no framework.
 """
 
+# ruff: noqa: B027 - what an exchange need not do, it does not
+
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from idl.errors import EvenpaceError, RewoundError
 from idl.layout import Group
 from idl.plan import Assignment
-from worker.job_recovery import Manager
+from worker.membership import Membership
 from worker.messages import Joined
 
 
-class Exchange(Protocol):
+class Exchange(ABC):
     """One worker's part in an exchange.
 
     The thread that trains calls it, in this order: `joined`; `open` until that succeeds, and `take`; then in
@@ -31,13 +34,14 @@ class Exchange(Protocol):
     @property
     def digest(self) -> str | None:
         """A text by which workers agree on the services that they rely on; None where there are none."""
-        ...
+        return None
 
     @property
     def reconnects(self) -> int:
         """How often a connection was made again; may be read by any thread."""
-        ...
+        return 0
 
+    @abstractmethod
     def joined(self, joined: Joined, identity: Any, host: str) -> None:
         """Take what the manager has answered to `join`.
 
@@ -49,7 +53,6 @@ class Exchange(Protocol):
         Raises:
             InvalidRequestError: The job is not one for this exchange.
         """
-        ...
 
     def open(self, assignment: Assignment, first: int) -> None:
         """Agree with the other workers on the parameters to start from.
@@ -62,8 +65,8 @@ class Exchange(Protocol):
             InvalidRequestError: The parameters are not known yet, or are others than the other workers'.
             RewoundError: The job is in another attempt; it is to be recovered, and this called again.
         """
-        ...
 
+    @abstractmethod
     def contribute(self, done: Assignment, groups: Sequence[Group] | None, lr_scale: float) -> None:
         """Contribute the gradient of an assignment, which may have no samples.
 
@@ -75,7 +78,6 @@ class Exchange(Protocol):
             InvalidRequestError: The gradient is not complete, or is refused.
             RewoundError: The job is in another attempt.
         """
-        ...
 
     def take(self, assignment: Assignment) -> None:
         """Let the model have the parameters that an assignment is computed with.
@@ -83,11 +85,10 @@ class Exchange(Protocol):
         Raises:
             RewoundError: The job is in another attempt.
         """
-        ...
 
+    @abstractmethod
     def settle(self, done: Assignment) -> None:
         """See to it that what was contributed counts, as this worker leaves after an assignment."""
-        ...
 
     def forfeit(self, lost: Sequence[Any]) -> None:
         """Note slices that nobody will contribute any more; may be called by any thread.
@@ -95,13 +96,13 @@ class Exchange(Protocol):
         Args:
             lost: The slices, as `Lost` of batchsize_manager.thrift.
         """
-        ...
 
+    @abstractmethod
     def fence(self, attempt: int) -> None:
         """End waits of earlier attempts than this one with RewoundError; called by any thread."""
-        ...
 
-    def recover(self, manager: Manager, error: RewoundError, first: int) -> Assignment | None:
+    @abstractmethod
+    def recover(self, manager: Membership, error: RewoundError, first: int) -> Assignment | None:
         """Enter another attempt together with the other workers, and take its parameters.
 
         Args:
@@ -115,12 +116,10 @@ class Exchange(Protocol):
         Raises:
             InvalidRequestError: The job cannot go on.
         """
-        ...
 
+    @abstractmethod
     def abandon(self, error: EvenpaceError) -> None:
         """Make calls in progress and all later ones fail with an error; may be called by any thread."""
-        ...
 
     def close(self) -> None:
         """Close the connections."""
-        ...

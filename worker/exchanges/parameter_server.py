@@ -5,7 +5,7 @@ framework.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,18 +18,22 @@ from idl.exchange import PARAMETER_SERVER
 from idl.layout import Group, Layout
 from idl.plan import Assignment
 from idl.synchronisation import Synchronisation
+from rpc.field_log import FieldLog
 from worker.buckets import Bucket, NoteReady
 from worker.exchanges.base import Exchange
 from worker.gradient import Gradient
 from worker.gradient_norms import OwnNorms
-from worker.job_recovery import Manager, recover
+from worker.job_recovery import recover
 from worker.learning_rates import scaled
+from worker.membership import Membership
 from worker.messages import Joined
 from worker.meter import Meter
 from worker.optimizer_state import OptimizerState
 from worker.shard_clients import Calls, GrowingPush, ShardClients
 from worker.step_options import StepOptions
 from worker.untrained import Untrained
+
+log = FieldLog(__name__)
 
 T = TypeVar("T")
 
@@ -56,7 +60,7 @@ class _Begun:
 
 
 @dataclass(frozen=True)
-class _Ahead:
+class _EarlyPull:
     """A pull of the parameters of an attempt's iteration, before the shards have all gradients for them."""
 
     attempt: int
@@ -64,13 +68,13 @@ class _Ahead:
     calls: Calls
 
 
-class ParameterServer:
+class ParameterServer(Exchange):
     """One worker's part in the exchange by a parameter server.
 
     Args:
         meter: Is told the times of transfers, and of waiting for the other workers.
         timeout: Seconds for a recovery.
-        log_fields: Returns the structured fields of log lines.
+        log: A logger whose fields all log lines get.
     """
 
     kind = PARAMETER_SERVER
@@ -82,13 +86,13 @@ class ParameterServer:
         norms: OwnNorms,
         meter: Meter,
         timeout: float,
-        log_fields: Callable[[], Mapping[str, object]] = dict,
+        log: FieldLog = log,
     ) -> None:
         self._shards = shards
         self._norms = norms
         self._meter = meter
         self._timeout = timeout
-        self._log_fields = log_fields
+        self._log = log
         self._synchronisation = Synchronisation()
         self._lost: Sequence[Any] = ()  # slices that were lost before this worker joined
         self._prepared: _Prepared | None = None
@@ -98,8 +102,8 @@ class ParameterServer:
         self._taken: tuple[int, int] | None = None  # attempt and iteration that `parameters` are for
         self._lacks_untrained = False
         self._refused = -1  # the last iteration whose gradient a shard refused
-        self._spare: NDArray[Any] = np.empty(0)  # (elements,) that the next ones are pulled to ahead
-        self._ahead: _Ahead | None = None
+        self._spare: NDArray[Any] = np.empty(0)  # (elements,) that an early pull fills
+        self._early_pull: _EarlyPull | None = None
         self._begun: _Begun | None = None
         self._given_up: RewoundError | None = None  # why a transfer was, until the iteration is repeated
 
@@ -228,7 +232,7 @@ class ParameterServer:
             untrained=None if untrained is None else untrained.encoded,
         )
         self._lacks_untrained = untrained is not None and not is_first
-        if self._shards.pulls_ahead and not len(self._spare):
+        if self._shards.pulls_early and not len(self._spare):
             self._spare = np.empty_like(initial)
         self._shards.forfeit(self._lost)
 
@@ -258,7 +262,7 @@ class ParameterServer:
         self.give_up_push("its gradient is computed again")
         if self._given_up is not None:
             return
-        options = scaled(self._options.ahead(groups), lr_scale)
+        options = scaled(self._options.upcoming(groups), lr_scale)
         self._begin_pull(part)
         push = self._shards.begin_push(part, self.gradient.values, options)
         self._begun = _Begun(part, options, push, ready)
@@ -338,33 +342,33 @@ class ParameterServer:
 
     def _begin_pull(self, done: Assignment) -> None:
         """Begin to pull what a gradient leads to, where the shards step to it range by range."""
-        ahead = self._ahead
-        if ahead is not None and (ahead.attempt, ahead.iteration) == (done.attempt, done.iteration + 1):
+        early = self._early_pull
+        if early is not None and (early.attempt, early.iteration) == (done.attempt, done.iteration + 1):
             return
         self._give_up_pull()
-        if self._shards.pulls_ahead:
+        if self._shards.pulls_early:
             calls = self._shards.begin_pull(done.iteration + 1, self._spare)
-            self._ahead = _Ahead(done.attempt, done.iteration + 1, calls)
+            self._early_pull = _EarlyPull(done.attempt, done.iteration + 1, calls)
 
     def _pull(self, assignment: Assignment) -> float:
         """Pull an assignment's parameters, or the rest if that was begun; return as `ShardClients.pull`."""
-        if self._synchronisation.asynchronous:
+        if self._synchronisation.is_asynchronous:
             return self._shards.pull(-1, self._parameters)
-        ahead = self._ahead
-        if ahead and (ahead.attempt, ahead.iteration) == (assignment.attempt, assignment.iteration):
+        early = self._early_pull
+        if early and (early.attempt, early.iteration) == (assignment.attempt, assignment.iteration):
             waited = self._shards.confirm(assignment.iteration)
-            self._ahead = None
+            self._early_pull = None
             with contextlib.suppress(EvenpaceError):  # then all of it is pulled
-                self._shards.take_ahead(ahead.calls)
+                self._shards.finish_pull(early.calls)
                 self._parameters, self._spare = self._spare, self._parameters
                 return waited
         self._give_up_pull()
         return self._shards.pull(assignment.iteration, self._parameters)
 
     def _give_up_pull(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.calls.end()
+        early, self._early_pull = self._early_pull, None
+        if early is not None:
+            early.calls.end()
 
     def settle(self, done: Assignment) -> None:
         """Tell the shards, before this worker leaves, that it has pushed to each of them."""
@@ -380,7 +384,7 @@ class ParameterServer:
         """Fence the shards, so that calls of earlier attempts that wait there fail; called by any thread."""
         self._shards.fence_from_any_thread(attempt)
 
-    def recover(self, manager: Manager, error: RewoundError, first: int) -> Assignment | None:
+    def recover(self, manager: Membership, error: RewoundError, first: int) -> Assignment | None:
         """Bring the shards to one version in another attempt, and pull it.
 
         Until this worker has parameters of a later iteration than the first, the first ones may be set again,
@@ -408,7 +412,7 @@ class ParameterServer:
             None if has_trained else first,
             pull,
             self._timeout,
-            self._log_fields,
+            self._log,
         )
 
     def abandon(self, error: EvenpaceError) -> None:

@@ -7,7 +7,7 @@ and no wire.
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +16,12 @@ import numpy as np
 from idl.errors import InvalidRequestError
 from worker.data.sliced_batch import SlicedBatch
 from worker.jax.measured_batch import MeasuredBatch
-from worker.jax.staged import Staged, Stages
+from worker.jax.staged import Staged
+
+if TYPE_CHECKING:  # it needs no services to run
+    from worker.jax.gradient_push import GradientPush
 
 _PIECE = 2**16  # elements
-
-
-class Taker(Protocol):
-    """Whoever takes the gradients of batches while they are computed."""
-
-    @property
-    def stages(self) -> Stages:
-        """The numbers of the parameters whose gradients are to be ready first, of those next, and so on."""
-        ...
-
-    def begin(self, params: Any) -> bool:
-        """Return whether the gradient by these parameters is of use before all of it is computed."""
-        ...
-
-    def take(self, gradient: Any) -> None:
-        """Take the gradient, whose arrays are ready stage by stage."""
-        ...
 
 
 def _check_takes(loss_fn: Callable[..., Any], *arguments: Any, **key: Any) -> None:
@@ -116,7 +102,7 @@ class ValueAndGrad:
     ) -> None:
         if micro_batch_size is not None and micro_batch_size < 1:
             raise InvalidRequestError(f"micro_batch_size {micro_batch_size}: must be at least 1")
-        self.taker: Taker | None = None
+        self.taker: GradientPush | None = None
         self._micro_batch_size = micro_batch_size
         self._has_aux = has_aux
         self._rng = rng

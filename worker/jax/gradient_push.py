@@ -15,12 +15,15 @@ from worker.jax.staged import Stages
 
 
 class GradientPush:
-    """Copies a gradient into the flat array as its stages are ready, and has them pushed; as a `Taker`.
+    """Copies a gradient into the flat array as its stages are ready, and has them pushed.
 
     Args:
         push: Pushes its buckets.
         order: Its order.
         pulled: Returns the leaves of the parameters as last pulled, which are the first tensors of the order.
+
+    Attributes:
+        stages: The numbers of the parameters whose gradients are to be ready first, of those next, and so on.
     """
 
     def __init__(
@@ -36,13 +39,16 @@ class GradientPush:
         )
 
     def begin(self, params: Any) -> bool:
-        """See `Taker`: so it is of the first gradient of a batch by the parameters as last pulled."""
+        """Return whether the gradient by these parameters is of use before all of it is computed.
+
+        So is the first gradient of a batch, by the parameters as last pulled.
+        """
         pulled, leaves = self._pulled(), jax.tree.leaves(params)
         is_own = len(leaves) == len(pulled) and all(map(operator.is_, leaves, pulled))
         return bool(self.stages) and is_own and not self._push.has_begun and self._push.begin()
 
     def take(self, gradient: Any) -> None:
-        """See `Taker`; it waits for all stages but the last."""
+        """Take the gradient, whose arrays are ready stage by stage; wait for all stages but the last."""
         leaves = jax.tree.leaves(gradient)
         for copied, stage in enumerate(self.stages, 1):
             for number in stage:

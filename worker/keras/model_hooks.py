@@ -1,7 +1,6 @@
 """Keras on TensorFlow: optimisers in custom training loops, and models that are trained by `fit`."""
 
 import functools
-import logging
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -18,8 +17,6 @@ from worker.keras.micro_batches import SlicedBatch, micro_batches
 from worker.keras.optimizer import VariableLink
 from worker.keras.randomness import ModelSeeds
 from worker.learning_rates import Rule, factor_by
-
-log = logging.getLogger(__name__)
 
 Trained = TypeVar("Trained")
 
@@ -107,9 +104,8 @@ def _link(
 
     def save_own_variables(optimizer: Any, store: Any) -> None:
         if loader.session.assignment is None:
-            log.warning(
-                "saved without the optimiser's state: this worker is no longer in the job",
-                extra=loader.session.log_fields(),
+            loader.session.log.of(__name__).warning(
+                "saved without the optimiser's state: this worker is no longer in the job"
             )
         else:
             link.fetch_state()
@@ -140,12 +136,11 @@ def _warning_of_masks(compute_loss: Callable[..., Any], loader: DataLoader) -> C
         nonlocal has_warned
         if not has_warned and any(get_keras_mask(part) is not None for part in keras.tree.flatten(y_pred)):
             has_warned = True
-            log.warning(
+            loader.session.log.of(__name__).warning(
                 "the model's output has a mask, as of Embedding(mask_zero=True): Keras's loss is the mean "
                 "over what is not masked, but gradients are weighted by samples, so that the result depends "
                 "on the split; take the mask off, as by keras.ops.multiply(output, 1.0) at the model's end, "
-                "and give evenpace.keras.DataLoader sample weights, 0 for what was masked",
-                extra=loader.session.log_fields(),
+                "and give evenpace.keras.DataLoader sample weights, 0 for what was masked"
             )
         return compute_loss(x, y, y_pred, *rest, **options)
 

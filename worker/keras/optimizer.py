@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ from worker.keras.optimizer_options import describe_keras, slots
 from worker.optimizer_state import OptimizerState
 from worker.tensor_types import check_floating, flat_dtype
 from worker.untrained import Bytes, Fixed, Untrained
-
-log = logging.getLogger(__name__)
 
 _VARIABLES = 4  # that are compared with what was pulled for each batch
 _ELEMENTS = 64  # of each
@@ -203,12 +200,11 @@ class VariableLink:
             assigned = values.astype(own.dtype) if own.itemsize >= 4 else tf.cast(values, own.dtype).numpy()
             if own.tobytes() != assigned.tobytes():
                 self._has_warned = True
-                log.warning(
+                self._session.log.of(__name__).warning(
                     "%s was changed outside of training, as by model.load_weights or a callback: such "
                     "changes are lost with the next step, since the parameter server has the parameters; "
                     "make them before evenpace.keras.distribute, or a part of the model's layers",
                     _name(self._trained[number]),
-                    extra=self._session.log_fields(),
                 )
                 return
 

@@ -4,9 +4,8 @@ This module checks requests, and knows neither when samples move nor what they a
 """
 
 import asyncio
-import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,13 +15,12 @@ from idl.errors import EvenpaceError, InvalidRequestError, NotMemberError, Proto
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
+from rpc.field_log import FieldLog
 from rpc.limits import ServerLimits
 from rpc.server import Security, Server
 from rpc.service import Call, Connection, Sink
 from worker.partitions.partition import Chunk, OtherWorker, ReceivedSample, TransferOutcome
 from worker.partitions.samples import SampleForm
-
-log = logging.getLogger(__name__)
 
 _wire = idl.data_partition
 
@@ -59,10 +57,10 @@ def send(
     address: Address,
     request: Any,
     credentials: Credentials,
-    log_fields: Mapping[str, object],
+    log: FieldLog,
 ) -> TransferOutcome | None:
     """Hand a chunk over, and return the outcome; None if it is unknown whether the receiver has it."""
-    name = f"worker {chunk.receiver.worker}"
+    name, log = f"worker {chunk.receiver.worker}", log.of(__name__)
     client = Client(
         _wire.PartitionPeer,
         address,
@@ -70,7 +68,7 @@ def send(
         connect_timeout=CALL_SECONDS,
         call_timeout=CALL_SECONDS,
         credentials=credentials,
-        log_fields=lambda: log_fields,
+        log=log,
     )
     try:
         reply = client.call("take", request)
@@ -79,10 +77,10 @@ def send(
     except NotMemberError:
         return TransferOutcome.GONE
     except InvalidRequestError as error:
-        log.warning("%s takes no samples: %s", name, error, extra=log_fields)
+        log.warning("%s takes no samples: %s", name, error)
         return TransferOutcome.REFUSED
     except EvenpaceError as error:
-        log.warning("%s may not have its samples yet: %s", name, error, extra=log_fields)
+        log.warning("%s may not have its samples yet: %s", name, error)
         return None
     finally:
         client.close()

@@ -4,7 +4,6 @@ Threads of its own report progress and hand samples over; training waits for not
 decisions are in `partition` and, at the manager, in `batchsize_manager.partitions`.
 """
 
-import logging
 import threading
 import time
 import uuid
@@ -26,12 +25,11 @@ from idl.errors import (
 from rpc.address import Address
 from rpc.client import Client
 from rpc.credentials import Credentials
+from rpc.field_log import FieldLog
 from rpc.server import Security
 from worker.partitions.handover import CALL_SECONDS, PeerServer, PeerService, pack, send
 from worker.partitions.partition import Chunk, OtherWorker, Partition, ReceivedSample, TransferOutcome
 from worker.partitions.samples import SampleForm
-
-log = logging.getLogger(__name__)
 
 _wire = idl.data_partition
 
@@ -88,7 +86,7 @@ class PartitionLink:
     ) -> None:
         self.dataset_size = 0  # samples of all workers together
         self._config = config
-        self._log_fields = {"job": config.job, "worker": config.worker}
+        self._log = FieldLog(__name__, lambda: {"job": config.job, "worker": config.worker})
         self._samples = samples
         self._read_one = read
         self._form = form
@@ -107,7 +105,7 @@ class PartitionLink:
             connect_timeout=config.connect_timeout,
             call_timeout=CALL_SECONDS,
             credentials=config.credentials,
-            log_fields=lambda: self._log_fields,
+            log=self._log,
         )
         # A worker shows its certificate to its peers, and its token to the services only.
         self._credentials = replace(config.credentials or Credentials(), token=None)
@@ -159,7 +157,7 @@ class PartitionLink:
         try:
             leaving.call("leave", _wire.LeaveRequest(self._identity()), timeout=_LEAVE_SECONDS)
         except EvenpaceError as error:
-            log.debug("leave: %s", error, extra=self._log_fields)
+            self._log.debug("leave: %s", error)
         leaving.close()
         self._manager.close()
         self._server.close()
@@ -188,15 +186,13 @@ class PartitionLink:
                 self._report()
                 failing = False
             except NotMemberError as error:
-                log.warning(
-                    "%s; starting again with this worker's own samples", error, extra=self._log_fields
-                )
+                self._log.warning("%s; starting again with this worker's own samples", error)
                 with self._change:
                     self._partition.evict(uuid.uuid4().hex)
                 self._rejoin()
             except EvenpaceError as error:
                 if not (failing or self._closed):
-                    log.warning("samples are not balanced for now: %s", error, extra=self._log_fields)
+                    self._log.warning("samples are not balanced for now: %s", error)
                 failing = True
                 self._due.clear()
 
@@ -220,7 +216,7 @@ class PartitionLink:
             try:
                 self._join(CALL_SECONDS)
             except EvenpaceError as error:
-                log.warning("samples are not balanced for now: %s", error, extra=self._log_fields)
+                self._log.warning("samples are not balanced for now: %s", error)
                 self._due.wait(_RETRY_SECONDS)
             else:
                 return
@@ -279,10 +275,10 @@ class PartitionLink:
                 if packed[0] is not chunk:
                     packed = (chunk, pack(self._identity(), chunk, self._form, self._read))
             except Exception as error:  # noqa: BLE001 - whatever a data set raises
-                log.warning("samples of this worker cannot be moved: %s", error, extra=self._log_fields)
+                self._log.warning("samples of this worker cannot be moved: %s", error)
                 outcome: TransferOutcome | None = TransferOutcome.REFUSED
             else:
-                outcome = send(chunk, address, packed[1], self._credentials, self._log_fields)
+                outcome = send(chunk, address, packed[1], self._credentials, self._log)
             with self._change:
                 if outcome is None:
                     self._change.wait_for(lambda: self._closed, _RETRY_SECONDS)

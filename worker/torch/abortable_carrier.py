@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from socket import socket
 from typing import Any
 
-from torch._C import _distributed_c10d as c10d
-
 from idl.errors import InvalidRequestError
+from worker.torch.group_internals import DebugLevel, get_debug_level
 from worker.torch.survivable_group import ended, shut
 
 _POLL_SECONDS = 0.0002
@@ -38,7 +37,7 @@ def keep_alive() -> None:
     Raises:
         InvalidRequestError: A level of debugging is set with which they would nevertheless.
     """
-    if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
+    if get_debug_level() == DebugLevel.DETAIL:
         raise InvalidRequestError(
             "TORCH_DISTRIBUTED_DEBUG DETAIL: with NCCL it has a process end where another one has gone; INFO "
             "and OFF are allowed for groups that the manager has formed"

@@ -1,8 +1,6 @@
 """`DistributedDataParallel` around one model, made anew for each group of ranks."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from socket import socket
 from typing import Any
 
@@ -11,16 +9,17 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from idl.errors import InvalidRequestError
-from worker.daemon_thread import Apart
 from worker.torch.abortable_carrier import AbortableCarrier, keep_alive
+from worker.torch.formed_group import Wrapper
+from worker.torch.group_internals import backend_of
 from worker.torch.survivable_group import Carrier, GlooCarrier, SurvivableGroup
 
 # Options of DistributedDataParallel that are not kept in a form which it could be made anew with.
 _REFUSED = ("mixed_precision", "_delay_all_reduce_params", "device_mesh", "bucket_cap_mb_list")
 
 
-class DataParallel:
-    """A model in `DistributedDataParallel`, as `FormedGroup` has it wrapped; see `Wrapper`.
+class DataParallel(Wrapper):
+    """A model in `DistributedDataParallel`, as `FormedGroup` has it wrapped: each rank has all of a state.
 
     Args:
         by_gloo: Whether its groups are gloo's, and not NCCL's.
@@ -58,17 +57,8 @@ class DataParallel:
         """Return a group in which the model can be wrapped."""
         carrier: Carrier = GlooCarrier(connections)
         if not self._by_gloo:
-            carrier = AbortableCarrier(inner._get_backend(self._device).abort, connections)
+            carrier = AbortableCarrier(backend_of(inner, self._device).abort, connections)
         return SurvivableGroup(inner, carrier)
-
-    def connect(self, seconds: timedelta) -> None:
-        """Do nothing: the model needs no other group."""
-
-    def complete(
-        self, attempt: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool
-    ) -> AbstractContextManager[bool]:
-        """Do nothing: each rank has all of a state."""
-        return nullcontext(enter_result=False)
 
     def enter(self, group: SurvivableGroup) -> None:
         """Wrap the model in a group, whose other members do so, too."""

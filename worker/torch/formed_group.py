@@ -10,22 +10,23 @@ import socket
 import threading
 import time
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
 import psutil
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from idl.errors import UnavailableError
 from idl.exchange import Seat
 from worker.daemon_thread import Apart, in_daemon
 from worker.exchanges.all_reduce import AllReduce, GroupTimes
 from worker.torch.gloo_connection import connected_apart
+from worker.torch.group_internals import PrefixStore, TCPStore, number_from_zero, set_timeouts
 from worker.torch.kept_state import KeptState
 from worker.torch.loader import Loader
 from worker.torch.reaching import reach, unreached
@@ -72,13 +73,13 @@ class Group(Protocol):
         ...
 
 
-class Wrapper(Protocol):
+class Wrapper(ABC):
     """What a model is wrapped in, so that ranks train it together."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027 - not all need it
         """Take the model out of its group, which has been closed."""
-        ...
 
+    @abstractmethod
     def group(self, inner: Any, connections: list[socket.socket], members: Mapping[str, str]) -> Group:
         """Return a group for the model.
 
@@ -86,19 +87,16 @@ class Wrapper(Protocol):
             inner: PyTorch's.
             members: Addresses of its members' stores, by name.
         """
-        ...
 
-    def connect(self, seconds: datetime.timedelta) -> None:
+    def connect(self, seconds: datetime.timedelta) -> None:  # noqa: B027 - not all need it
         """Form what groups the model needs within the default one.
 
         Args:
             seconds: The time-out of their operations.
         """
-        ...
 
-    def enter(self, group: Any) -> None:
+    def enter(self, group: Any) -> None:  # noqa: B027 - not all need it
         """Wrap the model in a group, before it has the state that all members have."""
-        ...
 
     def complete(
         self, attempt: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool
@@ -117,11 +115,11 @@ class Wrapper(Protocol):
         Raises:
             InvalidRequestError: A part is gone.
         """
-        ...
+        return nullcontext(enter_result=False)
 
+    @abstractmethod
     def begin(self) -> None:
         """Make the model ready to be trained, now that it has that state."""
-        ...
 
 
 class FormedGroup:
@@ -200,7 +198,7 @@ class FormedGroup:
         """Report the iteration, whose gradient was reduced, before the optimiser steps with it."""
         exchange = self._session.exchange
         if isinstance(exchange, AllReduce) and exchange.is_weighted:
-            self._session.report_ahead()
+            self._session.report_before_step()
 
     def skip_step(self) -> None:
         """Note what else the script will move in a batch that does not count; and drop its gradients."""
@@ -279,11 +277,9 @@ class FormedGroup:
                 f"{self._name_unreached(attempt)}"
             ) from error
         compared = time.perf_counter()
-        for one in list(distributed.distributed_c10d._world.pg_map):
-            if not isinstance(one, SurvivableGroup):
-                distributed.distributed_c10d._set_pg_timeout(_WAIT_SECONDS, one)
+        set_timeouts(_WAIT_SECONDS, but=SurvivableGroup)
         times = GroupTimes(connected - begun, sent - connected, compared - sent)
-        log.info(
+        self._session.log.of(__name__).info(
             "attempt %d: rank %d of %d, met at %s; formed in %.0f ms, state %.0f ms, compared %.0f ms",
             attempt,
             seat.rank,
@@ -292,7 +288,6 @@ class FormedGroup:
             times.connect * 1e3,
             times.state * 1e3,
             times.compare * 1e3,
-            extra=self._session.log_fields(),
         )
         return times
 
@@ -318,8 +313,7 @@ class FormedGroup:
             distributed.destroy_process_group()
         store = self._gather(attempt, seat)
         earlier = connections()
-        # A group is named by the number of those that its process has had, which differs among members.
-        distributed.distributed_c10d._world.group_count = 0
+        number_from_zero()
         with connected_apart(partial(self._apart, attempt)):
             distributed.init_process_group(
                 self._backends,

@@ -4,7 +4,6 @@ It is what a worker sends to one that joins, with the job's position: a checkpoi
 script.
 """
 
-import logging
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from idl.folders import BEGUN_STATE, KEPT_STATE
 from rpc.writing import replacing
 from worker.torch.loader import Loader
 from worker.torch.training_state import TrainingState
-
-log = logging.getLogger(__name__)
 
 
 class KeptState:
@@ -58,7 +55,7 @@ class KeptState:
             raise InvalidRequestError(f"{file} cannot be read, with the job's state: {error}") from error
         own = session.training.resumed
         if own is not None and own.iteration > position["iteration"]:
-            log.info("%s is of an earlier iteration than the checkpoint", file, extra=session.log_fields())
+            session.log.of(__name__).info("%s is of an earlier iteration than the checkpoint", file)
             return
         self._loader.load_state_dict(position)
         self._begun = begun
@@ -95,4 +92,4 @@ class KeptState:
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
                 raise
-        log.info("wrote the state to %s", file, extra=self._loader.session.log_fields())
+        self._loader.session.log.of(__name__).info("wrote the state to %s", file)

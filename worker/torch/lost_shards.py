@@ -17,8 +17,6 @@ from idl.errors import CANNOT_GO_ON, EvenpaceError, InvalidRequestError
 from worker.exchanges.all_reduce import AllReduce
 from worker.session import Session
 
-log = logging.getLogger(__name__)
-
 _UNMOVED_SECONDS = 1.0  # for which the training thread must stand still within a collective operation
 _COLLECTIVE = ("torch.distributed.distributed_c10d", "torch.distributed.fsdp", "torch.autograd.graph")
 GO_ON = (
@@ -56,7 +54,7 @@ def end_with_lost_shards(session: Session, exchange: AllReduce) -> None:
             why = f"{error}; "
         else:
             return
-        log.error("%s%s", why, GO_ON, extra=session.log_fields())
+        session.log.of(__name__).error("%s%s", why, GO_ON)
 
     sys.excepthook = say
 
@@ -81,7 +79,7 @@ def end_once_stuck(session: Session, why: str, is_over: Callable[[], bool] = lam
         waits, unmoved = _is_collective(frame), time.monotonic() - since
         del frame
         if waits and unmoved >= _UNMOVED_SECONDS and _has_shards():
-            log.error("%s; %s", why, GO_ON, extra=session.log_fields())
+            session.log.of(__name__).error("%s; %s", why, GO_ON)
             logging.shutdown()
             os._exit(1)
         time.sleep(_UNMOVED_SECONDS / 10)

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:  # so that this runs without the packages of the services' cli
     from worker.data.micro_batches import MicroBatch
     from worker.session import Session
     from worker.torch.loader import Loader
-
-log = logging.getLogger(__name__)
 
 # Messages of failed allocations that are no OutOfMemoryError: on a CPU, and in CUDA's libraries.
 _MESSAGES = (
@@ -230,7 +227,7 @@ class WithinMemory:
                     "memory ran out when DDP had begun to reduce gradients: the other workers count on them, "
                     "so that this iteration cannot be done again; start with a lower --max-batch-size"
                 ) from error
-            log.warning("memory ran out: %s", str(error).partition("\n")[0], extra=self._session.log_fields())
+            self._session.log.of(__name__).warning("memory ran out: %s", str(error).partition("\n")[0])
             if reduction is not None:
                 reduction.failed()
             for parameter, gradient in zip(self._parameters, before, strict=True):
@@ -258,12 +255,8 @@ class WithinMemory:
         # An earlier size that fitted does not count any more, if no more samples have failed now.
         self._fitted = self._fitted if fitted < self._fitted < failed else fitted
         self.limit = limit_between(self._fitted, failed)
-        log.warning(
-            "%d samples do not fit, %d do: at most %d now",
-            failed,
-            self._fitted,
-            self.limit,
-            extra=self._session.log_fields(),
+        self._session.log.of(__name__).warning(
+            "%d samples do not fit, %d do: at most %d now", failed, self._fitted, self.limit
         )
         self._session.limits.lower_maximum(self.limit)
 

@@ -1,6 +1,5 @@
 """PyTorch: an optimiser whose step takes place at the parameter server."""
 
-import logging
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -26,8 +25,6 @@ from worker.torch.optimizer_state import put_state, take_state
 from worker.torch.running_statistics import running_statistics
 from worker.torch.schedules import Schedules
 from worker.torch.untrained import untrained, untrained_tensors
-
-log = logging.getLogger(__name__)
 
 _LATER = "what is to be trained from some iteration on gets a group of its own, with lr=0 until then"
 
@@ -219,23 +216,21 @@ class _Link:
         """Warn, once each, if parameters have other values than those that were pulled, or others change."""
         if not self._has_warned and (number := self._changed()) is not None:
             self._has_warned = True
-            log.warning(
+            self._session.log.of(__name__).warning(
                 "%s was changed outside of optimizer.step(), as by model.load_state_dict or p.data.clamp_: "
                 "such changes are lost with the next step, since the parameter server has the parameters; "
                 "make them before evenpace.torch.distribute, or a part of the model's forward pass, as by "
                 "torch.nn.utils.parametrize",
                 self._name(self._parameters[number]),
-                extra=self._session.log_fields(),
             )
         if not self._has_warned_of_fixed and (number := self._fixed_samples.changed()) is not None:
             self._has_warned_of_fixed = True
-            log.warning(
+            self._session.log.of(__name__).warning(
                 "%s was changed between a batch and its step, as by a forward pass: it is not trained, and "
                 "follows each worker's own part of the batches, so that models differ, unlike statistics of "
                 "batch normalisation; compute it from what all workers have alike, or train by "
                 "DistributedDataParallel and evenpace.torch.balance, which uses one worker's",
                 self._fixed_names[number],
-                extra=self._session.log_fields(),
             )
 
     def _changed(self) -> int | None:

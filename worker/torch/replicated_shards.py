@@ -9,7 +9,6 @@ shard is lost with them; else the gradient is dropped.
 
 import contextlib
 import copy
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
@@ -18,19 +17,17 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch._C import _distributed_c10d as c10d
-from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from idl.errors import InvalidRequestError
 from worker.daemon_thread import Apart
 from worker.session import Session
+from worker.torch.formed_group import Wrapper
+from worker.torch.group_internals import put_in_place
 from worker.torch.lost_shards import GO_ON
 from worker.torch.sharded_group import gather
 from worker.torch.shards import Part, Shards, is_slot, mesh_shape
 from worker.torch.survivable_group import GlooCarrier, SurvivableGroup
-
-log = logging.getLogger(__name__)
 
 _NAMES = ("copies", "shards")  # of the mesh's dimensions where the script has given none
 _WHOLE = -1  # in place of a shard's index
@@ -52,7 +49,7 @@ class _Holding:
         return bool(self.holds_gradient) and (self.attempt, self.steps + 1) == (other.attempt, other.steps)
 
 
-class ReplicatedShards:
+class ReplicatedShards(Wrapper):
     """A model in FSDP2 over a mesh of copies and shards, as `FormedGroup` has it sharded; see `Wrapper`.
 
     Args:
@@ -95,7 +92,8 @@ class ReplicatedShards:
         for lines in (ranks.T, ranks):
             made = [distributed.new_group(line, timeout=seconds) for line in lines.tolist()]
             own = next(one for one in made if one is not distributed.GroupMember.NON_GROUP_MEMBER)
-            self._within.append(in_place_of(own, self._carrier))
+            self._within.append(SurvivableGroup(own, self._carrier))
+            put_in_place(self._within[-1], own)
         names = self._shards.axes or _NAMES
         self._mesh = DeviceMesh.from_group([*self._within], self._device.type, ranks, mesh_dim_names=names)
 
@@ -104,9 +102,6 @@ class ReplicatedShards:
         self._carrier.connections = connections
         every = SurvivableGroup(inner, self._carrier)
         return ReplicatedGroup(self._session, self._shards, self._carrier, every, self._within, members)
-
-    def enter(self, group: "ReplicatedGroup") -> None:
-        """Do nothing: the model is whole until all have the state."""
 
     @contextlib.contextmanager
     def complete(
@@ -163,11 +158,8 @@ class ReplicatedShards:
         own_ways = [way for way in ways if rank in (way.source, way.to)]
         for own_part, received in apart(_carry, list(self._tensors()), count, own_ways, group):
             own_part.copy_(received)
-        log.info(
-            "took the state from %d shards%s",
-            count,
-            ", after a step that others had made" if lacks else "",
-            extra=self._session.log_fields(),
+        self._session.log.of(__name__).info(
+            "took the state from %d shards%s", count, ", after a step that others had made" if lacks else ""
         )
         return True
 
@@ -271,7 +263,7 @@ class ReplicatedGroup:
             if self._counts:
                 gather(self._shards, self._members)
         except InvalidRequestError as error:
-            log.info("goes on with its shards: %s", error, extra=self._session.log_fields())
+            self._session.log.of(__name__).info("goes on with its shards: %s", error)
         if not self._shards.is_whole:
             self._carrier.cut()  # so that no other rank waits for this one
 
@@ -327,20 +319,3 @@ def _chunk(tensor: torch.Tensor, count: int, index: int) -> torch.Tensor:
 
 def _like(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return torch.empty(whole.shape, dtype=value.dtype, device=value.device)
-
-
-def in_place_of(inner: distributed.ProcessGroup, carrier: GlooCarrier) -> SurvivableGroup:
-    """Return a group around another one, under whose name PyTorch finds it from now on."""
-    group, world = SurvivableGroup(inner, carrier), distributed_c10d._world
-    name = world.pg_names[inner]
-    known: tuple[dict[Any, Any], ...] = (
-        world.pg_map,
-        world.pg_names,
-        world.pg_group_ranks,
-        world.pg_backend_config,
-    )
-    for table in known:
-        table[group] = table[inner]
-    c10d._unregister_process_group(name)
-    c10d._register_process_group(name, group)
-    return group

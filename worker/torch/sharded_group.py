@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import wait
-from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from socket import socket
 from typing import Any
 
@@ -17,8 +15,9 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from idl.errors import InvalidRequestError
-from worker.daemon_thread import Apart, in_daemon
+from worker.daemon_thread import in_daemon
 from worker.session import Session
+from worker.torch.formed_group import Wrapper
 from worker.torch.lost_shards import GO_ON, end_once_stuck
 from worker.torch.reaching import unreached
 from worker.torch.shards import Shards
@@ -27,8 +26,11 @@ _LOOK_SECONDS = 0.5  # between two looks for members that are gone
 _MOST_SECONDS = 30.0  # to gather one tensor
 
 
-class FullyShard:
-    """A model in FSDP2, as `FormedGroup` has it sharded; see `Wrapper`.
+class FullyShard(Wrapper):
+    """A model in FSDP2, as `FormedGroup` has it sharded.
+
+    Between two groups the model is whole: who has shards gathers all of the state before, and it is sharded
+    again once all members have that state.
 
     Args:
         model: The model, to which `fully_shard` was applied.
@@ -39,24 +41,9 @@ class FullyShard:
         self._device: torch.device = next(model.parameters()).device
         self._shards = shards
 
-    def leave(self) -> None:
-        """Do nothing: the model is whole, and was so before the members met."""
-
     def group(self, inner: Any, connections: list[socket], members: Mapping[str, str]) -> "ShardedGroup":
         """Return a group in which the model can be sharded."""
         return ShardedGroup(self._session, self._shards, connections, members)
-
-    def enter(self, group: "ShardedGroup") -> None:
-        """Do nothing: the model is whole until all have the state."""
-
-    def connect(self, seconds: timedelta) -> None:
-        """Do nothing: the shards are those of all ranks."""
-
-    def complete(
-        self, attempt: int, group: distributed.ProcessGroup, apart: Apart, *, lacks: bool
-    ) -> AbstractContextManager[bool]:
-        """Do nothing: who has shards of a state has all of it by now."""
-        return nullcontext(enter_result=False)
 
     def begin(self) -> None:
         """Shard the model and the optimiser's state."""

@@ -61,7 +61,7 @@ class StreamLoader(Loader):
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         session = session or own_session()
-        stream = Stream(dataset, size, session.log_fields())
+        stream = Stream(dataset, size, session.log)
         self._order = StreamOrder(stream.size, shuffle_buffer, seed)
         super().__init__(
             _StreamSource(dataset, stream, self._order, collate_fn or torch_data.default_collate),

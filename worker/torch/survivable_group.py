@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import distributed
-from torch._C import _distributed_c10d as c10d
+
+from worker.torch.group_internals import AllgatherOptions, work_of
 
 _RECENT = 64  # operations that may not have ended although nobody waits for them any more
 _OWN_ERRORS_SECONDS = 0.05  # in which gloo's threads say what has broken, once their connections are cut
@@ -100,12 +101,12 @@ class SurvivableGroup(distributed.ProcessGroup):
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         """Gather tensors from all ranks."""
-        options = opts or c10d.AllgatherOptions()
+        options = opts or AllgatherOptions()
         return self._carrier.run(lambda: self._inner.allgather(outputs, tensors, options), outputs)
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         """Gather tensors from all ranks into one."""
-        options = opts or c10d.AllgatherOptions()
+        options = opts or AllgatherOptions()
         return self._carrier.run(lambda: self._inner.all_gather_single(output, tensor, options), output)
 
     def all_gather_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
@@ -114,7 +115,7 @@ class SurvivableGroup(distributed.ProcessGroup):
         Raises:
             RuntimeError: They cannot be gathered: this is for no pass, and what has come may be saved.
         """
-        options = opts or c10d.AllgatherOptions()
+        options = opts or AllgatherOptions()
         work = self._carrier.run(
             lambda: self._inner.all_gather_single_coalesced(outputs, tensors, options), outputs
         )
@@ -131,7 +132,7 @@ class SurvivableGroup(distributed.ProcessGroup):
         whole = tensor.clone()
         own = whole.view(self.size(), *output.shape)[self.rank()]
         reduced = self.allreduce([whole], options).get_future()
-        return _work(reduced.then(lambda _: output.copy_(own)))
+        return work_of(reduced.then(lambda _: output.copy_(own)))
 
     def settle(self) -> str | None:
         """Wait for operations under way, and return why some could not be completed; None if all were."""
@@ -249,19 +250,14 @@ class GlooCarrier:
             future.set_result(result)
 
         work.get_future().add_done_callback(end)
-        return _work(future)
+        return work_of(future)
 
 
 def ended(result: Any) -> Any:
     """Return an operation that has ended, with whatever is in its tensors."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(result)
-    return _work(future)
-
-
-def _work(future: Any) -> Any:
-    """Return the operation that ends with a future."""
-    return c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    return work_of(future)
 
 
 def shut(connections: Iterable[socket.socket]) -> None:

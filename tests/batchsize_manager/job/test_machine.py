@@ -420,7 +420,7 @@ class AnyFault(RuleBasedStateMachine):
                 or self.config.scale_batch
                 or not (1 <= size <= self.spec.dataset_size and minima <= self.spec.cuts(size).padded)
             )
-        assert given <= self.given() or self.job.attempts.recovering
+        assert given <= self.given() or self.job.attempts.is_recovering
         self.settle_change()
 
     @precondition(lambda self: self.workers)
@@ -798,7 +798,7 @@ class AnyFault(RuleBasedStateMachine):
         records = self.job.history(0, 10**6)
         numbers = [record.iteration for record in records]
         assert numbers == sorted(set(numbers))
-        assert not numbers or numbers[-1] < self.job.iterations.first_open or self.job.attempts.recovering
+        assert not numbers or numbers[-1] < self.job.iterations.first_open or self.job.attempts.is_recovering
         assert all(sum(record.batch_sizes) == record.total for record in records)
         assert list(self.job.lost_since(0)) == []
 
@@ -806,7 +806,7 @@ class AnyFault(RuleBasedStateMachine):
     def a_paused_job_plans_nothing(self):
         """However workers and services come and go."""
         assert self.job.operations.paused == self.paused
-        if self.paused and not self.job.attempts.recovering and self.job.members.started:
+        if self.paused and not self.job.attempts.is_recovering and self.job.members.started:
             assert (
                 self.job.iterations.planned <= max(self.planned, self.job.iterations.first_open)
                 or not self.was_paused
@@ -817,7 +817,7 @@ class AnyFault(RuleBasedStateMachine):
     def what_is_complete_has_arrived(self):
         """The manager never believes a step that the shard has not made, unless the shard forgot it since."""
         if (
-            not self.job.attempts.recovering
+            not self.job.attempts.is_recovering
             and self.shard.rewound == self.job.attempts.number > self.shard.forgot_in
         ):
             assert self.shard.version >= self.job.iterations.first_open
@@ -826,7 +826,7 @@ class AnyFault(RuleBasedStateMachine):
     def the_job_can_go_on(self):
         """There is no failure, and while anybody is there it has not ended."""
         assert self.job.attempts.failure is None
-        assert self.job.ended == (not len(self.job.members) and not self.job.presence.awaited_until)
+        assert self.job.has_ended == (not len(self.job.members) and not self.job.presence.awaited_until)
 
     def teardown(self):
         """Whatever has happened: while somebody is there and not frozen, training goes on."""

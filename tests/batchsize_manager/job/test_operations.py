@@ -110,7 +110,7 @@ def drive(driver, iterations, *names):
     """Go on, through attempts if need be; each iteration's epoch, start, total and counts."""
     batches = []
     while len(batches) < iterations:
-        if driver.job.attempts.recovering:
+        if driver.job.attempts.is_recovering:
             for name in names:
                 driver.rewind(name, driver.job.attempts.number, driver.job.iterations.first_open)
         parts = [driver.next(name) for name in names]
@@ -244,7 +244,7 @@ def test_a_worker_that_is_gone_is_taken_out_at_once():
     for name in "ab":
         driver.job.operations.remove(name, driver.now)
     assert not driver.job.members
-    assert not driver.job.ended
+    assert not driver.job.has_ended
     driver.join("a", "third")
     assert list(driver.job.members) == ["a"]
     with pytest.raises(InvalidRequestError, match="no worker 'b'"):

@@ -29,7 +29,7 @@ def test_who_is_gone_before_any_report_may_have_left_some_shards_without_paramet
     if reported:
         driver.report_part("b", own[1])
     driver.job.leave("a", "a", 0.0)
-    assert driver.job.attempts.recovering is not reported
+    assert driver.job.attempts.is_recovering is not reported
     assert driver.job.must_recover("c", "c") == (None if reported else 1)
     assert (driver.next("b") is not None) is reported
 
@@ -59,7 +59,7 @@ def test_a_job_does_not_go_back_before_its_beginning():
     job.recover("a", "a", 0, 0.0)
     with pytest.raises(InvalidRequestError, match="iteration 6: must be at least 7"):
         job.rewind("a", "a", 1, 6, 0.0)
-    assert (job.attempts.recovering, job.attempts.number) == (True, 1)
+    assert (job.attempts.is_recovering, job.attempts.number) == (True, 1)
     job.rewind("a", "a", 1, 9, 0.0)
     assert job.next_assignment("a", "a").iteration == 9
 
@@ -97,7 +97,7 @@ def test_a_job_that_had_not_started_gathers_on():
     driver.join("a")
     driver.job = restored(driver.job, config)
     assert not driver.job.members.started
-    assert (driver.job.attempts.recovering, driver.job.attempts.number) == (False, 0)
+    assert (driver.job.attempts.is_recovering, driver.job.attempts.number) == (False, 0)
     driver.join("a")
     driver.join("b")
     assert driver.span("a") == (0, 0, 5)

@@ -176,7 +176,7 @@ def test_a_clean_leave_disturbs_nobody_unless_others_go_on():
     driver.job.leave("a", "a", 0.0)
     driver.job.leave("b", "b", 0.1)
     assert driver.job.attempts.number == 1
-    assert driver.job.ended
+    assert driver.job.has_ended
 
 
 def test_who_waits_after_a_clean_leave_is_sent_for_at_once():

@@ -570,7 +570,7 @@ class AnyChange(RuleBasedStateMachine):
         staying = {member.incarnation for member in members.by_name.values() if member.last is None}
         for worker in formed:
             member, incarnation = members.get(worker.name, worker.incarnation), worker.incarnation
-            goes = member is not None and member.drained and member.last is not None
+            goes = member is not None and member.is_drained and member.last is not None
             if not goes and not members.is_released(worker.name, incarnation):
                 continue
             if incarnation not in self.released and not self.losses:
@@ -617,7 +617,7 @@ class AnyChange(RuleBasedStateMachine):
     @invariant()
     def what_is_written_down_is_the_newest_state(self):
         """Once the job has paused for that, whoever has the newest state has that one."""
-        if not self.must_keep or self.job.attempts.keeping or self.job.attempts.recovering:
+        if not self.must_keep or self.job.attempts.keeping or self.job.attempts.is_recovering:
             return
         group = self.job.attempts.group
         having = [w for w in self.workers.values() if w.name in group.names and w.name not in group.lacking]
@@ -645,7 +645,7 @@ class AnyChange(RuleBasedStateMachine):
         """Records follow each other; where a manager was started again, some may be missing."""
         numbers = [record.iteration for record in self.job.history(0, 1000)]
         assert numbers == sorted(set(numbers))
-        assert not numbers or numbers[-1] < self.job.iterations.first_open or self.job.attempts.recovering
+        assert not numbers or numbers[-1] < self.job.iterations.first_open or self.job.attempts.is_recovering
 
     def teardown(self):
         """Whatever has happened: while somebody acts, training goes on, and its state is written down."""
@@ -667,7 +667,7 @@ class AnyChange(RuleBasedStateMachine):
         def is_kept():
             if not self.must_keep and self.job.members.started:
                 self.keep(0)
-            return self.must_keep and not self.job.attempts.keeping and not self.job.attempts.recovering
+            return self.must_keep and not self.job.attempts.keeping and not self.job.attempts.is_recovering
 
         self.go_on_until(is_kept)
         self.what_is_written_down_is_the_newest_state()

@@ -29,7 +29,7 @@ def resize(driver, workers, *drained):
 
 def leaving(driver):
     """Return the names of the members that an operator has drained."""
-    return {name for name, member in driver.job.members.by_name.items() if member.drained}
+    return {name for name, member in driver.job.members.by_name.items() if member.is_drained}
 
 
 def test_the_slowest_are_drained_by_one_call_in_one_attempt():

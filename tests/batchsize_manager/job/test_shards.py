@@ -15,7 +15,7 @@ def report(driver, worker, iteration, shards):
 
 def recover(driver, iteration):
     """Let all workers go on from an iteration, in the attempt that has begun."""
-    assert driver.job.attempts.recovering
+    assert driver.job.attempts.is_recovering
     for worker in ("a", "b"):
         driver.rewind(worker, driver.job.attempts.number, iteration)
 

@@ -154,7 +154,7 @@ def test_a_viewer_who_does_not_read_is_dropped(monkeypatch):
         await asyncio.wait_for(EventStream(viewers, events)({}, receive, send), 30)
 
     asyncio.run(follow())
-    assert not viewers.full
+    assert not viewers.is_full
 
 
 @pytest.mark.ci

@@ -106,8 +106,8 @@ def test_a_service_with_the_folder_of_another_is_refused(tmp_path, wait_until):
         impostor = Impostor(manager)
         refusal = wait_until(impostor.fired, "the refusal")
         assert f"is in use by another manager, process {manager.pid}" in refusal
-        assert manager.running
-        assert shard.running
+        assert manager.is_running
+        assert shard.is_running
         assert held == {name: sorted(folders[name].iterdir()) for name in held}
 
 
@@ -158,7 +158,7 @@ def test_a_link_becomes_a_black_hole(proxy, connection, wait_until):
     """Bytes are lost on old and new connections, which stay dead; later connections work."""
     link = proxy.links["w0>echo"]
     hole = BlackHole(proxy, link)
-    assert (hole.fired(), hole.moot) == (None, True)
+    assert (hole.fired(), hole.is_moot) == (None, True)
     with socket.create_connection(link.address, timeout=120) as new:
         for sent in (connection, new):
             lost = link.lost

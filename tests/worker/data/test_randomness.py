@@ -14,6 +14,7 @@ import torch
 
 import tests
 from idl.plan import JobSpec
+from rpc.field_log import FieldLog
 from worker.data.micro_batches import MicroBatch
 from worker.data.randomness import SeededLoading, are_alike, own_generators, seed_generators
 from worker.data.source import Source
@@ -37,7 +38,7 @@ class Holder:
 def seeded(dataset, make, collate=list):
     """The loading of micro-batches of a data set, of which `make` makes each sample."""
     source = Source(dataset, 20, lambda indices: [make() for _ in indices], collate)
-    return SeededLoading(source, seed_generators, dict)
+    return SeededLoading(source, seed_generators, FieldLog("samples"))
 
 
 def test_samples_and_the_computation_after_them_follow_the_micro_batch(caplog):

@@ -30,9 +30,9 @@ HELD = 9  # the last layer but one: those before it have one digit, the last one
 
 
 @pytest.fixture(autouse=True)
-def _few_are_pulled_ahead(monkeypatch):
-    """Have these few parameters pulled ahead, too."""
-    monkeypatch.setattr(shard_clients, "LEAST_AHEAD", 0)
+def _few_are_pulled_early(monkeypatch):
+    """Have these few parameters pulled early, too."""
+    monkeypatch.setattr(shard_clients, "LEAST_EARLY_PULL", 0)
 
 
 def make_data():

@@ -16,9 +16,9 @@ from tests.worker.torch.test_formed_groups import (
     first_seed,
     running,
 )
-from worker.torch.replicated_shards import in_place_of
+from worker.torch.group_internals import put_in_place
 from worker.torch.shards import Shards, mesh_shape
-from worker.torch.survivable_group import GlooCarrier
+from worker.torch.survivable_group import GlooCarrier, SurvivableGroup
 
 COPIES = ("--shard-size", "2")  # copies of two shards each, at least
 
@@ -153,7 +153,9 @@ def test_the_others_end_when_all_copies_of_a_shard_are_gone(tmp_path, wait_until
 def test_nothing_but_a_pass_goes_on_with_anything(alone):
     """In a broken group: what is gathered to be saved raises an error, and after the step all does."""
     carrier, ones, functional = GlooCarrier([]), torch.ones(2), torch.ops._c10d_functional
-    group = in_place_of(distributed.new_group([0]), carrier)
+    inner = distributed.new_group([0])
+    group = SurvivableGroup(inner, carrier)
+    put_in_place(group, inner)
     carrier._break("a rank has gone")
     functional.wait_tensor(functional.all_reduce(ones, "sum", group.group_name))
     distributed.all_gather_single(torch.empty(2), ones, group)

@@ -11,6 +11,7 @@ from torch import nn
 
 from idl.errors import InvalidRequestError
 from idl.folders import BEGUN_STATE, KEPT_STATE
+from rpc.field_log import FieldLog
 from worker.torch.kept_state import KeptState
 from worker.torch.training_state import TrainingState
 
@@ -25,7 +26,7 @@ class Loader:
     def __init__(self, folder, own=None):
         training = SimpleNamespace(resumed=None if own is None else SimpleNamespace(iteration=own))
         config = SimpleNamespace(keep=folder)
-        self.session = SimpleNamespace(config=config, training=training, log_fields=dict)
+        self.session = SimpleNamespace(config=config, training=training, log=FieldLog("state"))
         self.loaded = None
 
     def state_dict(self):

@@ -14,7 +14,7 @@ from idl.layout import Layout
 from ps.optimizer_state import is_slot
 
 
-class StepAhead:
+class PartialStep:
     """The next step of an optimiser, for the elements up to `end`.
 
     Each element's step must depend on that element alone, as with all of `ps.optimizers`.

@@ -26,9 +26,9 @@ RATE = 20e6  # bytes per second
 
 @pytest.fixture(autouse=True)
 def called(monkeypatch):
-    """Pull few parameters ahead, too; return the calls by which versions were pulled or confirmed."""
+    """Pull few parameters early, too; return the calls by which versions were pulled or confirmed."""
     calls = []
-    monkeypatch.setattr(shard_clients, "LEAST_AHEAD", 0)
+    monkeypatch.setattr(shard_clients, "LEAST_EARLY_PULL", 0)
     for method in ("pull", "confirm"):
         own = getattr(ShardClients, method)
 
@@ -72,7 +72,7 @@ class Links:
 @pytest.mark.ci
 @pytest.mark.parametrize("rewinds", [False, True], ids=["cut", "cut and rewound"])
 def test_connections_that_break_as_parameters_arrive(called, rewinds):
-    """What was pulled ahead is pulled again, and the result is the same."""
+    """What was pulled early is pulled again, and the result is the same."""
     broken = []
     with Links() as links:
         session = links.session()

@@ -26,19 +26,19 @@ def pair(shard):
         worker.close()
 
 
-def ahead(worker):
+def early_pull(worker):
     """Make a call for the parameters that the next step leads to."""
     named = (worker.identity, worker.version + 1, None, worker.attempt, worker.instance)
     return _ps.PullRequest(*named, ahead=True)
 
 
 class Reader(Raw):
-    """A connection that pulls the next version of a worker's parameters ahead."""
+    """A connection that pulls the next version of a worker's parameters early."""
 
     def __init__(self, worker, receive_buffer=None):
         super().__init__(worker.address, receive_buffer)
         self._head_of = worker.elements
-        self.send(framed("pull", ahead(worker)))
+        self.send(framed("pull", early_pull(worker)))
 
     def values(self, elements):
         """Return the next elements, or fewer where the connection ends."""
@@ -117,7 +117,7 @@ def test_a_fence_breaks_off_what_may_turn_out_otherwise(pair):
         first.rewind(1, 0)
         first.check()
     with pytest.raises(RewoundError):
-        second.client.call("pull", ahead(second), into=memoryview(bytearray(4 * LARGE)))
+        second.client.call("pull", early_pull(second), into=memoryview(bytearray(4 * LARGE)))
     with Reader(first) as reader:
         first.iterate()
         np.testing.assert_array_equal(reader.values(LARGE), first.expected)
@@ -125,7 +125,7 @@ def test_a_fence_breaks_off_what_may_turn_out_otherwise(pair):
 
 @pytest.mark.slow
 def test_who_reads_slowly_gets_one_version(shard):
-    """Its memory is left alone, while others go on and pull ahead, also after a step that nobody did."""
+    """Its memory is left alone, while others go on and pull early, also after a step that nobody did."""
     worker = AttemptWorker(shard, 4_000_000)
     with Reader(worker, receive_buffer=4096) as slow:
         for version in range(6):
@@ -154,5 +154,5 @@ def test_a_shard_of_whole_steps_says_so_and_answers_who_asks_anyway():
             np.testing.assert_array_equal(reader.values(LARGE), worker.expected)
         (job,) = service.jobs
         assert job.nbytes == 2 * 4 * LARGE
-        assert job.shard.ahead is None
+        assert job.shard.partial_step is None
         worker.close()
