@@ -62,6 +62,7 @@ class ManagerService:
     def __init__(self, config: ManagerConfig) -> None:
         self._config = config
         self._since = time.monotonic()
+        self._process = uuid.uuid4().hex  # this process's id
         self._limited_log = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
         self._learning = Learning(config.policy, config.options, config.models)
         self._jobs: dict[str, ManagedJob] = {}
@@ -296,7 +297,7 @@ class ManagerService:
         attempt = managed.job.recover(worker, incarnation, attempt, time.monotonic())
         self._attach(managed, worker, incarnation, call.peer)
         self._carry_out(managed)
-        reply = _wire.RecoverReply(identity=call.request.identity, attempt=attempt)
+        reply = _wire.RecoverReply(identity=call.request.identity, attempt=attempt, manager=self._process)
         managed.once_kept(lambda: call.reply(reply))
 
     def _rewind(self, call: Call) -> None:

@@ -243,6 +243,7 @@ struct RecoverRequest {
 struct RecoverReply {
   1: common.Identity identity
   2: i64 attempt                    // the new attempt
+  3: optional string manager        // id of this manager's process, for `fence`
 }
 
 struct RewindRequest {

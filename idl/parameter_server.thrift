@@ -196,6 +196,7 @@ struct FenceRequest {
   1: common.Identity identity
   2: i64 attempt
   3: optional Part part             // that the shard is to hold
+  4: optional string manager        // of the answer to `recover`: whose attempt it is
 }
 
 struct FenceReply {
@@ -277,7 +278,8 @@ service ParameterServer {
 
   /**
    * Begin an attempt: calls of an earlier one are refused from now on, gradients for the next step are dropped unless
-   * they are complete, and calls that wait fail with Rewound. May be repeated.
+   * they are complete, and calls that wait fail with Rewound. May be repeated. An attempt that another process of the
+   * manager has begun under the same number, and not kept, is refused with Rewound: begin another one.
    */
   FenceReply fence(1: FenceRequest request)
     throws (1: common.InvalidRequest invalid, 2: common.NotMember not_member, 3: common.Unavailable unavailable,

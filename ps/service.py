@@ -252,8 +252,9 @@ class ParameterServerService:
             )
             return
         job = self._job_of(call)
+        manager = call.request.manager
         self._step(job)
-        if job.fence(attempt):
+        if job.fence(attempt, None if manager is None else check.text("manager", manager)):
             job.end_pulls(RewoundError(f"attempt {attempt} has begun", attempt))
         job.fences.append((call, time.monotonic() + _SETTLE_SECONDS))
         self._answer_fences(job, time.monotonic())

@@ -84,6 +84,7 @@ class ShardJob:
     part_seconds: float = 0.0  # seconds that what was taken of the next step has taken
     # Whether the attempt has begun, but no worker has said yet from which version it goes on.
     fenced: bool = False
+    begun_by: str | None = None  # id of the manager's process that has begun the attempt; None if not known
     # The version that the attempt began with; None in the first, and while it is fenced.
     rewound_to: int | None = None
     peers: set[Connection] = field(default_factory=set)  # the job's connections
@@ -248,18 +249,28 @@ class ShardJob:
         if instance not in (None, self.instance):
             raise RewoundError(f"the parameter server was started again since {worker!r} began", self.attempt)
 
-    def fence(self, attempt: int) -> bool:
+    def fence(self, attempt: int, manager: str | None = None) -> bool:
         """Begin an attempt; return False, and change nothing, if it has begun already.
 
+        Args:
+            manager: Id of the manager's process that has begun it; None if not known.
+
         Raises:
-            RewoundError: A later attempt has begun.
+            RewoundError: A later attempt has begun, or another process's of this number.
         """
         if attempt < self.attempt:
             raise RewoundError(
                 f"attempt {attempt}, but the parameter server is in {self.attempt} already", self.attempt
             )
         if attempt == self.attempt:
+            if manager not in (None, self.begun_by) and self.begun_by is not None:
+                raise RewoundError(
+                    f"attempt {attempt} has begun for an earlier process of the manager, which has not kept it",
+                    attempt + 1,
+                )
+            self.begun_by = self.begun_by or manager
             return False
+        self.begun_by = manager
         if not self.fenced:
             self._pushed_in = self.attempt
         self.attempt, self.fenced, self.rewound_to = attempt, True, None

@@ -68,7 +68,7 @@ def recover(
         known = max(manager.attempt, error.attempt - 1)
         try:
             attempt = manager.recover(known)
-            states = shards.fence(attempt)
+            states = shards.fence(attempt, manager.process)
             version = common_version(states)
             reset = version is None and first is not None and _is_untrained(manager, states, first)
             if reset:

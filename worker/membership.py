@@ -122,6 +122,8 @@ class Membership:
     ) -> None:
         self.released: str | None = None  # the reason for the worker's release, once it was released
         self.attempt = 0  # the attempt that this worker is in
+        # Id of the manager's process that has answered `recover` last; None before.
+        self.process: str | None = None
         # Whether this worker's script does something else, between two batches or before the first.
         self.is_between = False
         self.paused_at = -math.inf
@@ -339,7 +341,9 @@ class Membership:
     def recover(self, attempt: int) -> int:
         """Have an attempt after `attempt` begun, and return its number; wait for an unreachable manager."""
         request = _wire.RecoverRequest(identity=self._identity, attempt=attempt)
-        return int(self._call_patiently(self._control, "recover", request).attempt)
+        reply = self._call_patiently(self._control, "recover", request)
+        self.process = reply.manager
+        return int(reply.attempt)
 
     def has_trained(self) -> bool:
         """Return whether the manager knows of a complete iteration."""

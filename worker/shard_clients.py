@@ -391,14 +391,17 @@ class ShardClients:
         self._check_echo(client.call("pull", request, into=data.data))
         return data
 
-    def fence(self, attempt: int) -> list[ShardState]:
+    def fence(self, attempt: int, manager: str | None = None) -> list[ShardState]:
         """Have the shards refuse calls of earlier attempts, and return their states.
+
+        Args:
+            manager: Id of the manager's process that has begun the attempt; None if not known.
 
         Raises:
             InvalidRequestError: A shard has lost the job.
-            RewoundError: A shard is in a later attempt.
+            RewoundError: A shard is in a later attempt, or in another process's of this number.
         """
-        requests = [_wire.FenceRequest(self._identity, attempt, part) for part in self._parts]
+        requests = [_wire.FenceRequest(self._identity, attempt, part, manager) for part in self._parts]
         try:
             replies = self._on_all("fence", requests)
         except NotMemberError as error:

@@ -129,10 +129,22 @@ class Attempts:
         self._iterations.go_to(iteration, now)
         self._outbox.rewind(iteration)
 
-    def catch_up(self, attempt: int) -> None:
-        """Begin another attempt if a member names a later one than the present, which was not kept."""
-        if self._members.recovers and attempt > self.number:
-            self.begin(f"attempt {attempt} was not kept", after=attempt)
+    def catch_up(self, member: Member, attempt: int, formed: int | None = None) -> None:
+        """Begin another attempt if a member is in one that this manager has not announced to it.
+
+        An earlier manager announced it, and was killed before it had written it. As this manager may have
+        given the same number to another attempt since, a new one begins, above both.
+
+        Args:
+            attempt: The attempt that it names.
+            formed: The attempt whose group it formed last; None for none. The present one's cannot have been
+                formed while it is recovering.
+        """
+        known = attempt if attempt > member.announced else -1
+        if formed is not None and self.is_recovering:
+            known = max(known, formed)
+        if self._members.recovers and known >= self.number:
+            self.begin(f"attempt {known} was not kept", after=known)
 
     def check_steps(self, formed: int | None, steps: int) -> None:
         """Check that a member's state has had the steps with which its attempt began, where that is known.
@@ -146,23 +158,28 @@ class Attempts:
                 f"iteration {steps}: the state of attempt {attempt} has had {first} steps or more"
             )
 
+    def announce(self, member: Member) -> int:
+        """Return the present attempt's number, and note that it is sent to a member."""
+        member.announced = self.number
+        return self.number
+
     def must_recover(self, member: Member) -> int | None:
-        """Return the attempt with which a member has yet to fence the shards.
+        """Return the attempt with which a member has yet to fence the shards, and note that it is sent.
 
         Returns:
             The attempt's number; None if the member has nothing to recover from, or has arrived at the
             rendezvous, where it waits for the others.
         """
         if self._members.has_formed_groups and self.is_recovering:
-            return None if member.has_arrived(self.number) else self.number
-        return self.number if self.is_recovering or member.attempt != self.number else None
+            return None if member.has_arrived(self.number) else self.announce(member)
+        return self.announce(member) if self.is_recovering or member.attempt != self.number else None
 
     def is_void(self, worker: str, member: Member, report: Report) -> bool:
         """Return whether a report is of another attempt than the present one, so that it does not count."""
         if not self._members.recovers:
             return False
         if report.attempt is not None:
-            self.catch_up(report.attempt)
+            self.catch_up(member, report.attempt)
         if not self.is_recovering and member.attempt == self.number and report.attempt in (None, self.number):
             return False
         said = f"{worker} reported iteration {report.iteration} of another attempt, which does not count"

@@ -275,7 +275,7 @@ class Job:
         member.is_between = between
         if member.suspended and not self.members.staying:
             self._welcome(worker, member, now)  # it may wait for work itself, and there is nobody else
-        self.attempts.catch_up(attempt)
+        self.attempts.catch_up(member, attempt)
         return self.must_recover(worker, incarnation)
 
     def recover(self, worker: str, incarnation: str, attempt: int, now: float) -> int:
@@ -307,7 +307,7 @@ class Job:
             keep = group is not None and group.keep
             why = "the state is written down" if keep else f"{worker} could not go on"
             self.attempts.begin(why, after=attempt)
-        return self.attempts.number
+        return self.attempts.announce(member)
 
     def rewind(
         self,
@@ -347,7 +347,7 @@ class Job:
             return
         member = self.presence.hear(worker, incarnation, now)
         self._check_begun()
-        self.attempts.catch_up(max(attempt, formed or 0))
+        self.attempts.catch_up(member, attempt, formed if self.members.has_formed_groups else None)
         if attempt > self.attempts.number:
             raise InvalidRequestError(f"attempt {attempt}: the job is in attempt {self.attempts.number}")
         if attempt < self.attempts.number:

@@ -34,6 +34,7 @@ class Member:
     reported: int  # the last iteration whose slice it has reported
     assigned: int  # the iteration that it works on or, where it waits, works on next
     attempt: int  # the attempt that it is in, as far as its calls show
+    announced: int  # the last attempt that this manager, or the saved state, has announced to it
     heard_at: float  # when it last called
     reported_at: float  # when it reported last, joined, was given a piece, or was between batches
     unreleasable: bool = False  # the others could not go on without it, at present
@@ -225,6 +226,7 @@ class Members:
             reported=first - 1,
             assigned=first,
             attempt=attempt,
+            announced=attempt,
             heard_at=now,
             reported_at=now,
             unreleasable=self.has_fixed_group,

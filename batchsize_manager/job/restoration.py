@@ -11,12 +11,6 @@ from batchsize_manager.job.state import JobState, SavedMember
 from batchsize_manager.policies import Policy
 from idl.records import IterationRecord
 
-_UNWRITTEN = 99
-"""Attempts that an earlier manager may have begun since it wrote the state last, as with a full disk.
-
-Members, shards and groups take two attempts of one number for the same.
-"""
-
 
 def restore_job(
     state: JobState,
@@ -61,11 +55,9 @@ def restore_job(
         job.iterations.go_to(record.iteration + 1, now)
         job.iterations.history.add(record)
     if not job.members.started:
-        if job.members.has_formed_groups:  # it may have started since
-            job.attempts.number += _UNWRITTEN
         return job
     if job.members.recovers:
-        job.attempts.begin("the manager was started again", after=state.attempt + _UNWRITTEN)
+        job.attempts.begin("the manager was started again")
     else:
         job.attempts.failure = "the manager was started again; restart the job from its checkpoint"
     return job

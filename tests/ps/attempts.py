@@ -54,9 +54,9 @@ class AttemptWorker(ShardWorker):
         request.shared = self.shared
         return request
 
-    def fence(self, attempt):
+    def fence(self, attempt, manager=None):
         """Begin an attempt, and return the shard's answer."""
-        return self.client.call("fence", _ps.FenceRequest(self.identity, attempt))
+        return self.client.call("fence", _ps.FenceRequest(self.identity, attempt, manager=manager))
 
     def rewind(self, attempt, version):
         """Go on from a version in an attempt."""

@@ -96,6 +96,19 @@ def test_what_is_complete_at_a_fence_may_be_stepped_with_or_not(pair, version):
     assert np.array_equal(first.pull(1), -gradient)
 
 
+def test_an_attempt_of_a_manager_that_has_lost_it_is_not_the_next_ones(worker):
+    """The number stands for one of them alone, whoever has fenced the shard before without naming any."""
+    worker.fence(3)
+    for _ in range(2):
+        worker.fence(3, "a")
+    worker.rewind(3, 1)
+    worker.fence(3)
+    with pytest.raises(RewoundError, match="for an earlier process of the manager") as refused:
+        worker.fence(3, "b")
+    assert refused.value.attempt == 4
+    worker.fence(4, "b")
+
+
 def test_another_attempt_or_instance_is_refused(worker):
     """Calls of an earlier attempt, and of who relies on another process, fail and name the attempt."""
     worker.fence(3)

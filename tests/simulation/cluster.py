@@ -175,7 +175,10 @@ class Job:
         self.services = {}
         self._done = 0  # iterations
         self._delivered = {}  # the last parameters of each worker's model
-        self._parts = {}  # what workers were given: by attempt and iteration, (epoch, start, total), slices
+        # What workers were given: by attempt and iteration, (epoch, start, total), slices. An attempt is its
+        # number after that of the manager's start, since one that was lost everywhere may come again.
+        self._parts = {}
+        self._starts = 0  # of the manager
         self._attempts = {}  # the attempt in which each worker has finished
         self._disks = {
             name: Disk(folder / name, f"{scenario.seed} {name}")
@@ -232,6 +235,7 @@ class Job:
 
     def _serve(self, name):
         make, address = self._make[name]
+        self._starts += name == "manager"
         process = self.services[name] = self._world.process(name)
         self._disks[name].attach(process)
         server = product().module("rpc.server")
@@ -326,7 +330,7 @@ class Job:
         while session.released is None:
             for part in loader:
                 if part.assignment.iteration >= ITERATIONS:
-                    self._attempts[session.config.worker] = part.assignment.attempt
+                    self._attempts[session.config.worker] = self._starts, part.assignment.attempt
                     return
                 self._note(part.assignment)
                 yield part
@@ -334,7 +338,8 @@ class Job:
     def _note(self, part):
         """Note what a worker was given."""
         batch = part.epoch, part.batch_start, part.total
-        told, slices = self._parts.setdefault((part.attempt, part.iteration), (batch, set()))
+        attempt = self._starts, part.attempt
+        told, slices = self._parts.setdefault((attempt, part.iteration), (batch, set()))
         if told != batch:
             self._outcome.wrongs.append(f"iteration {part.iteration} has {batch}, and {told}")
         slices.add((part.start, part.count))

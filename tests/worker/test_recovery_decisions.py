@@ -47,7 +47,7 @@ class Services:
     """A made-up manager and two shards, as `recover` calls them."""
 
     def __init__(self, *states, trained=True):
-        self.attempt = 0
+        self.attempt, self.process = 0, "m"
         self.states = states
         self.proposed = []
         self.places = []
@@ -70,7 +70,7 @@ class Services:
         self.proposed.append((attempt, iteration))
         return Assignment(iteration, 0, 0, 5, 10, attempt)
 
-    def fence(self, attempt):
+    def fence(self, attempt, manager):
         """Return the shards' states, as `ShardClients.fence`."""
         return list(self.states)
 
@@ -152,7 +152,7 @@ class HeldUp(Services):
         """Let time pass, as `time.sleep`."""
         self._now += seconds
 
-    def fence(self, attempt):
+    def fence(self, attempt, manager):
         """Return states without a common version, as long as they differ."""
         self._now += 60.0
         return [ShardState("a", True, 7, next(self._kept, (6,))), ShardState("b", True, 6, ())]

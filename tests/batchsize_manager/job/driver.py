@@ -92,7 +92,8 @@ class Driver:
             self.report(name, self.iteration(name))
 
     def rewind(self, name, attempt, iteration, now=None):
-        """Let a worker go on in an attempt."""
+        """Let a worker that is told of an attempt go on in it."""
+        self.job.must_recover(name, name)
         self.job.rewind(name, name, attempt, iteration, self.now if now is None else now)
 
     def tick_at(self, now):

@@ -21,7 +21,8 @@ class Meeting(Beating):
         super().__init__(*names, promising=names, exchange=FORMED_GROUP, **config)
 
     def arrive(self, name, attempt, steps=0, formed=None, **more):
-        """Let a worker call `rewind`."""
+        """Let a worker call `rewind`, once it was told of the attempt."""
+        self.job.must_recover(name, name)
         self.job.rewind(name, name, attempt, steps, self.now, store=f"{name}:1", formed=formed, **more)
 
     def meet(self, *names, attempt=1, steps=0, formed=None):
@@ -192,14 +193,11 @@ def test_who_waits_after_a_clean_leave_is_sent_for_at_once():
 def test_a_group_of_an_attempt_that_was_not_kept_shares_its_number_with_no_other():
     """Who formed it under a manager that lost the attempt is in another one with the others."""
     driver = Meeting("a", "b")
-    lost = driver.must("a")
-    before = {"members": driver.job.members.saved[:1], "started": False, "attempt": 0}
-    driver.job = restored(driver.job, JobConfig(2), **before)
-    driver.join("b")
-    attempt = driver.must("a")
-    assert driver.must("b") == attempt != lost
-    driver.arrive("a", attempt, 3, lost)
-    driver.arrive("b", attempt)
+    assert driver.must("a") == 1
+    driver.arrive("a", 1, 3, 1)
+    assert driver.must("a") == driver.must("b") == 2
+    driver.arrive("a", 2, 3, 1)
+    driver.arrive("b", 2)
     assert driver.seat("a") == (0, 2, "a:1", 0, False)
     assert driver.seat("b") == (1, 2, "a:1", 0, True)
 
