@@ -265,7 +265,7 @@ class ShardJob:
         if attempt == self.attempt:
             if manager not in (None, self.begun_by) and self.begun_by is not None:
                 raise RewoundError(
-                    f"attempt {attempt} has begun for an earlier process of the manager, which has not kept it",
+                    f"attempt {attempt} has begun for an earlier process of the manager, which has lost it",
                     attempt + 1,
                 )
             self.begun_by = self.begun_by or manager
