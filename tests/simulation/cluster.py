@@ -175,9 +175,8 @@ class Job:
         self.services = {}
         self._done = 0  # iterations
         self._delivered = {}  # the last parameters of each worker's model
-        # What workers were given: by attempt and iteration, (epoch, start, total), slices. An attempt is its
-        # number after that of the manager's start, since one that was lost everywhere may come again.
-        self._parts = {}
+        self._parts = {}  # what workers were given: by attempt and iteration, (epoch, start, total), slices
+        self._noted = {}  # how often the manager had been started when the first of these were given
         self._starts = 0  # of the manager
         self._attempts = {}  # the attempt in which each worker has finished
         self._disks = {
@@ -330,7 +329,7 @@ class Job:
         while session.released is None:
             for part in loader:
                 if part.assignment.iteration >= ITERATIONS:
-                    self._attempts[session.config.worker] = self._starts, part.assignment.attempt
+                    self._attempts[session.config.worker] = part.assignment.attempt
                     return
                 self._note(part.assignment)
                 yield part
@@ -338,8 +337,12 @@ class Job:
     def _note(self, part):
         """Note what a worker was given."""
         batch = part.epoch, part.batch_start, part.total
-        attempt = self._starts, part.attempt
-        told, slices = self._parts.setdefault((attempt, part.iteration), (batch, set()))
+        key = part.attempt, part.iteration
+        told, slices = self._parts.setdefault(key, (batch, set()))
+        if told != batch and self._noted[key] < self._starts:  # of an attempt that was lost everywhere
+            told, slices = self._parts[key] = batch, set()
+            del self._noted[key]
+        self._noted.setdefault(key, self._starts)
         if told != batch:
             self._outcome.wrongs.append(f"iteration {part.iteration} has {batch}, and {told}")
         slices.add((part.start, part.count))
