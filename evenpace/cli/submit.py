@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,10 @@ from rpc.address import Address
 from scheduler.ray.submission import Submission, name_now
 
 if TYPE_CHECKING:
+    from evenpace.cli.job_lines import JobLines
     from evenpace.ray.job_page import JobPage
     from scheduler.ray.cluster import JobHandle
+    from scheduler.ray.supervisor import Finish
 
 
 _HTTP = click.option(
@@ -151,7 +154,7 @@ def submit(
         handle = cluster.submit(job)
         click.echo(f"job {job.job} on the Ray cluster at {where}; its folder is {job.folder}", err=True)
         if not detach:
-            _follow(handle, leave=address is not None, where=where, page=page)
+            _show(handle, leave=address is not None, where=where, page=page)
 
 
 @click.command()
@@ -174,9 +177,11 @@ def attach(
 ) -> None:
     """Follow the job NAME on a Ray cluster, from the last lines of its log on; without NAME, list the jobs.
 
-    Ctrl-C leaves the job, which goes on.
+    A job of a shared cluster may wait, or be suspended meanwhile. Ctrl-C leaves the job, which goes on.
     """
+    from evenpace.overview.cluster_status import standing
     from scheduler.ray import cluster, cluster_scheduler
+    from scheduler.ray.following import follow_shared
 
     with _page(http) as page, cluster.connection(address or "auto") as where:
         running = cluster_scheduler.running_jobs(token)
@@ -184,13 +189,22 @@ def attach(
             for job in running:
                 click.echo(job)
             return
+        if not end and access is None and (scheduler := cluster_scheduler.sharing(name, token)) is not None:
+
+            def begin(handle: "JobHandle") -> None:
+                if page is not None:
+                    page.trust(handle.credentials())
+
+            follow = partial(follow_shared, scheduler, name, standing=standing, begin=begin)
+            _follow(name, follow, None, where, page)
+            return
         handle = cluster.find(name, running)
         if access is not None:
             _write_access(handle, access)
             return
         if end:
             handle.cancel()
-        _follow(handle, leave=True, where=where, page=page)
+        _show(handle, leave=True, where=where, page=page)
 
 
 def _page(http: Address | None) -> "contextlib.AbstractContextManager[JobPage | None]":
@@ -200,29 +214,46 @@ def _page(http: Address | None) -> "contextlib.AbstractContextManager[JobPage | 
     return contextlib.nullcontext() if http is None else JobPage(http)
 
 
-def _follow(handle: "JobHandle", *, leave: bool, where: str, page: "JobPage | None") -> None:
-    """Show a job until it ends or, by Ctrl-C, is left or ended; exit with its status.
-
-    Args:
-        leave: Whether Ctrl-C leaves it.
-        where: The cluster's address.
-    """
-    from evenpace.cli.job_lines import JobLines
+def _show(handle: "JobHandle", *, leave: bool, where: str, page: "JobPage | None") -> None:
+    """Follow a job that runs, as `_follow`; with `leave`, Ctrl-C leaves it."""
     from scheduler.ray.following import end, follow
+
+    def until_end(show: "Callable[[JobHandle, JobLines], Finish]", lines: "JobLines") -> "Finish":
+        finish = show(handle, lines)
+        handle.goodbye()
+        return finish
 
     if page is not None:
         page.trust(handle.credentials())
+    _follow(handle.name, partial(until_end, follow), None if leave else partial(until_end, end), where, page)
+
+
+def _follow(
+    name: str,
+    follow: "Callable[[JobLines], Finish]",
+    end: "Callable[[JobLines], Finish] | None",
+    where: str,
+    page: "JobPage | None",
+) -> None:
+    """Show a job until it ends or, by Ctrl-C, is left or ended; exit with its status.
+
+    Args:
+        follow: Shows it until it ends.
+        end: Ends it, and shows it until then; None where Ctrl-C leaves it.
+        where: The cluster's address.
+    """
+    from evenpace.cli.job_lines import JobLines
+
     with JobLines(page) as lines:
         try:
-            finish = follow(handle, lines)
+            finish = follow(lines)
         except KeyboardInterrupt:
-            if leave:
-                lines.note(f"the job goes on: evenpace attach {handle.name} --address {where}")
+            if end is None:
+                lines.note(f"the job goes on: evenpace attach {name} --address {where}")
                 return
-            finish = end(handle, lines)
-        handle.goodbye()
+            finish = end(lines)
     if finish.state == "failed":
-        raise EvenpaceError(f"job {handle.name!r} failed: {finish.reason}")
+        raise EvenpaceError(f"job {name!r} failed: {finish.reason}")
     if finish.state == "cancelled":
         raise click.Abort
 

@@ -73,6 +73,12 @@ def _job_row(job: Mapping[str, Any], now: Mapping[str, Any]) -> JobRow:
     )
 
 
+def standing(job: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return how a job is, and why, in a sentence."""
+    row = _job_row(job, now)
+    return f"job {row.job} is {row.state}{row.why and ': '}{row.why}"
+
+
 def queue(now: Mapping[str, Any]) -> list[str]:
     """Return the names of the jobs that wait for devices, in order of submission."""
     waiting = [job for job in now["jobs"] if job["place"] is not None]

@@ -611,4 +611,19 @@ def running_jobs(token: str) -> list[str]:
     return names if own is None else [name for name in names if name in own]
 
 
+def sharing(name: str, token: str) -> SchedulerHandle | None:
+    """Return the connected cluster's scheduler if it has a job that has not ended, and is the token holder's.
+
+    Raises:
+        UnauthorisedError, UnavailableError, DeadlineExceededError: As `running_jobs`.
+    """
+    try:
+        scheduler = find(token)
+    except UnavailableError:
+        return None
+    own = scheduler.ask("own_jobs")
+    open_jobs = [job["job"] for job in scheduler.ask("status")["jobs"] if job["state"] != "ended"]
+    return scheduler if name in open_jobs and (own is None or name in own) else None
+
+
 _NAME = actor_name("", "scheduler")

@@ -1,10 +1,13 @@
 """Following a job on a Ray cluster until its end; nothing here draws."""
 
 import time
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from idl.errors import DeadlineExceededError, UnavailableError
+from idl.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
+from scheduler.ray import cluster
 from scheduler.ray.cluster import JobHandle
+from scheduler.ray.cluster_scheduler import SchedulerHandle
 from scheduler.ray.controller import News
 from scheduler.ray.supervisor import Finish
 
@@ -37,6 +40,44 @@ def follow(handle: JobHandle, shows: Shows) -> Finish:
         shows.show(known)
         if known.finish is not None:
             return known.finish
+        time.sleep(_POLL_SECONDS)
+
+
+def follow_shared(
+    scheduler: SchedulerHandle,
+    name: str,
+    shows: Shows,
+    standing: Callable[[Mapping[str, Any], Mapping[str, Any]], str],
+    begin: Callable[[JobHandle], None],
+) -> Finish:
+    """Show a job of a shared cluster until it ends, also while it waits or is suspended; return its end.
+
+    Args:
+        standing: Returns how a job of the scheduler's status is, in words, from that and the status.
+        begin: Called with the job before each of its attempts is shown.
+
+    Raises:
+        InvalidRequestError: The scheduler does not know the job any more.
+    """
+    said, over = "", 0  # what was said last of a job that waits; its last attempt that has ended
+    while True:
+        now = scheduler.ask("status")
+        job = next((job for job in now["jobs"] if job["job"] == name), None)
+        if job is None:
+            raise InvalidRequestError(f"job {name!r} is not known any more")
+        if job["state"] == "ended":
+            return Finish(job["how"], job["reason"])
+        try:
+            handle = cluster.find(name, cluster.jobs() if job["attempt"] > over else ())
+            begin(handle)
+            finish = follow(handle, shows)
+            over = job["attempt"]
+            if finish.state != "suspended":
+                return finish
+        except (InvalidRequestError, UnavailableError):  # it has not begun yet, or has just ended
+            if (text := standing(job, now)) != said:
+                said = text
+                shows.note(text)
         time.sleep(_POLL_SECONDS)
 
 

@@ -141,18 +141,24 @@ def jobs(head, tmp_path):
         command.end()
 
 
+@pytest.fixture
+def following(jobs):
+    """A function that starts to follow a job, until the end of the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda name: stack.enter_context(jobs.run("attach", name))
+
+
 def kill_scheduler(head):
     """Kill the scheduler's process, which Ray starts again."""
     (scheduler,) = [one for one in head.processes if "ray::ClusterScheduler" in " ".join(one.cmdline())]
     scheduler.kill()
 
 
-def test_two_jobs_share_a_cluster(head, jobs, wait_until):
+def test_two_jobs_share_a_cluster(head, jobs, following, wait_until):
     """By weights: the first gives way, and grows again; a pause and a killed scheduler lose nothing.
 
-    Nor does a policy that fails: it is asked again, as always after a while.
-
-    The parameters of each are one process's, and no sample is computed twice.
+    Nor does a policy that fails: it is asked again, as always after a while. Who follows the jobs is told why
+    they wait and how they end. The parameters of each are one process's, and no sample is computed twice.
     """
     said = jobs.cluster("up", "--storage", jobs.storage, "--interval", 1)
     assert "without --token-key, all who reach the Ray cluster may change all jobs" in said
@@ -161,6 +167,8 @@ def test_two_jobs_share_a_cluster(head, jobs, wait_until):
     with jobs.failing_policy(wait_until):
         jobs.queue("second", "--weight", 2, iterations=300, pace=0.2)
         assert (jobs.have(first=4), jobs.now["second"]["state"]) == (True, "waiting")
+        first, second = following("first"), following("second")
+        wait_until(lambda: "number 1 of 1 that wait; of 4 devices first has 4" in second.text, "the queue")
     wait_until(lambda: jobs.have(first=1, second=3), "the second job's share")
     kill_scheduler(head)
     assert [(job["job"], job["target"]) for job in jobs.status["jobs"]] == [("first", 1), ("second", 3)]
@@ -170,9 +178,12 @@ def test_two_jobs_share_a_cluster(head, jobs, wait_until):
     jobs.cluster("pause", "first")
     wait_until(lambda: jobs.now["first"]["state"] == "suspended", "the first job's suspension")
     assert not jobs.processes("first")
-    first = jobs.status["jobs"][0]
-    assert (first["why"], first["place"]) == ("paused by its user", None)
-    assert first["submitted"] < first["since"]
+    its = jobs.status["jobs"][0]
+    assert (its["why"], its["place"]) == ("paused by its user", None)
+    assert its["submitted"] < its["since"]
+    wait_until(
+        lambda: "job first is suspended: paused by its user" in first.text, "the follower of the first"
+    )
     jobs.cluster("resume", "first")
     wait_until(lambda: jobs.have(first=4), "the first job's resumption")
     jobs.hurry("first")
@@ -181,6 +192,7 @@ def test_two_jobs_share_a_cluster(head, jobs, wait_until):
         return account(read(jobs.storage / FOLDER / history.FILE), time.time()).lives
 
     wait_until(lambda: past()[0].how == "done", "the first job's end")
+    assert (first.end(), second.end()) == (0, 0)
     assert [(life.job, life.how, life.suspensions) for life in past()] == [
         ("first", "done", 1),
         ("second", "done", 0),
