@@ -68,12 +68,13 @@ def report(asked: _Asked, credentials: Credentials | None) -> None:
         raise click.UsageError("give --state or --manager, one of them")
     if (asked.run is None) != asked.list_runs:
         raise click.UsageError("name a run, or give --list")
+    from evenpace.reports.run_list import choose
+
     with user_mistakes(), _opened(asked, credentials) as runs:
         if asked.run is None:
             _print_runs(runs, Console())
             return
-        sources = [runs.source(name) for name in (asked.against, asked.run) if name is not None]
-        path = _write(sources, asked)
+        path = _write([choose(runs, name) for name in (asked.against, asked.run) if name is not None], asked)
     click.echo(f"Report: {path}" + (f", {asked.json_path}" if asked.json_path is not None else ""))
     if asked.open_page:
         click.launch(str(path))
@@ -118,39 +119,37 @@ def _gathered(source: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _opened(asked: _Asked, credentials: Credentials | None) -> Iterator[Any]:
-    """Yield the runs of a state folder or of a manager."""
-    from evenpace.reports.run_list import LiveRuns, StoredRuns
+def _opened(asked: _Asked, credentials: Credentials | None) -> Iterator[Sequence[Any]]:
+    """Yield the runs of a state folder or of a manager, the last ones last."""
+    from evenpace.reports.run_list import live_runs, stored_runs
 
     if asked.state is not None:
         from batchsize_manager.storage.state_reader import open_state
 
         with open_state(asked.state) as reader:
-            yield StoredRuns(reader, f"the manager's state in {asked.state}")
+            yield stored_runs(reader, f"the manager's state in {asked.state}")
         return
     from batchsize_manager.client import ManagerClient
 
     assert asked.manager is not None
     with ManagerClient(asked.manager, credentials) as client:
-        yield LiveRuns(client, f"the manager at {asked.manager}")
+        yield live_runs(client, f"the manager at {asked.manager}")
 
 
-def _print_runs(runs: Any, console: Any) -> None:
+def _print_runs(runs: Sequence[Any], console: Any) -> None:
     from rich.table import Table
 
-    lines = runs.lines()
-    if not lines:
+    if not runs:
         click.echo("There is no run yet.")
         return
-    table = Table(title=f"Runs, from {runs.source_name}", title_justify="left", box=None, pad_edge=False)
+    table = Table(title=f"Runs, from {runs[0].facts.source}", title_justify="left", box=None, pad_edge=False)
     for column in ("run", "job", "begun", "state", "iterations", "policy", "why it ended"):
         right = column == "iterations"
         table.add_column(column, justify="right" if right else "left", no_wrap=column != "why it ended")
-    for line in lines[:_LISTED]:
-        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.begun)) if line.begun else "-"
-        table.add_row(
-            line.run[:_ID], line.job, begun, line.state, f"{line.iterations:,}", line.policy, line.ending
-        )
+    for run in runs[: -_LISTED - 1 : -1]:
+        one, count = run.facts, f"{run.iterations:,}"
+        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.begun)) if one.begun else "-"
+        table.add_row(one.run[:_ID], one.job, begun, one.state, count, one.policy, one.ending)
     console.print(table)
-    if len(lines) > _LISTED:
-        click.echo(f"{len(lines) - _LISTED} earlier ones are left out.")
+    if len(runs) > _LISTED:
+        click.echo(f"{len(runs) - _LISTED} earlier ones are left out.")
