@@ -18,7 +18,7 @@ from evenpace.dashboard.listening import free_page_address
 from evenpace.local.terminal import make_progress
 from evenpace.reports import files
 from evenpace.reports.run_data import RunReport, gather
-from evenpace.reports.run_list import LiveRuns
+from evenpace.reports.run_list import choose, live_runs
 from evenpace.reports.two_runs import ComparedRun, Evaluation, TwoRuns
 from evenpace.reports.two_runs_page import write_two_runs_page
 from idl.errors import InvalidRequestError
@@ -129,8 +129,8 @@ def _train(
 
         def end(manager: Address) -> None:
             with ManagerClient(manager) as client:
-                source = LiveRuns(client, f"the manager of the demo's run {scheme.name!r}").source("default")
-                reports.append(gather(source, time.time(), lambda count: None))
+                runs = live_runs(client, f"the manager of the demo's run {scheme.name!r}")
+                reports.append(gather(choose(runs, "default"), time.time(), lambda count: None))
 
         run = run_unequal(
             scheme, trained, config.out / scheme.name, watch, more=("--http", str(config.http)), end=end

@@ -58,6 +58,9 @@ _EXTRAS = {
 }
 """Extra of pyproject.toml that a command needs beyond a worker's installation, by the command's name."""
 
+# Modules of the extra for pages that `evenpace cluster report` and `dashboard` need beyond that for Ray.
+_OF_PAGES = ("anyio", "jinja2", "markupsafe", "matplotlib", "starlette", "uvicorn")
+
 
 class _Group(SectionedGroup):
     """Command group that turns our own errors into one clear line and status 1."""
@@ -74,6 +77,8 @@ class _Group(SectionedGroup):
             extra = _EXTRAS.get(ctx.invoked_subcommand or "")
             if ctx.params.get("debug") or extra is None:
                 raise
+            if extra == "ray" and error.name in _OF_PAGES:
+                extra = "ray,pages"
             raise click.ClickException(
                 f"evenpace {ctx.invoked_subcommand} needs {error.name}, which is not installed: "
                 f"pip install 'evenpace[{extra}]'"

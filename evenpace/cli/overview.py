@@ -25,6 +25,8 @@ _SUMMARY = (
     *("job", "run", "state", "reason", "workers", "members", "iteration", "attempt", "policy", "predictor"),
     *("mode", "batch_size", "sizer", "sizing", "exchange", "group_size", "age"),
 )
+_MEMBER = ("worker", "state", "iteration", "silence", "rank")
+_BOUNDS = ("minimum", "maximum", "granularity")
 
 _manager = click.option(
     "--manager",
@@ -122,29 +124,21 @@ def _for_json(feed: "Feed", manager: str) -> dict[str, Any]:
 
 
 def _job_for_json(job: "FollowedJob") -> dict[str, Any]:
-    from evenpace.overview.feed import change_values
+    from evenpace.overview.feed import change_values, values_of
     from idl.translation import read_spec
 
     summary = job.summary
     return {
-        **{name: getattr(summary, name) for name in _SUMMARY},
+        **values_of(summary, _SUMMARY),
         "spec": asdict(read_spec(summary.spec)),
         "behind": job.behind,
         "figures": asdict(job.view.figures(job.states)),
         "members": [
-            {
-                "worker": member.worker,
-                "state": member.state,
-                "iteration": member.iteration,
-                "silence": member.silence,
-                "rank": member.rank,
-                "minimum": member.bounds.minimum,
-                "maximum": member.bounds.maximum,
-                "granularity": member.bounds.granularity,
-                "at_once": member.bounds.at_once or 1,
-            }
+            values_of(member, _MEMBER)
+            | values_of(member.bounds, _BOUNDS)
+            | {"at_once": member.bounds.at_once or 1}
             for member in job.members
         ],
         "group_changes": [change_values(change) for change in job.changes],
-        "events": [{"number": one.number, "at": one.at, "text": one.text} for one in job.events],
+        "events": [values_of(event, ("number", "at", "text")) for event in job.events],
     }

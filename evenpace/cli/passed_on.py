@@ -12,6 +12,7 @@ from evenpace.cli.options import F
 from evenpace.cli.services import manager, ps, worker
 
 _COMMANDS = {"manager": manager, "ps": ps, "worker": worker}
+_FIELDS = {"manager": "manager_options", "ps": "shard_options", "worker": "worker_options"}
 
 
 def with_exchange(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,10 +34,11 @@ def with_exchange(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def passed_on(function: F) -> F:
-    """Add the options for more options of each process, such as --manager-options, as tuples of words."""
-    for command in reversed(_COMMANDS):
+    """Add the options for more options of each process, which the command takes as the fields of a job."""
+    for command, field in reversed(_FIELDS.items()):
         function = click.option(
             f"--{command}-options",
+            field,
             default="",
             callback=_words,
             metavar="OPTIONS",

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,15 +35,7 @@ class _Run(click.Command):
 @passed_on
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
-    job: LocalJob,
-    shards: int,
-    manager_options: tuple[str, ...],
-    ps_options: tuple[str, ...],
-    worker_options: tuple[str, ...],
-    script: Path,
-    arguments: tuple[str, ...],
-) -> None:
+def run(job: LocalJob, **given: Any) -> None:
     """Train with SCRIPT on this machine: a manager, a parameter server and workers in one terminal.
 
     All of them end with the job, with a part that fails, or by Ctrl-C. Status 0 once the job is done, 1 if a
@@ -52,19 +45,11 @@ def run(
     from evenpace.launch import check_script
 
     with user_mistakes():
-        check_script(script)
-        job = replace(
-            job,
-            script=script,
-            arguments=arguments,
-            shards=shards,
-            manager_options=manager_options,
-            shard_options=ps_options,
-            worker_options=worker_options,
-        )
-    check_command(("manager", *manager_options))
-    check_command(("ps", *ps_options))
-    check_command(("worker", *worker_options, str(script), *arguments), arguments)
+        job = replace(job, **given)  # by the names of its fields
+        check_script(job.script)
+    check_command(("manager", *job.manager_options))
+    check_command(("ps", *job.shard_options))
+    check_command(("worker", *job.worker_options, str(job.script), *job.arguments), job.arguments)
 
     from evenpace.local import job as local_job
 

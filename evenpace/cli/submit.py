@@ -33,6 +33,28 @@ _HTTP = click.option(
 )
 
 
+def _pairs(context: click.Context, option: click.Parameter, given: Sequence[str]) -> Mapping[str, str]:
+    """Read texts such as NAME=VALUE."""
+    pairs = [text.partition("=") for text in given]
+    for name, equals, value in pairs:
+        if not equals or not name:
+            raise InvalidRequestError(f"{option.opts[0][2:]} {name + equals + value!r}: must be NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _amounts(context: click.Context, option: click.Parameter, given: Sequence[str]) -> Mapping[str, float]:
+    """Read texts such as NAME=2."""
+    amounts = {}
+    for name, text in _pairs(context, option, given).items():
+        try:
+            amounts[name] = float(text)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"{option.opts[0][2:]} {name}={text}: must be a number from 0 on"
+            ) from error
+    return amounts
+
+
 def with_job(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the options and arguments that make a job, which the command takes as `job`.
 
@@ -52,15 +74,17 @@ def with_job(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
         @passed_on
         @click.option(
             "--resource",
-            "resources",
+            "resources_per_worker",
             multiple=True,
+            callback=_amounts,
             metavar="NAME=AMOUNT",
             help="A further resource of Ray's that is set aside for each worker; may be repeated.",
         )
         @click.option(
             "--service-resource",
-            "service_resources",
+            "resources_per_service",
             multiple=True,
+            callback=_amounts,
             metavar="NAME=AMOUNT",
             help="A resource of Ray's that is set aside for the manager and for each shard, which keeps them "
             "on nodes that have it; may be repeated.",
@@ -69,6 +93,7 @@ def with_job(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
             "--env",
             "environment",
             multiple=True,
+            callback=_pairs,
             metavar="NAME=VALUE",
             help="Set a variable for the workers.",
         )
@@ -76,38 +101,19 @@ def with_job(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
         @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
         @functools.wraps(function)
         def command(
-            submission: Submission,
-            shards: int,
-            fixed_group: bool,
-            manager_options: tuple[str, ...],
-            ps_options: tuple[str, ...],
-            worker_options: tuple[str, ...],
-            resources: tuple[str, ...],
-            service_resources: tuple[str, ...],
-            environment: tuple[str, ...],
-            script: Path,
-            arguments: tuple[str, ...],
-            working_dir: Path | None = None,
-            **others: Any,
+            submission: Submission, script: Path, working_dir: Path | None = None, **others: Any
         ) -> Any:
             found = working_dir / script if working_dir is not None else script
             if not found.is_file():
                 raise InvalidRequestError(f"training script {str(found)!r}: no such file")
+            given = {name: others.pop(name) for name in Submission.__dataclass_fields__ if name in others}
             with user_mistakes():
                 job = replace(
                     submission,
                     name=submission.name or name_now(script.stem),
                     script=script if working_dir is not None else script.resolve(),
-                    arguments=arguments,
-                    shards=shards,
-                    fixed_group=fixed_group,
                     storage=submission.storage.expanduser().absolute(),
-                    manager_options=manager_options,
-                    shard_options=ps_options,
-                    worker_options=worker_options,
-                    resources_per_worker=_amounts("resource", resources),
-                    resources_per_service=_amounts("service-resource", service_resources),
-                    environment=_pairs("env", environment),
+                    **given,
                 )
             _check_options(job)
             return function(job=job, **({"working_dir": working_dir} if working_dir else {}), **others)
@@ -268,26 +274,6 @@ def _write_access(handle: "JobHandle", folder: Path) -> None:
     access = Access.write(folder, handle.credentials())
     access.move(manager)
     click.echo(" ".join(("--manager", access.manager, *access.options)))
-
-
-def _pairs(option: str, given: Sequence[str]) -> Mapping[str, str]:
-    """Read texts such as NAME=VALUE."""
-    pairs = [text.partition("=") for text in given]
-    for name, equals, value in pairs:
-        if not equals or not name:
-            raise ValueError(f"{option} {name + equals + value!r}: must be NAME=VALUE")
-    return {name: value for name, _, value in pairs}
-
-
-def _amounts(option: str, given: Sequence[str]) -> Mapping[str, float]:
-    """Read texts such as NAME=2."""
-    amounts = {}
-    for name, text in _pairs(option, given).items():
-        try:
-            amounts[name] = float(text)
-        except ValueError as error:
-            raise ValueError(f"{option} {name}={text}: must be a number from 0 on") from error
-    return amounts
 
 
 def _check_options(job: Submission) -> None:

@@ -1,11 +1,10 @@
 """The live page about a manager's jobs: a client of the manager like any other, in a process of its own.
 
-`page_server` serves what `api` makes of the other modules: `polling` asks the manager, once for all viewers,
-and `manager_poller` keeps what it says; `views` and `worker_table` make the values that are shown;
-`event_stream` sends them to viewers when they change; `rights` says who may change a job;
-`hosts` and `request_guard` keep foreign sites out; `page_process` is the page as the manager starts it;
-`request_timeout` closes connections whose requests do not come. What runs in the browser is in `static`, and
-loads nothing from anywhere else.
+`page_server` serves what `api` makes of the other modules, and closes connections whose requests do not come;
+`polling` asks the manager, once for all viewers, and `manager_poller` keeps what it says; `views` and
+`worker_table` make the values that are shown; `event_stream` sends them to viewers when they change; `rights`
+says who may change a job; `request_guard` keeps foreign sites out; `page_process` is the page as the manager
+starts it. What runs in the browser is in `static`, and loads nothing from anywhere else.
 
 `cluster_page` is another page, about a shared cluster: it has the server, the polling, the event stream and
 the guards in common with this one, and HTML that is made here.

@@ -1,14 +1,23 @@
-"""Checks of every request and headers of every answer (ASGI middleware)."""
+"""Checks of every request and headers of every answer (ASGI middleware).
 
+A foreign site can have its own name resolve to this machine (DNS rebinding), and then read the page's
+answers; but it cannot change the `Host` and `Origin` that the browser sends.
+"""
+
+import socket
+from collections.abc import Iterable
 from typing import Any
 
+import psutil
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from evenpace.dashboard.hosts import host_name
+from rpc.address import Address
 
 OWN_HEADER = "x-evenpace"  # forms and simple requests of other sites cannot have it
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
 _MAX_BODY = 4096  # bytes; the longest change is a few hundred
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -27,7 +36,7 @@ class RequestGuard:
 
     Args:
         app: The application behind it.
-        names: The page's own names; see `hosts.own_names`.
+        names: The page's own names; see `own_names`.
         scheme: The scheme of the page's address.
     """
 
@@ -83,3 +92,29 @@ class RequestGuard:
 def refusal(status: int, error: str) -> JSONResponse:
     """Return an answer that tells of an error."""
     return JSONResponse({"error": error}, status)
+
+
+def own_names(address: Address, more: Iterable[str]) -> frozenset[str]:
+    """Return the names and addresses of a page that listens at an address, in lower case, without ports."""
+    names = {address.host, *more}
+    if address.is_loopback:
+        names |= set(_LOOPBACK)
+    if address.host in ("0.0.0.0", "::"):
+        names |= {*_LOOPBACK, socket.gethostname(), socket.getfqdn()}
+        for entries in psutil.net_if_addrs().values():
+            names |= {entry.address.partition("%")[0] for entry in entries if entry.family in _INTERNET}
+    return frozenset(name.lower().rstrip(".") for name in names)
+
+
+def host_name(header: str) -> str:
+    """Return the name in a `Host` header, in lower case, without the port; empty if it is invalid."""
+    if header.startswith("["):
+        name, bracket, port = header[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            return ""
+        port = port.removeprefix(":")
+    else:
+        name, _, port = header.partition(":")
+    if port and not (port.isascii() and port.isdigit()):
+        return ""
+    return name.lower().rstrip(".")

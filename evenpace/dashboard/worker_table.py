@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evenpace.overview.columns import SHOWN
+from evenpace.overview.stragglers import KINDS
 from idl.errors import InvalidRequestError
 
 MOST_ROWS = 200
@@ -14,7 +15,6 @@ SORTED_BY = (
     *("batch_size", "batch_processing_time", "waiting_share", "hidden_share", *SHOWN, "prediction_error"),
     "won_per_iteration",
 )
-VERDICTS = ("chronic", "passing", "leader", "even")
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class TableRows:
     def __post_init__(self) -> None:
         if self.sort not in SORTED_BY:
             raise InvalidRequestError(f"sort {self.sort!r}: must be one of {', '.join(SORTED_BY)}")
-        if self.verdict and self.verdict not in VERDICTS:
-            raise InvalidRequestError(f"verdict {self.verdict!r}: must be one of {', '.join(VERDICTS)}")
+        if self.verdict and self.verdict not in KINDS:
+            raise InvalidRequestError(f"verdict {self.verdict!r}: must be one of {', '.join(KINDS)}")
         if len(self.contains) > _MOST_TEXT:
             raise InvalidRequestError(
                 f"filter of {len(self.contains)} characters: at most {_MOST_TEXT} are allowed"

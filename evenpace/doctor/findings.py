@@ -39,6 +39,11 @@ warning = partial(Finding, "warning")
 problem = partial(Finding, "problem")
 
 
+def judged(subject: str, found: str, *, fine: bool, advice: str, level: Level = "warning") -> Finding:
+    """Return a finding without advice where it is fine, else one of a level with the advice."""
+    return ok(subject, found) if fine else Finding(level, subject, found, advice)
+
+
 @dataclass(frozen=True)
 class Subject(Checked):
     """The machine and the services to check (ValueError: the timeout is not above 0)."""

@@ -16,7 +16,7 @@ _OTHERS = 0.1  # of a GPU's memory in use by others, from which on it is reporte
 
 def gpu(subject: Subject) -> Iterator[Finding]:
     """Compare the GPUs and the driver that nvidia-smi lists with torch's build."""
-    _, cuda = torch_version()
+    version, cuda = torch_version()
     if shutil.which("nvidia-smi") is None:
         if any((subject.root / "dev").glob("nvidia[0-9]*")):
             do = "install NVIDIA's driver, or let the container have its tools"
@@ -28,9 +28,7 @@ def gpu(subject: Subject) -> Iterator[Finding]:
         return
     try:
         table = _nvidia_smi()
-        listed = _nvidia_smi(
-            "--query-gpu=name,driver_version,memory.used,memory.total", "--format=csv,noheader,nounits"
-        )
+        listed = _nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stdout", None) or error
         yield problem(
@@ -38,27 +36,25 @@ def gpu(subject: Subject) -> Iterator[Finding]:
         )
         return
     for number, line in enumerate(listed.strip().splitlines()):
-        name, driver, used, total = (field.strip() for field in line.rsplit(",", 3))
-        summary = f"{name}, driver {driver}"
-        if not (used.isdecimal() and total.isdecimal()):
-            yield ok("GPU", f"{number}: {summary}")
-        elif int(used) > _OTHERS * int(total):
-            yield note(
-                "GPU",
-                f"{number}: {summary}; {size(int(used) * MIB)} of {size(int(total) * MIB)} in use by others",
-            )
+        name, driver, *memory = (field.strip() for field in line.rsplit(",", 3))
+        summary = f"{number}: {name}, driver {driver}"
+        if not all(field.isdecimal() for field in memory):
+            yield ok("GPU", summary)
+            continue
+        used, total = (int(field) * MIB for field in memory)
+        if used > _OTHERS * total:
+            yield note("GPU", f"{summary}; {size(used)} of {size(total)} in use by others")
         else:
-            yield ok("GPU", f"{number}: {summary}; {size(int(total) * MIB)}")
-    yield _fit(table, cuda)
+            yield ok("GPU", f"{summary}; {size(total)}")
+    yield _fit(table, version, cuda)
     try:
         nvml.Device()
     except LookupError as error:
         yield note("GPU", f"memory of GPUs is not seen outside of PyTorch: {error}")
 
 
-def _fit(table: str, cuda: str | None) -> Finding:
+def _fit(table: str, version: str | None, cuda: str | None) -> Finding:
     """Check whether the driver can run the CUDA version that torch was built for."""
-    version, _ = torch_version()
     if version is None:
         return note("GPU", "torch is not installed: GPUs are not used by it")
     if cuda is None:

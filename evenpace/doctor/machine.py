@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from evenpace.doctor.findings import Finding, Subject, note, ok, size, warning
+from evenpace.doctor.findings import Finding, Subject, judged, ok, size, warning
 
 _WATCHED = 0.5  # seconds over which the load is measured
 _SWAPPED = 0.1  # of the swap space
@@ -19,14 +19,13 @@ def swap(subject: Subject) -> Iterator[Finding]:
     swapped = psutil.swap_memory()
     if not swapped.total:
         yield ok("swap", "none")
-    elif swapped.used > _SWAPPED * swapped.total:
-        yield warning(
-            "swap",
-            f"{size(swapped.used)} of {size(swapped.total)} in use",
-            "see what takes the memory: a worker that is swapped out slows down all others",
-        )
-    else:
-        yield ok("swap", f"{size(swapped.used)} of {size(swapped.total)} in use")
+        return
+    yield judged(
+        "swap",
+        f"{size(swapped.used)} of {size(swapped.total)} in use",
+        fine=swapped.used <= _SWAPPED * swapped.total,
+        advice="see what takes the memory: a worker that is swapped out slows down all others",
+    )
 
 
 def load(subject: Subject) -> Iterator[Finding]:
@@ -38,17 +37,19 @@ def load(subject: Subject) -> Iterator[Finding]:
         return
     busy = sum(100 - one.idle - one.iowait for one in ours) / 100 / len(ours)
     stolen = sum(getattr(one, "steal", 0.0) for one in ours) / 100 / len(ours)
-    summary = f"{busy:.0%} of {len(ours)} CPUs busy"
     if stolen > _STOLEN:
         yield warning(
             "load",
             f"the hypervisor takes {stolen:.0%} of the CPU time",
             "other virtual machines are busy: use dedicated CPUs, or `--predictor auto`, which learns of it",
         )
-    if busy > _BUSY:
-        yield note("load", summary, "workers beside others share their CPUs: the balancer evens that out")
-    else:
-        yield ok("load", summary)
+    yield judged(
+        "load",
+        f"{busy:.0%} of {len(ours)} CPUs busy",
+        fine=busy <= _BUSY,
+        advice="workers beside others share their CPUs: the balancer evens that out",
+        level="note",
+    )
 
 
 def governor(subject: Subject) -> Iterator[Finding]:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import psutil
 
-from evenpace.doctor.findings import GIB, MIB, Finding, Subject, note, ok, problem, size, warning
+from evenpace.doctor.findings import GIB, MIB, Finding, Subject, judged, note, ok, problem, size, warning
 from rpc.limits import ServerLimits
 from worker.resources import cgroups
 from worker.resources.cgroups import Cgroup
 from worker.resources.cpu_limits import kind_here
+from worker.resources.monitors import available_cpus
 
 _OTHER_FILES = 1000  # besides connections, as in `evenpace.serve`
 _FEW_FILES = 256
@@ -52,14 +53,12 @@ def processes(subject: Subject) -> Iterator[Finding]:
         yield ok("processes", "not limited")
         return
     fewest, which = min(bounds)
-    if fewest < _FEW_PROCESSES:
-        yield warning(
-            "processes",
-            f"{fewest} processes and threads allowed, by {which}",
-            "raise it: each library has threads",
-        )
-    else:
-        yield ok("processes", f"{fewest} processes and threads allowed, by {which}")
+    yield judged(
+        "processes",
+        f"{fewest} processes and threads allowed, by {which}",
+        fine=fewest >= _FEW_PROCESSES,
+        advice="raise it: each library has threads",
+    )
 
 
 def cpu(subject: Subject) -> Iterator[Finding]:
@@ -92,9 +91,7 @@ def cpu_limits(subject: Subject) -> Iterator[Finding]:
 
 def threads(subject: Subject) -> Iterator[Finding]:
     """Compare the number of threads that frameworks start with the cores that they may use."""
-    quota = _quota(subject)
-    mask = len(os.sched_getaffinity(0))
-    cores = mask if quota is None else min(mask, max(1, math.ceil(quota[0])))
+    mask, cores = len(os.sched_getaffinity(0)), math.ceil(available_cpus(subject.root))
     text = os.environ.get("OMP_NUM_THREADS", "")
     if text and not text.partition(",")[0].isdecimal():
         yield warning("threads", f"OMP_NUM_THREADS is {text!r}, no number", f"set OMP_NUM_THREADS={cores}")
@@ -126,10 +123,8 @@ def memory(subject: Subject) -> Iterator[Finding]:
         if limit is not None and used is not None and limit - used < free:
             total, free, which = limit, max(0, limit - used), "of the control group's"
     summary = f"{size(free)} {which} {size(total)} are free"
-    if free < min(_LITTLE_FREE * total, GIB):
-        yield warning("memory", summary, "give it more, or see what takes it: training may be killed")
-    else:
-        yield ok("memory", summary)
+    do = "give it more, or see what takes it: training may be killed"
+    yield judged("memory", summary, fine=free >= min(_LITTLE_FREE * total, GIB), advice=do)
 
 
 def shared_memory(subject: Subject) -> Iterator[Finding]:

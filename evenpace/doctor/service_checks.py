@@ -11,7 +11,7 @@ from typing import Any
 
 import idl
 from batchsize_manager.client import ManagerClient
-from evenpace.doctor.findings import Finding, Subject, milliseconds, note, ok, problem, warning
+from evenpace.doctor.findings import Finding, Subject, judged, milliseconds, note, ok, problem, warning
 from evenpace.doctor.job_network import jobs_bound_by_network
 from evenpace.doctor.reach import reach, shake_hands
 from idl.errors import (
@@ -55,9 +55,7 @@ def shard(subject: Subject, address: Where) -> Iterator[Finding]:
         identity = idl.common.Identity(f"{job}/{_NOBODY}", _NOBODY, _NOBODY)
         client.call("pull", wire.PullRequest(identity=identity, version=-1))
 
-    yield from _service(
-        subject, address, _Kind("parameter server", wire.ParameterServer, ask, lambda *_: iter(()))
-    )
+    yield from _service(subject, address, _Kind("parameter server", wire.ParameterServer, ask))
 
 
 def each_shard_once(subject: Subject) -> Iterator[Finding]:
@@ -94,11 +92,7 @@ def partitions(subject: Subject, address: Where) -> Iterator[Finding]:
             if not str(error).startswith("samples"):
                 raise ProtocolError("no method 'join' of samples; BatchSizeManager has another") from error
 
-    yield from _service(
-        subject,
-        address,
-        _Kind("DataPartitionManager", wire.DataPartitionManager, ask, lambda *_: iter(())),
-    )
+    yield from _service(subject, address, _Kind("DataPartitionManager", wire.DataPartitionManager, ask))
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,7 @@ class _Kind:
     definition: type  # its Thrift service
     # Function that makes a call about a job, which costs the service nothing.
     ask: Callable[[Client, str], None]
-    more: Callable[[Client, str, str], Iterator[Finding]]  # further checks by calls
+    more: Callable[[Client, str, str], Iterator[Finding]] = lambda *_: iter(())  # further checks by calls
 
 
 def _service(subject: Subject, where: Where, kind: _Kind) -> Iterator[Finding]:
@@ -157,14 +151,12 @@ def _call(subject: Subject, address: Address, about: str, kind: _Kind) -> Iterat
                 kind.ask(client, job)
             times.append(time.perf_counter() - begun)
         typical = statistics.median(times)
-        if typical > _SLOW:
-            yield warning(
-                about,
-                f"a call takes {milliseconds(typical)}",
-                "see the network and the service's load: each iteration needs several calls in turn",
-            )
-        else:
-            yield ok(about, f"a call takes {milliseconds(typical)}")
+        yield judged(
+            about,
+            f"a call takes {milliseconds(typical)}",
+            fine=typical <= _SLOW,
+            advice="see the network and the service's load: each iteration needs several calls in turn",
+        )
         yield from kind.more(client, job, about)
     except UnauthorisedError as error:
         yield _unauthorised(subject, about, error)

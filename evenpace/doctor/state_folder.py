@@ -18,7 +18,9 @@ from evenpace.doctor.findings import (
     GIB,
     MIB,
     Finding,
+    Level,
     Subject,
+    judged,
     milliseconds,
     note,
     ok,
@@ -27,6 +29,8 @@ from evenpace.doctor.findings import (
     warning,
 )
 
+_ANOTHER = "give another one with --state"
+_MAKE_ROOM = "make room: without it, jobs are not remembered"
 _WRITES = 9  # of which the median time is taken
 _SLOW = 0.05  # seconds until a write is on the disk
 _NETWORK = (
@@ -42,7 +46,7 @@ def state(subject: Subject) -> Iterator[Finding]:
         return
     there = _nearest(folder)
     if not there.is_dir():
-        yield problem("state", f"{there} is no folder", "give another one with --state")
+        yield problem("state", f"{there} is no folder", _ANOTHER)
         return
     if not os.access(there, os.W_OK | os.X_OK):
         yield problem(
@@ -99,10 +103,8 @@ def _kind(folder: Path, root: Path) -> Finding:
 def _room(folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
     summary = f"{size(usage.free)} of {size(usage.total)} are free"
-    do = "make room: without it, jobs are not remembered"
-    if usage.free < 64 * MIB:
-        return problem("state", summary, do)
-    return warning("state", summary, do) if usage.free < GIB else ok("state", summary)
+    level: Level = "problem" if usage.free < 64 * MIB else "warning"
+    return judged("state", summary, fine=usage.free >= GIB, advice=_MAKE_ROOM, level=level)
 
 
 def _speed(folder: Path) -> Finding:
@@ -115,9 +117,8 @@ def _speed(folder: Path) -> Finding:
             os.fsync(stream.fileno())
             times.append(time.perf_counter() - begun)
     summary = f"a write is on the disk after {milliseconds(statistics.median(times))}"
-    if statistics.median(times) > _SLOW:
-        return warning("state", summary, "use a faster disk, or one with less to do: recoveries wait for it")
-    return ok("state", summary)
+    do = "use a faster disk, or one with less to do: recoveries wait for it"
+    return judged("state", summary, fine=statistics.median(times) <= _SLOW, advice=do)
 
 
 def _write_ahead(folder: Path) -> Finding:
@@ -137,10 +138,8 @@ def _write_ahead(folder: Path) -> Finding:
 
 def _refused(folder: Path, error: OSError) -> Finding:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return problem("state", f"{folder} is full", "make room: without it, jobs are not remembered")
-    return problem(
-        "state", f"{folder} cannot be written to: {error.strerror}", "give another one with --state"
-    )
+        return problem("state", f"{folder} is full", _MAKE_ROOM)
+    return problem("state", f"{folder} cannot be written to: {error.strerror}", _ANOTHER)
 
 
 def _nearest(folder: Path) -> Path:

@@ -4,21 +4,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsize_manager.policies.curves import Curves
+from evenpace.overview.rows import Rows
 from evenpace.overview.statistics import Array, quantile
 
 _ROWS = 256  # iterations kept at most; once full, every other is dropped, and the stride doubles
 _BEST_QUANTILE = 0.95  # of a worker's rates; the very fastest may be an accident of timing
 
 
-class Best:
-    """Batch sizes and batch processing times of the iterations that a stride divides.
+class Best(Rows):
+    """Batch sizes and batch processing times of the iterations that a stride divides: (2, columns) each.
 
     The stride is a power of two, which grows with the job, so that memory is bounded.
     """
 
     def __init__(self) -> None:
-        self._values = np.empty((0, 2, 0))
-        self._numbers: list[int] = []
+        super().__init__((2, 0), _ROWS)
         self._stride = 1
 
     def append(self, number: int, sizes: Array, times: Array) -> None:
@@ -29,29 +29,11 @@ class Best:
             sizes: Batch sizes in samples, (columns,); NaN where a worker took no part.
             times: Batch processing times in seconds, (columns,); NaN likewise.
         """
-        if number % self._stride:
-            return
-        self._values = self._values if len(self._values) else np.full((_ROWS, 2, len(sizes)), np.nan)
-        if len(self._numbers) == _ROWS:
+        if number % self._stride == 0 and len(self) == self.most:
             self._stride *= 2
-            kept = [i for i, taken in enumerate(self._numbers) if taken % self._stride == 0]
-            self._values[: len(kept)] = self._values[kept]
-            self._numbers = [self._numbers[i] for i in kept]
-            if number % self._stride:
-                return
-        self._values[len(self._numbers)] = sizes, times
-        self._numbers.append(number)
-
-    def cut(self, number: int) -> None:
-        """Drop an iteration and later ones."""
-        while self._numbers and self._numbers[-1] >= number:
-            self._numbers.pop()
-
-    def resize(self, keep: NDArray[np.int64], count: int) -> None:
-        """Change the columns to `count`, the first of which are the present columns `keep`, in that order."""
-        values = np.full((_ROWS, 2, count), np.nan)
-        values[: len(self._values), :, : len(keep)] = self._values[:, :, keep]
-        self._values = values
+            self._keep(self.numbers % self._stride == 0)
+        if number % self._stride == 0:
+            self._add(number)[...] = sizes, times
 
     def rates(self, columns: NDArray[np.int64], curves: Curves) -> Array:
         """Return the best rate of each of `columns`, as `rates` defines it; NaN where nothing is known.
@@ -60,7 +42,7 @@ class Best:
             columns: Columns of the workers, (workers,).
             curves: Their time curves, (workers,).
         """
-        sizes, times = self._values[: len(self._numbers), :, columns].transpose(1, 0, 2)
+        sizes, times = self.values[:, :, columns].transpose(1, 0, 2)
         return quantile(rates(sizes, times, curves), _BEST_QUANTILE)
 
 

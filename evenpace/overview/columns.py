@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from evenpace.overview.statistics import Array
+from evenpace.overview.rows import Rows
 from idl.records import COLUMNS, IterationRecord
 
 QUANTITIES = len(COLUMNS)
@@ -22,8 +22,7 @@ SHOWN = {column.name: column.measured.shown for column in COLUMNS if column.meas
 _ROWS = 2000  # iterations kept at most
 _FEWEST_ROWS = 100  # iterations kept whatever the number of workers: what `RecentFigures` computes from
 _VALUES = 2_000_000  # numbers kept at most, by which many workers have fewer iterations
-_FIRST_ROWS = 64  # rows of memory at first
-_SLACK = 1.25  # rows, and columns, of memory for each that is needed, so that they are rarely moved
+_SLACK = 1.25  # columns of memory for each that is needed, so that they are rarely moved
 
 
 class Slots:
@@ -84,26 +83,11 @@ class Slots:
         return keep
 
 
-class Recent:
-    """Rows of the last iterations, ascending: (QUANTITIES, columns) each, NaN where a worker took no part."""
+class Recent(Rows):
+    """Rows of the last iterations: (QUANTITIES, columns) each, NaN where a worker took no part."""
 
     def __init__(self) -> None:
-        self._values = np.empty((_FIRST_ROWS, QUANTITIES, 0))
-        self._numbers = np.empty(_FIRST_ROWS, np.int64)
-        self._begin = self._end = 0
-
-    def __len__(self) -> int:
-        return self._end - self._begin
-
-    @property
-    def values(self) -> Array:
-        """Return the measurements, (rows, QUANTITIES, columns); a view, valid until the next change."""
-        return self._values[self._begin : self._end]
-
-    @property
-    def numbers(self) -> NDArray[np.int64]:
-        """Return the iteration of each row, (rows,)."""
-        return self._numbers[self._begin : self._end]
+        super().__init__((QUANTITIES, 0), _ROWS)
 
     def in_use(self) -> NDArray[np.bool_]:
         """Return which columns hold anything, (columns,)."""
@@ -111,38 +95,12 @@ class Recent:
 
     def append(self, iteration: IterationRecord, columns: NDArray[np.int64]) -> None:
         """Add an iteration; `columns` are those of its workers, in their order."""
-        if self._end == len(self._numbers):
-            self._make_room()
-        row = self._values[self._end]
+        row = self._add(iteration.iteration)
         row[...] = np.nan
-        for quantity, name in enumerate(NAMES):
-            row[quantity, columns] = iteration.column(name)
-        self._numbers[self._end] = iteration.iteration
-        self._end += 1
-        self._begin = max(self._begin, self._end - self.most)
-
-    def cut(self, iteration: int) -> None:
-        """Drop the rows from `iteration` on."""
-        self._end = self._begin + int(np.searchsorted(self.numbers, iteration))
+        row[:, columns] = [iteration.column(name) for name in NAMES]
 
     def resize(self, keep: NDArray[np.int64], count: int) -> None:
-        """Change the columns to `count`, the first of which are the present columns `keep`, in that order."""
-        values = np.full((len(self._numbers), QUANTITIES, count), np.nan)
-        values[self._begin : self._end, :, : len(keep)] = self.values[:, :, keep]
-        self._values = values
+        """Change the columns, and with them the number of rows; see `Rows.resize`."""
+        super().resize(keep, count)
+        self.most = min(_ROWS, max(_FEWEST_ROWS, _VALUES // (QUANTITIES * max(1, count))))
         self._begin = max(self._begin, self._end - self.most)
-
-    @property
-    def most(self) -> int:
-        """Return the number of rows that are kept at most."""
-        columns = max(1, self._values.shape[2])
-        return min(_ROWS, max(_FEWEST_ROWS, _VALUES // (QUANTITIES * columns)))
-
-    def _make_room(self) -> None:
-        kept = len(self)
-        rows = min(max(_FIRST_ROWS, 2 * kept), int(_SLACK * self.most))
-        values = np.empty((rows, *self._values.shape[1:]))
-        numbers = np.empty(rows, np.int64)
-        values[:kept], numbers[:kept] = self.values, self.numbers
-        self._values, self._numbers = values, numbers
-        self._begin, self._end = 0, kept

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,9 +50,14 @@ class FollowedJob:
         return {member.worker: member.rank for member in self.members if member.rank is not None}
 
 
+def values_of(one: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes of an object by their names, for JSON."""
+    return {name: getattr(one, name) for name in names}
+
+
 def change_values(change: Any) -> dict[str, Any]:
     """Return the fields of a `GroupChange` of the wire, for JSON."""
-    return {name: getattr(change, name) for name in GroupChange.__dataclass_fields__}
+    return values_of(change, GroupChange.__dataclass_fields__)
 
 
 class Feed:

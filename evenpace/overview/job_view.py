@@ -100,7 +100,7 @@ class JobView:
             else:
                 known[name] = (self._recent.numbers, self._recent.values[:, :, column])
         first = max(0.0, self._rows.last + 1 - last)
-        return timeline.make(self._rows.rows, points, first, known, self._first_size)
+        return timeline.make(self._rows.values, points, first, known, self._first_size)
 
     def _add(self, iteration: IterationRecord) -> None:
         columns = self._slots.find(iteration.workers)
@@ -154,6 +154,6 @@ class JobView:
         self._unrevised = 0
         self._cases = self._fit()
         values = self._recent.values[-most:]
-        rows = self._rows.rows[len(self._rows.rows) - len(values) :]
+        rows = self._rows.values[len(self._rows.values) - len(values) :]
         even = even_durations(rows[:, DURATION], values[:, SIZE], values[:, TIME], self._cases)
         self._rows.revise(even.T)

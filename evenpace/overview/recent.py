@@ -65,7 +65,7 @@ class RecentFigures:
         names = slots.names
         self._names = [names[column] for column in columns.tolist()]
         self._whole = whole
-        self._rows = whole.rows[-len(values) :] if len(values) else whole.rows[:0]
+        self._rows = whole.values[-len(values) :] if len(values) else whole.values[:0]
         self._sizes, self._times, self._waits, self._cpu, self._predicted, self._at_once = (
             values[:, quantity][:, columns] for quantity in (SIZE, TIME, WAIT, CPU, PREDICTED, AT_ONCE)
         )
@@ -101,7 +101,7 @@ class RecentFigures:
         sums = whole.sums
         seconds = float(rows[:, DURATION].sum())
         samples = float(rows[:, TOTAL].sum())
-        last = whole.rows[-1] if sums.iterations else None
+        last = whole.values[-1] if sums.iterations else None
         even = np.where(np.isnan(rows[:, EVEN]), rows[:, DURATION, None], rows[:, EVEN])
         even_seconds = np.array([case.sum() for case in even.T])  # (3,), each as exact as the durations' sum
         known = seconds > 0 and bool((even_seconds > 0).all())
@@ -136,7 +136,7 @@ class RecentFigures:
             hidden_share=number(hidden),
             exposed_share=number(exposed),
             transfers_text=phrases.transfers(exposed, number(hidden)) if is_bound == 1 else "",
-            **noise_figures(noise, int(whole.rows[-2:, TOTAL].max(initial=0)), sums.iterations),
+            **noise_figures(noise, int(whole.values[-2:, TOTAL].max(initial=0)), sums.iterations),
             efficiency=number(efficiency),
             goodput=number(float(goodput(samples, seconds, efficiency))),
             balanced_speedup=gain.likely if gain else None,

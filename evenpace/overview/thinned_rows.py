@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenpace.overview.rows import Rows
 from evenpace.overview.statistics import Array
 from idl.records import IterationRecord
 
 MOST = 20_000  # rows kept at most
 _COMPLETE = 2000  # last rows, of which none is dropped
-_FIRST_ROWS = 64  # rows of memory at first
 
 ITERATION, EPOCH, TOTAL, DURATION = range(4)
 EVEN = slice(4, 7)  # durations with an even split: by the flattest, the likely, and the steepest time curves
@@ -32,29 +32,23 @@ class Sums:
     saved: Array  # seconds saved against an even split by each of the three cases of `EVEN`, (3,)
 
 
-class ThinnedRows:
-    """Rows of a job's iterations, ascending."""
+class ThinnedRows(Rows):
+    """Rows of a job's iterations, the older ones thinned out."""
 
     def __init__(self) -> None:
-        self._rows = np.empty((_FIRST_ROWS, _WIDTH))
-        self._count = 0
-
-    @property
-    def rows(self) -> Array:
-        """Return the rows, (rows, numbers); a view that is valid until the next change."""
-        return self._rows[: self._count]
+        super().__init__((_WIDTH,), MOST)
 
     @property
     def last(self) -> int:
         """Return the last iteration; -1 without any."""
-        return int(self._rows[self._count - 1, ITERATION]) if self._count else -1
+        return int(self.numbers[-1]) if len(self) else -1
 
     @property
     def sums(self) -> Sums:
         """Return the sums over all iterations that were added and not cut off."""
-        if not self._count:
+        if not len(self):
             return Sums(0, 0, 0.0, np.zeros(3))
-        row = self._rows[self._count - 1]
+        row = self.values[-1]
         count, samples, seconds = row[_SUMS].tolist()
         return Sums(int(count), int(samples), seconds, row[_SAVED].copy())
 
@@ -65,9 +59,7 @@ class ThinnedRows:
             iteration: The iteration.
             noise_scale: The noise scale in samples, as it is known with this iteration; NaN where it is not.
         """
-        if self._count == len(self._rows):
-            self._make_room()
-        row = self._rows[self._count]
+        row = self._add(iteration.iteration)
         row[: EVEN.start] = (iteration.iteration, iteration.epoch, iteration.total, iteration.duration)
         row[EVEN] = np.nan
         row[SIZES] = _spread(iteration.batch_sizes)
@@ -75,9 +67,8 @@ class ThinnedRows:
         row[WAITS] = _spread(iteration.waiting_times)
         row[NOISE] = noise_scale
         row[_SUMS], row[_SAVED] = (1, iteration.total, iteration.duration), 0.0
-        if self._count:
-            row[_SUMS.start :] += self._rows[self._count - 1, _SUMS.start :]
-        self._count += 1
+        if len(self) > 1:
+            row[_SUMS.start :] += self.values[-2, _SUMS.start :]
 
     def revise(self, even_durations: Array) -> None:
         """Set the durations that the last iterations would have had with an even split.
@@ -86,25 +77,16 @@ class ThinnedRows:
             even_durations: Seconds, (iterations, 3), in the order of `EVEN`; NaN where it is not known. At
                 most `_COMPLETE` iterations, none of which has been dropped.
         """
-        first = self._count - len(even_durations)
-        rows = self.rows[first:]
+        first = len(self) - len(even_durations)
+        rows = self.values[first:]
         rows[:, EVEN] = even_durations
         saved = np.nan_to_num(even_durations - rows[:, DURATION, None]).cumsum(axis=0)
-        rows[:, _SAVED] = saved + (self._rows[first - 1, _SAVED] if first else 0.0)
+        rows[:, _SAVED] = saved + (self.values[first - 1, _SAVED] if first else 0.0)
 
-    def cut(self, iteration: int) -> None:
-        """Drop the rows from `iteration` on."""
-        self._count = int(np.searchsorted(self.rows[:, ITERATION], iteration))
-
-    def _make_room(self) -> None:
-        if self._count < MOST:
-            rows = np.empty((min(2 * self._count, MOST), _WIDTH))
-            rows[: self._count] = self.rows
-            self._rows = rows
-            return
-        kept = np.concatenate([self._rows[: MOST - _COMPLETE : 2], self._rows[MOST - _COMPLETE :]])
-        self._rows[: len(kept)] = kept
-        self._count = len(kept)
+    def _drop(self) -> None:
+        """Drop every other row but the last ones."""
+        places = np.arange(len(self))
+        self._keep((places % 2 == 0) | (places >= len(self) - _COMPLETE))
 
 
 def _spread(values: np.ndarray) -> tuple[float, float, float]:

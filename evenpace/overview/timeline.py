@@ -48,7 +48,7 @@ def make(
         noise_scales=_listed(scales),
         efficiencies=_listed(efficiencies),
         goodputs=_listed(goodput(totals, durations, efficiencies)),
-        workers={name: _of_worker(numbers, *known) for name, known in workers.items()},
+        workers={name: of_worker(numbers, *known) for name, known in workers.items()},
     )
 
 
@@ -65,7 +65,8 @@ def _thin(rows: Array, points: int) -> Array:
     return thinned
 
 
-def _of_worker(numbers: NDArray[np.int64], known: NDArray[np.int64], quantities: Array) -> WorkerTimeline:
+def of_worker(numbers: NDArray[np.int64], known: NDArray[np.int64], quantities: Array) -> WorkerTimeline:
+    """Make a worker's timeline at some iterations, (points,), from what is `Known` of it."""
     values = np.full((len(numbers), quantities.shape[1]), np.nan)
     if len(known):
         places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)

@@ -6,7 +6,7 @@ from typing import Any
 from evenpace.overview import phrases, terms
 from evenpace.overview.columns import SHOWN
 from evenpace.overview.events import condensed
-from evenpace.overview.figures import JobFigures, WorkerFigures
+from evenpace.overview.figures import WorkerFigures
 from evenpace.reports import numbers
 from evenpace.reports.drawing import svg
 from evenpace.reports.run_data import RunReport
@@ -87,66 +87,36 @@ def _spent(worker: WorkerFigures) -> dict[str, float]:
 
 
 def _tiles(report: RunReport) -> list[tuple[str, str, str]]:
-    """Return the main figures: title, value, and what the value is of."""
-    figures = report.figures
-    return [
+    """Return the main figures that are known: title, value, and what the value is of."""
+    figures, quantity, text = report.figures, numbers.quantity, numbers.text
+    trained = f"in {figures.iterations:,} {'iteration' if figures.iterations == 1 else 'iterations'}"
+    noise = f"{quantity(figures.noise_scale)} samples" if figures.noise_known else numbers.UNKNOWN
+    even = f"samples/s; even: {quantity(figures.even_throughput)}, estimated"
+    speedup = "; ".join(filter(None, ("over an even split, of late", figures.speedup_doubt)))
+    saved = "; ".join(filter(None, ("against an even split, in all", figures.saved_doubt)))
+    tiles = [
         ("Iteration", numbers.span(figures.iteration_time), "median of the last iterations"),
-        (
-            "Throughput",
-            numbers.quantity(figures.throughput),
-            f"samples/s; even: {numbers.quantity(figures.even_throughput)}, estimated",
-        ),
-        (
-            "Speedup",
-            f"{numbers.text(figures.speedup, '.2f')}×",
-            _with_doubt("over an even split, of late", figures.speedup_doubt),
-        ),
-        (
-            "Time saved",
-            phrases.seconds(figures.saved_seconds),
-            _with_doubt("against an even split, in all", figures.saved_doubt),
-        ),
-        ("Waiting", numbers.text(figures.waiting_share, ".0%"), "of the workers' time, of late"),
-        *_transfers(figures),
-        (
-            "Trained",
-            numbers.span(figures.seconds),
-            f"in {figures.iterations:,} {'iteration' if figures.iterations == 1 else 'iterations'}",
-        ),
-        ("Samples", f"{figures.samples:,}", f"epoch {numbers.text(figures.epoch, 'd')} at the end"),
-        ("Prediction error", numbers.text(figures.prediction_error, ".1%"), "of speeds, of late"),
-        ("Gradient noise", _noise_scale(figures), figures.noise_text),
-        *_progress(report),
+        ("Throughput", quantity(figures.throughput), even),
+        ("Speedup", f"{text(figures.speedup, '.2f')}×", speedup),
+        ("Time saved", phrases.seconds(figures.saved_seconds), saved),
+        ("Waiting", text(figures.waiting_share, ".0%"), "of the workers' time, of late"),
     ]
-
-
-def _transfers(figures: JobFigures) -> list[tuple[str, str, str]]:
-    """Return the share of transfers that is hidden as in `_tiles`; none where nobody has measured it."""
-    if figures.exposed_share is None:
-        return []
-    note = figures.transfers_text or "of the transfers' time, of late"
-    return [("Hidden transfers", numbers.text(figures.hidden_share, ".0%"), note)]
-
-
-def _with_doubt(what: str, doubt: str) -> str:
-    """Return what a value is of, with how far it may be off, if that is to be said."""
-    return f"{what}; {doubt}" if doubt else what
-
-
-def _progress(report: RunReport) -> list[tuple[str, str, str]]:
-    """Return efficiency and goodput as in `_tiles`; none where the noise scale is not known."""
-    figures, first = report.figures, report.facts.spec["total_batch_size"]
-    if figures.efficiency is None:
-        return []
-    return [
-        ("Efficiency", numbers.text(figures.efficiency, ".0%"), f"against batches of {first:,}, of late"),
-        ("Goodput", numbers.quantity(figures.goodput), "samples/s times their efficiency, of late"),
+    if figures.exposed_share is not None:
+        note = figures.transfers_text or "of the transfers' time, of late"
+        tiles.append(("Hidden transfers", text(figures.hidden_share, ".0%"), note))
+    tiles += [
+        ("Trained", numbers.span(figures.seconds), trained),
+        ("Samples", f"{figures.samples:,}", f"epoch {text(figures.epoch, 'd')} at the end"),
+        ("Prediction error", text(figures.prediction_error, ".1%"), "of speeds, of late"),
+        ("Gradient noise", noise, figures.noise_text),
     ]
-
-
-def _noise_scale(figures: JobFigures) -> str:
-    known = figures.noise_known and figures.noise_scale is not None
-    return f"{numbers.quantity(figures.noise_scale)} samples" if known else numbers.UNKNOWN
+    if figures.efficiency is not None:
+        against = f"against batches of {report.facts.spec['total_batch_size']:,}, of late"
+        tiles += [
+            ("Efficiency", text(figures.efficiency, ".0%"), against),
+            ("Goodput", quantity(figures.goodput), "samples/s times their efficiency, of late"),
+        ]
+    return tiles
 
 
 def _always_there(presence: WorkerPresence, report: RunReport) -> bool:

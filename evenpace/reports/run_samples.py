@@ -3,11 +3,13 @@
 The workers with lines are known only at the end, and a run may be of any length, so memory is bounded.
 """
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
+
+from evenpace.overview.columns import NAMES, QUANTITIES
 from evenpace.overview.figures import WorkerTimeline
-from idl.measures import computing_time
+from evenpace.overview.timeline import of_worker
 from idl.records import IterationRecord
 
 _KEPT = 1024  # iterations
@@ -33,38 +35,15 @@ class SampledIterations:
 
     def timelines(self, iterations: Sequence[int], workers: Sequence[str]) -> dict[str, WorkerTimeline]:
         """Return the workers' timelines at these iterations; None where they were not kept."""
-        kept = dict(self._kept)
-        if self._last is not None:
-            kept[self._last.iteration] = self._last
-        lines = {worker: WorkerTimeline([], [], [], [], [], [], []) for worker in workers}
-        for number in iterations:
-            one = kept.get(number)
-            places = {} if one is None else {name: i for i, name in enumerate(one.workers)}
-            for worker, line in lines.items():
-                _append(line, one, places.get(worker))
+        kept = self._kept if self._last is None else self._kept | {self._last.iteration: self._last}
+        known = [kept[number] for number in iterations if number in kept]
+        numbers, lines = np.array(iterations, np.int64), {}
+        for worker in workers:
+            own = [one for one in known if worker in one.workers]
+            places = [one.workers.index(worker) for one in own]
+            values = np.array(
+                [[one.column(name)[place] for name in NAMES] for one, place in zip(own, places, strict=True)]
+            )
+            at = np.array([one.iteration for one in own], np.int64)
+            lines[worker] = of_worker(numbers, at, values.reshape(-1, QUANTITIES))
         return lines
-
-
-def _append(line: WorkerTimeline, one: IterationRecord | None, place: int | None) -> None:
-    """Add a worker's part of an iteration, or a gap."""
-    if one is None or place is None:
-        values: tuple[float, ...] = (math.nan,) * 7
-    else:
-        size, time = float(one.batch_sizes[place]), float(one.batch_processing_times[place])
-        speed = size / time if size > 0 and time > 0 else math.nan
-        communication = float(one.column("communication_time")[place])
-        values = (
-            *(size, time, float(computing_time(time, communication)), communication),
-            *(float(one.waiting_times[place]), speed, float(one.predicted_speeds[place])),
-        )
-    parts = (
-        line.batch_sizes,
-        line.batch_processing_times,
-        line.computing_times,
-        line.communication_times,
-        line.waiting_times,
-        line.speeds,
-        line.predicted_speeds,
-    )
-    for part, value in zip(parts, values, strict=True):
-        part.append(value if math.isfinite(value) else None)

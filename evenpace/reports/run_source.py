@@ -5,9 +5,11 @@ any length is read without being held in memory.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any
 
 from batchsize_manager.client import ManagerClient
 from batchsize_manager.storage.state_reader import SavedRun, StateReader
@@ -49,25 +51,43 @@ class RunEvent:
     text: str
 
 
-class RunSource(Protocol):
+class RunSource(ABC):
     """A run in any source."""
 
     facts: RunFacts  # the run's facts
     first: int  # the first iteration that can be read
     last: int | None  # the last complete iteration at present; None without any
 
-    def pages(self) -> Iterator[list[IterationRecord]]:
-        """Return the iterations up to `last`, oldest first, or raise `EvenpaceError`."""
+    @property
+    def iterations(self) -> int:
+        """The number of complete iterations at present."""
+        return 0 if self.last is None else self.last + 1 - self.first
 
+    def pages(self) -> Iterator[list[IterationRecord]]:
+        """Return the iterations up to `last`, oldest first (EvenpaceError: they cannot be read)."""
+        following = self.first
+        while self.last is not None and following <= self.last:
+            page = [one for one in self._page(following) if one.iteration <= self.last]
+            if not page:  # the job was rewound meanwhile
+                return
+            yield page
+            following = page[-1].iteration + 1
+
+    @abstractmethod
     def events(self) -> list[RunEvent]:
         """Return the last events, oldest first."""
 
+    @abstractmethod
     def states(self) -> dict[str, str]:
         """Return the members' states."""
 
+    @abstractmethod
+    def _page(self, first: int) -> list[IterationRecord]:
+        """Return some iterations from `first` on, oldest first."""
 
-class StoredRun:
-    """A run in a manager's state, also while the manager writes on; see `RunSource`.
+
+class StoredRun(RunSource):
+    """A run in a manager's state, also while the manager writes on.
 
     Args:
         source: The state's place, in words.
@@ -76,7 +96,7 @@ class StoredRun:
     def __init__(self, reader: StateReader, saved: SavedRun, source: str) -> None:
         self._reader = reader
         self._members = saved.state.members
-        self._ended = saved.ended is not None
+        self._some = _FIRST_PAGE
         self.facts = RunFacts(
             run=saved.run,
             job=saved.job,
@@ -86,7 +106,7 @@ class StoredRun:
             sizer=saved.state.sizer,
             mode=saved.state.mode,
             attempt=saved.state.attempt,
-            state=phrases.job_state("ended", saved.ending or "") if self._ended else "not ended",
+            state="not ended" if saved.ended is None else phrases.job_state("ended", saved.ending or ""),
             begun=saved.begun,
             ended=saved.ended,
             ending=saved.ending or "",
@@ -95,18 +115,6 @@ class StoredRun:
         self.first = saved.state.first_iteration
         last = reader.last_records(saved.run, 1)
         self.last = last[0].iteration if last else None
-
-    def pages(self) -> Iterator[list[IterationRecord]]:
-        """Return the iterations; see `RunSource.pages`."""
-        following, some = self.first, _FIRST_PAGE
-        while self.last is not None and following <= self.last:
-            limit = min(some, self.last + 1 - following)
-            records = self._reader.records(self.facts.run, following, limit)
-            if not records:  # the job was rewound meanwhile
-                return
-            yield records
-            following = records[-1].iteration + 1
-            some = max(1, _READ_AT_ONCE // max(1, len(records[-1].workers)))
 
     def events(self) -> list[RunEvent]:
         """Return the last events; see `RunSource.events`."""
@@ -118,9 +126,15 @@ class StoredRun:
         """Return the members, whose present states are not kept; see `RunSource.states`."""
         return {member.worker: "member" for member in self._members}
 
+    def _page(self, first: int) -> list[IterationRecord]:
+        records = self._reader.records(self.facts.run, first, self._some)
+        if records:
+            self._some = max(1, _READ_AT_ONCE // max(1, len(records[-1].workers)))
+        return records
 
-class LiveRun:
-    """A run of a live manager; see `RunSource`.
+
+class LiveRun(RunSource):
+    """A run of a live manager.
 
     Args:
         summary: The run's `JobSummary`.
@@ -129,9 +143,6 @@ class LiveRun:
 
     def __init__(self, client: ManagerClient, summary: Any, source: str) -> None:
         self._client = client
-        status = client.status(summary.job)
-        self._events = [RunEvent(event.at, event.text) for event in status.events][-_EVENTS:]
-        self._states = {member.worker: member.state for member in status.members}
         self.facts = RunFacts(
             run=summary.run,
             job=summary.job,
@@ -150,23 +161,25 @@ class LiveRun:
         self.first = 0
         self.last = summary.iteration - 1 if summary.iteration > 0 else None
 
-    def pages(self) -> Iterator[list[IterationRecord]]:
-        """Return the iterations; see `RunSource.pages`."""
-        following = self.first
-        while self.last is not None and following <= self.last:
-            run, page = self._client.history(self.facts.job, following)
-            if run != self.facts.run:
-                raise EvenpaceError(f"job {self.facts.job} was started again meanwhile; ask once more")
-            page = [iteration for iteration in page if iteration.iteration <= self.last]
-            if not page:
-                return
-            yield page
-            following = page[-1].iteration + 1
-
     def events(self) -> list[RunEvent]:
         """Return the last events; see `RunSource.events`."""
-        return self._events
+        return [RunEvent(event.at, event.text) for event in self._status.events][-_EVENTS:]
 
     def states(self) -> dict[str, str]:
         """Return the members' states; see `RunSource.states`."""
-        return self._states
+        return {member.worker: member.state for member in self._status.members}
+
+    def _page(self, first: int) -> list[IterationRecord]:
+        run, page = self._client.history(self.facts.job, first)
+        self._check(run)
+        return page
+
+    @cached_property
+    def _status(self) -> Any:
+        status = self._client.status(self.facts.job)
+        self._check(status.summary.run)
+        return status
+
+    def _check(self, run: str) -> None:
+        if run != self.facts.run:
+            raise EvenpaceError(f"job {self.facts.job} was started again meanwhile; ask once more")

@@ -56,6 +56,8 @@ def test_a_framework_says_what_to_install(framework, extra):
         ("manager", "manager"),
         ("top", "watch"),
         ("report", "pages"),
+        ("cluster report", "ray,pages"),
+        ("cluster dashboard", "ray,pages"),
         ("plan --profiles . --total 8 --micro-batch 1 V100", "manager"),
     ],
 )

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpace.dashboard.config import ManagerPageConfig
-from evenpace.dashboard.hosts import host_name, own_names
 from evenpace.dashboard.identity import MintedCredentials, from_here
+from evenpace.dashboard.request_guard import host_name, own_names
 from evenpace.dashboard.rights import rights
 from evenpace.job_changes import parse
 from idl.errors import InvalidRequestError, UnauthorisedError

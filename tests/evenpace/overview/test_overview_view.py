@@ -227,7 +227,7 @@ def test_a_long_job_is_thinned_and_its_sums_are_exact(monkeypatch):
     assert figures.iterations == 1000
     assert figures.samples == sum(k % 7 + 4 for k in range(1000))
     assert figures.seconds == pytest.approx(1000 * (0.5 + OVERHEAD), rel=1e-9)
-    assert len(view._rows.rows) <= 800
+    assert len(view._rows) <= 800
     everything = view.timeline(points=10**6).iterations
     assert everything[-400:] == list(range(600, 1000))
     assert everything == sorted(set(everything))

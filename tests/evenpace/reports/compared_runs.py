@@ -5,7 +5,7 @@ from pathlib import Path
 
 from batchsize_manager.storage.state_reader import open_state
 from evenpace.reports.run_data import RunReport, gather
-from evenpace.reports.run_list import StoredRuns
+from evenpace.reports.run_list import choose, stored_runs
 from evenpace.reports.two_runs import ComparedRun, Evaluation, TwoRuns
 from idl.records import IterationRecord
 from tests.evenpace.reports.stored_runs import EVEN, records, worker_names, write_run
@@ -35,7 +35,7 @@ def write_two(folder: Path, workers: int = 4, iterations: int = 40) -> Path:
 def gathered(state: Path, job: str) -> RunReport:
     """The report of a stored run."""
     with open_state(state) as reader:
-        return gather(StoredRuns(reader, "a state").source(job), time.time(), lambda count: None)
+        return gather(choose(stored_runs(reader, "a state"), job), time.time(), lambda count: None)
 
 
 def make_two(state: Path, workers: int = 4) -> TwoRuns:
