@@ -348,7 +348,7 @@ class GroupScenario(Scenario):
         made = Scenario.of(seed, kinds)
         maximum = random.Random(seed + 2).choice((0, 0, 8))
         job = (made.policy, made.lookahead, made.faults, made.latency)
-        return cls(seed, made.workers, 0, *job, maximum=maximum)
+        return cls(seed, made.workers, 0, *job, keeps_names=made.keeps_names, maximum=maximum)
 
     def start(self, world, folder, outcome):
         """Start the job's processes."""
