@@ -25,7 +25,11 @@ _SEEDS_AT_ONCE = 20  # for one process
 _TOGETHER = 8  # findings in one checkout
 _NOT_RUN = *FRAMEWORKS, "worker.resources"  # modules
 _LINE = re.compile(r"seed (\d+): .*?(?: WRONG: (.*))?\n")
-_GROUPS = re.compile("group|all.reduce")  # in the row or a path of what is looked for in formed groups, too
+_WITHOUT = {
+    "parameter-server": "all_reduce|regrouping",
+    "all-reduce": r"\bps/|shard|parameter_server|job_recovery",
+}
+"""Paths of code that jobs with an exchange do without."""
 
 
 def is_simulated(finding):
@@ -38,9 +42,9 @@ def is_simulated(finding):
 
 
 def exchanges(finding):
-    """Return the ways to exchange gradients under which a finding is looked for."""
-    words = finding["row"], *(change["path"] for change in finding["changes"])
-    return ("parameter-server", "all-reduce") if _GROUPS.search(" ".join(words)) else ("parameter-server",)
+    """Return the ways to exchange gradients under which the code of a finding is used."""
+    paths = " ".join(change["path"] for change in finding["changes"])
+    return tuple(name for name, without in _WITHOUT.items() if not re.search(without, paths))
 
 
 async def first_wrong(checkout, exchange, seeds):
