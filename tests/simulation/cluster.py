@@ -27,7 +27,7 @@ from tests.simulation.world import StalledError, World
 
 ITERATIONS = 40
 _SPAN = 60.0  # seconds in which faults may begin
-_EVERY = 1.0  # seconds between two faults, on average
+EVERY = 1.0  # seconds between two faults, on average
 _CALM_ITERATIONS = 10  # last iterations, without faults; without deaths of workers, twice as many
 _SECONDS = 2_000.0  # seconds after which a job must have ended
 _STANDSTILL = 100.0  # seconds without progress that no fault explains, but a wait for a time-out does
@@ -103,10 +103,10 @@ class Scenario:
     keeps_names: bool = False  # whether a worker that was killed comes back under its name
 
     @classmethod
-    def of(cls, seed, kinds=tuple(KINDS)):
-        """Return the scenario of a seed."""
+    def of(cls, seed, kinds=tuple(KINDS), every=EVERY):
+        """Return the scenario of a seed, with a fault every so many seconds on average."""
         draw = random.Random(seed)
-        faults, now = [], draw.expovariate(1 / _EVERY)
+        faults, now = [], draw.expovariate(1 / every)
         job = (
             draw.choice((2, 3, 3, 4)),
             draw.choice((1, 2, 2, 3, 4)),
@@ -116,7 +116,7 @@ class Scenario:
         while now < _SPAN:
             kind = draw.choice(kinds)
             faults.append(Fault(now, kind, draw.random(), draw.uniform(*KINDS[kind])))
-            now += draw.expovariate(1 / _EVERY)
+            now += draw.expovariate(1 / every)
         sizer = draw.choice(("fixed", "fixed", "schedule", "similarity"))
         micro_batch = draw.choice((None, None, 2))
         return cls(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests import ROOT
 from tests.planted.test_planted import PLANTED, apply, copy_checkout
+from tests.simulation.cluster import EVERY
 from tests.simulation.product import FRAMEWORKS, SIMULATED_ROOMS
 
 _SECONDS = 120.0  # of real time for one seed, the start of its process included
@@ -47,10 +48,11 @@ def exchanges(finding):
     return tuple(name for name, without in _WITHOUT.items() if not re.search(without, paths))
 
 
-async def first_wrong(checkout, exchange, seeds):
+async def first_wrong(checkout, exchange, seeds, every=EVERY):
     """Run seeds, a range, on a checkout's own packages; return the first that fails and how, or None."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.simulation", str(seeds[0]), str(len(seeds)), "--with", exchange),
+        *(sys.executable, "-m", "tests.simulation", str(seeds[0]), str(len(seeds))),
+        *("--with", exchange, "--every", str(every)),
         cwd=checkout,
         env=os.environ | {"PYTHONPATH": str(checkout)},
         stdout=asyncio.subprocess.PIPE,
@@ -82,10 +84,11 @@ class Search:
     Args:
         out: The file of results, of JSON.
         most: Seeds for each finding and exchange.
+        every: Seconds between two faults, on average.
     """
 
-    def __init__(self, out, most):
-        self._out, self._most = out, most
+    def __init__(self, out, most, every=EVERY):
+        self._out, self._most, self._every = out, most, every
         self._known = json.loads(out.read_text()) if out.exists() else {}
 
     def begin(self, finding):
@@ -105,7 +108,7 @@ class Search:
             else:
                 done, _ = wrong
                 one = range(done, done + 1)
-                is_new = not await first_wrong(ROOT, exchange, one)
+                is_new = not await first_wrong(ROOT, exchange, one, self._every)
                 for finding in left if is_new else ():
                     if alone := await self._planted([finding], checkout, exchange, one):
                         self.begin(finding)["found"] = [exchange, done, alone[1][:200]]
@@ -121,7 +124,7 @@ class Search:
         for change in changes:
             apply(change, checkout)
         try:
-            return await first_wrong(checkout, exchange, seeds)
+            return await first_wrong(checkout, exchange, seeds, self._every)
         finally:
             for change in changes:
                 shutil.copy2(ROOT / change["path"], checkout / change["path"])
@@ -169,11 +172,12 @@ def main():
     parser.add_argument("rows", nargs="*", metavar="ROW", help="How the row of a finding begins.")
     parser.add_argument("--out", type=Path, required=True, help="File of results, with which it goes on.")
     parser.add_argument("--seeds", type=int, default=2000, help="Seeds for each.  [default: 2000]")
+    parser.add_argument("--every", type=float, default=EVERY, help="Seconds between faults.  [default: 1]")
     parser.add_argument("--jobs", type=int, default=2, help="Processes at once.  [default: 2]")
     options = parser.parse_args()
     beginnings = tuple(options.rows) or ("",)
     findings = [one for one in PLANTED if one["row"].startswith(beginnings) and is_simulated(one)]
-    search = Search(options.out, options.seeds)
+    search = Search(options.out, options.seeds, options.every)
     asyncio.run(search_all(findings, search, options.jobs))
     for finding in findings:
         known = search.begin(finding)

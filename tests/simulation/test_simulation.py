@@ -113,6 +113,16 @@ def test_faults_that_matter_are_left_of_a_scenario_that_fails(simulated, monkeyp
     assert shrink(scenario).faults == (freeze,)
 
 
+def test_faults_come_as_often_as_asked_for():
+    """On average, of as many kinds; the same seed has the same ones each time."""
+    rare, often = (
+        [fault for seed in range(20) for fault in Scenario.of(seed, every=every).faults]
+        for every in (1.0, 0.25)
+    )
+    assert 3.5 < len(often) / len(rare) < 4.5
+    assert {fault.kind for fault in rare} == {fault.kind for fault in often} == set(KINDS)
+
+
 @pytest.mark.slow
 def test_a_standstill_is_found(simulated):
     """A job that ends right is wrong if nothing has gone on for longer than faults are to last."""
