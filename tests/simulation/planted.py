@@ -4,6 +4,9 @@ Findings of `tests/planted/findings.toml` whose changes are in simulated modules
 checkout, several at once, where seeds are run from 0 on. Where one fails that does not fail without them,
 they are planted one by one, until that seed fails again. The file has for each finding the seeds run with it
 under each exchange, and what found it; with it, a search goes on.
+
+Where seeds fail now and then without any change, one that changes times alone may seem to be found: what went
+wrong must fit the finding.
 """
 
 import argparse
