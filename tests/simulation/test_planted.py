@@ -37,7 +37,7 @@ def test_a_planted_finding_is_found_among_others(tmp_path):
     found, not_found = again.begin(findings[0]), again.begin(findings[1])
     assert found["found"][:2] == ["parameter-server", 1]
     assert "is not a member" in found["found"][2]
-    assert not_found == {"seeds": {"parameter-server": 2}, "found": None}
+    assert not_found == {"seeds": {"parameter-server": 2, "all-reduce": 2}, "found": None}
     assert together(findings, again) == [findings[1:]]
 
 
