@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.cluster import Scenario, shrink, simulate, virtual_log
+from tests.simulation.cluster import EVERY, Scenario, shrink, simulate, virtual_log
 from tests.simulation.groups import GroupScenario
 
 _SCENARIOS = {"parameter-server": Scenario, "all-reduce": GroupScenario}
@@ -31,11 +31,17 @@ def main():
         default="parameter-server",
         help="How workers exchange gradients.  [default: parameter-server]",
     )
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=EVERY,
+        help=f"Seconds between two faults, on average.  [default: {EVERY:g}]",
+    )
     options = parser.parse_args()
     logging.disable(logging.NOTSET if options.log else logging.CRITICAL)
     failed, fired, began = [], Counter(), time.monotonic()
     for seed in range(options.first, options.first + options.count):
-        scenario = _SCENARIOS[options.exchange].of(seed)
+        scenario = _SCENARIOS[options.exchange].of(seed, every=options.every)
         if options.log:
             with virtual_log(sys.stdout):
                 outcome = simulate(scenario)

@@ -27,9 +27,10 @@ from tests.simulation.world import StalledError, World
 
 ITERATIONS = 40
 _SPAN = 60.0  # seconds in which faults may begin
-_EVERY = 1.0  # seconds between two faults, on average
+EVERY = 1.0  # seconds between two faults, on average
 _CALM_ITERATIONS = 10  # last iterations, without faults; without deaths of workers, twice as many
 _SECONDS = 2_000.0  # seconds after which a job must have ended
+_STANDSTILL = 100.0  # seconds without progress that no fault explains, but a wait for a time-out does
 _TOLERANCE = 1e-9  # largest difference of parameters, some of which are 4
 _MOST_WORKERS = 5
 _OF_DISKS = {"fill", "fail", "stall"}  # kinds of faults for which checkpoints come later, or not at all
@@ -99,12 +100,13 @@ class Scenario:
     exact: bool = False
     is_early: bool = False  # whether gradients are pushed before they are complete
     partial_steps: bool = False  # whether shards step range by range, as gradients arrive
+    keeps_names: bool = False  # whether a worker that was killed comes back under its name
 
     @classmethod
-    def of(cls, seed, kinds=tuple(KINDS)):
-        """Return the scenario of a seed."""
+    def of(cls, seed, kinds=tuple(KINDS), every=EVERY):
+        """Return the scenario of a seed, with a fault every so many seconds on average."""
         draw = random.Random(seed)
-        faults, now = [], draw.expovariate(1 / _EVERY)
+        faults, now = [], draw.expovariate(1 / every)
         job = (
             draw.choice((2, 3, 3, 4)),
             draw.choice((1, 2, 2, 3, 4)),
@@ -114,7 +116,7 @@ class Scenario:
         while now < _SPAN:
             kind = draw.choice(kinds)
             faults.append(Fault(now, kind, draw.random(), draw.uniform(*KINDS[kind])))
-            now += draw.expovariate(1 / _EVERY)
+            now += draw.expovariate(1 / every)
         sizer = draw.choice(("fixed", "fixed", "schedule", "similarity"))
         micro_batch = draw.choice((None, None, 2))
         return cls(
@@ -128,6 +130,7 @@ class Scenario:
             exact=micro_batch is not None and draw.random() < 0.5,
             is_early=micro_batch is None and draw.random() < 0.5,
             partial_steps=draw.random() < 0.5,
+            keeps_names=random.Random(seed + 3).random() < 0.5,
         )
 
     def start(self, world, folder, outcome):
@@ -145,6 +148,7 @@ class Outcome:
     events: int = 0
     digest: int = 0
     seconds: float = 0.0  # of virtual time
+    standstill: float = 0.0  # the most seconds in which no worker has done a part of an iteration
 
     def __str__(self):
         fired = ", ".join(f"{count} {kind}" for kind, count in sorted(self.fired.items()))
@@ -174,6 +178,7 @@ class Job:
         self.workers = {}  # those that live, or have ended
         self.services = {}
         self._done = 0  # iterations
+        self._went_on_at = world.now
         self._delivered = {}  # the last parameters of each worker's model
         self._parts = {}  # what workers were given: by attempt and iteration, (epoch, start, total), slices
         self._noted = {}  # how often the manager had been started when the first of these were given
@@ -253,8 +258,8 @@ class Job:
 
         loop.call_soon(lambda: loop.create_task(begin()))
 
-    def _start_worker(self):
-        name = f"w{next(self._names)}"
+    def _start_worker(self, name=None):
+        name = name or f"w{next(self._names)}"
         process = self.workers[name] = self._world.process(name)
         pace, spread = self._draw.uniform(0.1, 0.6), random.Random(self._draw.random())
         session_module = product().module("worker.session")
@@ -278,7 +283,9 @@ class Job:
                 session = session_module.Session(config)
                 for part in self._go_through(session, compute):
                     self._done = max(self._done, part.assignment.iteration)
+                    self._go_on()
                 is_last = session.released is None
+                self._go_on()
                 self.ends[name] = self._parameters(session), is_last
             except product().module("idl.errors").ReleasedError:  # before its first batch
                 self.ends[name] = np.zeros(self._problem.FEATURES), False
@@ -289,6 +296,11 @@ class Job:
                     session.close()
 
         self._world.spawn(process, train)
+
+    def _go_on(self):
+        """Note that a worker has done a part of an iteration, or has come to its end."""
+        self._outcome.standstill = max(self._outcome.standstill, self._world.now - self._went_on_at)
+        self._went_on_at = self._world.now
 
     def _settings(self):
         """Return further settings of a worker's session."""
@@ -469,7 +481,7 @@ class Job:
     def _kill(self, worker):
         worker.kill()
         del self.workers[worker.name]
-        return self._replace
+        return lambda: self._replace(worker.name if self._scenario.keeps_names else None)
 
     def _freeze(self, process):
         process.freeze()
@@ -526,14 +538,14 @@ class Job:
         self._order(lambda client: client.drain("default", worker.name))
         return self._replace
 
-    def _replace(self):
+    def _replace(self, name=None):
         """Start a worker in place of another, once a batch has room for it, which is to be full at most."""
         if self._has_finished:
             return
         if sum(name not in self.ends and name not in self.errors for name in self.workers) < _MOST_WORKERS:
-            self._start_worker()
+            self._start_worker(name)
         else:
-            self._world.at(1.0, self._operator, self._replace)
+            self._world.at(1.0, self._operator, self._replace, name)
 
     def _resize(self, worker):
         samples = self._draw.randint(*_SIZES)
@@ -628,6 +640,8 @@ def simulate(scenario):
             )
             if difference > _TOLERANCE:
                 outcome.wrongs.append(f"{name} ends with parameters that differ by {difference:.1e}")
+    if outcome.standstill > _STANDSTILL:
+        outcome.wrongs.append(f"for {outcome.standstill:.0f} s, no worker has done anything")
     for name, error in job.errors.items():
         outcome.wrongs.append(f"{name} ends with {type(error).__name__}: {error}")
     for name, error in world.failures:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.simulation.cluster import ITERATIONS, KINDS, Job, Scenario
+from tests.simulation.cluster import EVERY, ITERATIONS, KINDS, Job, Scenario
 from tests.simulation.modules import SimpleQueue, threading
 from tests.simulation.network import Socket
 from tests.simulation.product import product
@@ -343,12 +343,12 @@ class GroupScenario(Scenario):
     maximum: int = 0  # samples that a worker can take; 0 for any number
 
     @classmethod
-    def of(cls, seed, kinds=GROUP_KINDS):
-        """Return the scenario of a seed."""
-        made = Scenario.of(seed, kinds)
+    def of(cls, seed, kinds=GROUP_KINDS, every=EVERY):
+        """Return the scenario of a seed, with a fault every so many seconds on average."""
+        made = Scenario.of(seed, kinds, every)
         maximum = random.Random(seed + 2).choice((0, 0, 8))
         job = (made.policy, made.lookahead, made.faults, made.latency)
-        return cls(seed, made.workers, 0, *job, maximum=maximum)
+        return cls(seed, made.workers, 0, *job, keeps_names=made.keeps_names, maximum=maximum)
 
     def start(self, world, folder, outcome):
         """Start the job's processes."""

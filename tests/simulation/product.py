@@ -24,8 +24,8 @@ ROOMS = (
     "tests",
 )
 _SHARED = ("tests.simulation", "tests.conftest", "tests.zygote")
-_SIMULATED_ROOMS = ("idl", "rpc", "ps", "batchsize_manager", "worker")
-_FRAMEWORKS = ("worker.torch", "worker.keras", "worker.jax")
+SIMULATED_ROOMS = ("idl", "rpc", "ps", "batchsize_manager", "worker")
+FRAMEWORKS = ("worker.torch", "worker.keras", "worker.jax")
 _SIMULATED = {
     **{name: getattr(modules, name) for name in ("time", "threading", "queue", "random", "uuid", "fcntl")},
     **{name: getattr(commands, name) for name in ("select", "subprocess")},
@@ -112,11 +112,11 @@ class Product:
                 del sys.modules[name]
             sys.modules.update(kept)
 
-    def _import_all(self, names=_SIMULATED_ROOMS):
+    def _import_all(self, names=SIMULATED_ROOMS):
         for name in names:
             module = importlib.import_module(name)
             found = pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}.")
-            self._import_all([one.name for one in found if not one.name.startswith(_FRAMEWORKS)])
+            self._import_all([one.name for one in found if not one.name.startswith(FRAMEWORKS)])
 
 
 def _is_ours(name):

@@ -1,5 +1,6 @@
 """The simulated cluster: jobs under faults, and that a simulation is what it claims to be."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -110,6 +111,40 @@ def test_faults_that_matter_are_left_of_a_scenario_that_fails(simulated, monkeyp
     faults = (Fault(1.0, "cut", 0.5, 0.0), freeze, Fault(4.0, "hole", 0.2, 0.0))
     scenario = Scenario(seed=5, workers=2, shards=1, policy="even", lookahead=0, faults=faults)
     assert shrink(scenario).faults == (freeze,)
+
+
+def test_faults_come_as_often_as_asked_for():
+    """On average, of as many kinds; the same seed has the same ones each time."""
+    rare, often = (
+        [fault for seed in range(20) for fault in Scenario.of(seed, every=every).faults]
+        for every in (1.0, 0.25)
+    )
+    assert 3.5 < len(often) / len(rare) < 4.5
+    assert {fault.kind for fault in rare} == {fault.kind for fault in often} == set(KINDS)
+
+
+@pytest.mark.slow
+def test_a_standstill_is_found(simulated):
+    """A job that ends right is wrong if nothing has gone on for longer than faults are to last."""
+    freeze = Fault(2.0, "freeze manager", 0.0, 110.0)
+    scenario = Scenario(seed=5, workers=2, shards=1, policy="even", lookahead=0, faults=(freeze,))
+    outcome = simulate(scenario)
+    assert outcome.wrongs == [f"for {outcome.standstill:.0f} s, no worker has done anything"]
+    assert 100.0 < outcome.standstill < 130.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps_names", [False, True])
+def test_a_killed_worker_comes_back_under_its_name_or_another(simulated, monkeypatch, keeps_names):
+    """As a scheduler would start it again, or another in its place."""
+    names, process = [], World.process
+    monkeypatch.setattr(World, "process", lambda self, name: names.append(name) or process(self, name))
+    kill = Fault(2.0, "kill worker", 0.0, 0.5)
+    job = Scenario(seed=5, workers=2, shards=1, policy="even", lookahead=0, faults=(kill,))
+    outcome = simulate(dataclasses.replace(job, keeps_names=keeps_names))
+    assert not outcome.wrongs
+    workers = [name for name in names if name.startswith("w")]
+    assert workers == ["w0", "w1", "w0" if keeps_names else "w2"]
 
 
 def listening(world, protocol, name="service"):
