@@ -233,6 +233,11 @@ class Job:
         return all(name in self.ends or name in self.errors for name in self.workers)
 
     @property
+    def _has_room(self):
+        """Whether a batch has room for another worker beside those that live, frozen ones included."""
+        return sum(name not in self.ends and name not in self.errors for name in self.workers) < _MOST_WORKERS
+
+    @property
     def _has_finished(self):
         """Whether a worker has gone through all iterations."""
         return any(is_last for _, is_last in self.ends.values())
@@ -449,7 +454,7 @@ class Job:
         leaves = kind in ("kill", "drain")
         if part == "worker" and (len(live) < 2 or (leaves and left <= 2 * _CALM_ITERATIONS)):
             return
-        if kind == "start" and len(live) >= _MOST_WORKERS:
+        if kind == "start" and not self._has_room:
             return
         if part in ("worker", "job"):
             victim = _of(live, fault.victim)
@@ -542,7 +547,7 @@ class Job:
         """Start a worker in place of another, once a batch has room for it, which is to be full at most."""
         if self._has_finished:
             return
-        if sum(name not in self.ends and name not in self.errors for name in self.workers) < _MOST_WORKERS:
+        if self._has_room:
             self._start_worker(name)
         else:
             self._world.at(1.0, self._operator, self._replace, name)
