@@ -68,8 +68,8 @@ def _is_whole(value: Any, least: int = -_MOST) -> bool:
 
 _text = _reader(lambda it: isinstance(it, str) and 0 < len(it) <= 200, "a text of 1 to 200 characters")
 _list = _reader(lambda it: isinstance(it, list), "a list of workers' names")
-_count = _reader(lambda it: _is_whole(it, 1), "a whole number, at least 1")
-_samples = _reader(lambda it: _is_whole(it, 1), "a whole number of samples, at least 1")
+_count = _reader(lambda it: _is_whole(it, 1), "a whole number from 1 to 2^62")
+_samples = _reader(lambda it: _is_whole(it, 1), "a whole number of samples from 1 to 2^62")
 _number = _reader(lambda it: isinstance(it, float) or _is_whole(it), "a number", quoted=False)
 _truth = _reader(lambda it: isinstance(it, bool), "true or false", quoted=False)
 
