@@ -365,6 +365,10 @@ class _GroupJob(Job):
         self._stepped = {}  # the time of each batch with its attempt, as the first member has noted it
         super().__init__(*arguments)
 
+    @property
+    def _most_samples(self):
+        return self._scenario.maximum * self._count or super()._most_samples
+
     def _settings(self):
         maximum = self._scenario.maximum
         bounds = product().module("idl.bounds").Bounds
