@@ -565,7 +565,7 @@ class Job:
 
     def _resize(self, worker):
         least, most = _SIZES
-        samples = self._draw.randint(least, min(most, self._most_samples))
+        samples = self._draw.randint(least, max(least, min(most, self._most_samples)))
         self._order(lambda client: client.set_total_batch_size("default", samples))
 
     def _pause(self, worker):
