@@ -26,6 +26,7 @@ with needing("torch"):
     from worker.torch.ddp import balance, weighted
     from worker.torch.learning_rates import scale_lr
     from worker.torch.loader import DataLoader
+    from worker.torch.losses import mean
     from worker.torch.memory_watch import MemoryExhaustedError, watch_memory, within_memory
     from worker.torch.micro_batches import micro_batches
     from worker.torch.optimizer import distribute
@@ -42,6 +43,7 @@ __all__ = [
     "balance",
     "convert_sync_batchnorm",
     "distribute",
+    "mean",
     "micro_batches",
     "scale_lr",
     "watch_memory",

@@ -85,6 +85,9 @@ struct JobSpec {
   8: optional list<list<double>> samples  // of a few samples at places that follow from the size, pairs of numbers by
                             // which workers see whether they have the same data: those of each pair differ by more
                             // than 0.1% of the larger one where samples differ. Empty, or left out: not compared
+  9: optional i64 weight_limit  // gradients are means over something else than samples, such as tokens: each push says
+                            // over how much (PushRequest.weight). Where sums are exact, at most this for each of the
+                            // samples; 1 to 2^30. Left out: gradients are means over samples
 }
 
 /** The batch sizes that a worker can take: from minimum to maximum, multiples of `granularity` where possible. */

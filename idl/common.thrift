@@ -148,4 +148,7 @@ struct GradientNorms {
   3: i64 samples                    // sum(b_i)
   4: double weighted                // sum(b_i |g_i|^2), finite
   5: double squared                 // |g|^2, finite
+  6: optional double weight         // sum(n_i), where g_i is a mean over n_i tokens or the like; b_i is then the part
+                                    // n_i / sum(n_i) of `samples`, and contributions without tokens do not count. Left
+                                    // out: by samples, or over the whole batch
 }

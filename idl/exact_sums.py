@@ -18,6 +18,7 @@ _BITS = 63  # of an integer, without its sign
 _GRADIENT_BITS = 20
 _STATISTIC_BITS = 31
 _BLOCK = 2**14  # elements that are added at once: they and their products stay in a core's cache
+_WEIGHT_STEP = 2.0**-20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,10 @@ class FixedPoint:
         """Return the value that the integer 1 stands for, a power of 2."""
         return self.limit * 2.0 ** (self.total.bit_length() - _BITS)
 
-    def add(self, sums: NDArray[np.int64], values: NDArray[np.floating], count: int) -> None:
+    def add(self, sums: NDArray[np.int64], values: NDArray[np.floating], count: float) -> None:
         """Add the mean over `count` samples to sums, (n,) both, each product rounded to the nearest unit.
+
+        The count may be a weight by `exact_weight` instead.
 
         Raises:
             InvalidRequestError: A value is not below the limit; the sums are no longer usable.
@@ -54,11 +57,16 @@ class FixedPoint:
             scaled = np.multiply(block, count / self.unit, dtype=np.float64)
             sums[begin : begin + _BLOCK] += np.rint(scaled, out=scaled).astype(np.int64)
 
-    def mean(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the mean over the batch, (n,), from its sums, (n,)."""
+    def mean(self, sums: NDArray[np.int64], weight: float | None = None) -> NDArray[np.float64]:
+        """Return the mean over the batch, (n,), from its sums, (n,).
+
+        Args:
+            weight: The sum of the weights of what was added, by `exact_weight`; where it is 0, so is the
+                mean. None: the batch's samples.
+        """
         mean = sums.astype(np.float64)
         mean *= self.unit
-        mean /= self.total
+        mean /= self.total if weight is None else weight or 1.0
         return mean
 
     def check(self, largest: float, of: str = "") -> None:
@@ -99,6 +107,19 @@ def add_to(
 def mean_of(sums: NDArray[np.int64], total: int, layout: Layout) -> NDArray[np.float64]:
     """Return the mean over a batch of `total` samples, (elements,), of which these are the sums."""
     return np.concatenate([form.mean(sums[begin:end]) for begin, end, form in _groups(layout, total)])
+
+
+def rounded_weight(weight: float) -> float:
+    """Return a weight as a multiple of 2^-20, so that sums of weights up to 2^33 are exact in any order."""
+    return round(weight / _WEIGHT_STEP) * _WEIGHT_STEP
+
+
+def exact_weight(weight: float, limit: int) -> float:
+    """Return what stands for samples in exact sums: a rounded weight over a power of 2, that from `limit` on.
+
+    As samples weigh at most `limit` each, it is at most their number, so that no sum overflows.
+    """
+    return weight / 2.0 ** (limit - 1).bit_length()
 
 
 def _groups(layout: Layout, total: int) -> Iterator[tuple[int, int, FixedPoint]]:

@@ -33,9 +33,13 @@ class GradientNorms:
     weighted: float
     # |g|², of the weighted sum. Likewise.
     squared: float
+    # Σ n_i, where g_i is a mean over n_i tokens or the like: b_i is then the part n_i / Σ n_i of `samples`,
+    # since noise goes with the tokens. None: by samples, or of all contributions to the sum.
+    weight: float | None = None
 
     def __post_init__(self) -> None:
-        if not max(0, min(self.samples, 1)) <= self.contributions <= self.samples:
+        least = 0 if self.weight is not None else max(0, min(self.samples, 1))
+        if not least <= self.contributions <= self.samples:
             raise ValueError(
                 f"contributions {self.contributions}: must be from 1 to samples, {self.samples}, or both be 0"
             )
@@ -44,12 +48,19 @@ class GradientNorms:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 0")
 
     @classmethod
-    def of(cls, contributions: Iterable[tuple[int, float]], squared: float) -> "GradientNorms":
+    def of(
+        cls,
+        contributions: Iterable[tuple[int, float]],
+        squared: float,
+        weights: Iterable[float] | None = None,
+    ) -> "GradientNorms":
         """Return the norms of an iteration; contributions without samples do not count.
 
         Args:
             contributions: Samples b_i and squared norm |g_i|² of each.
             squared: |g|², of the weighted sum.
+            weights: What the gradient of each with samples is a mean over, n_i, where that is not samples;
+                with 0, its norm may be anything.
 
         Raises:
             ValueError: A number is negative.
@@ -58,8 +69,14 @@ class GradientNorms:
         for count, norm in counted:
             if count < 0 or norm < 0:
                 raise ValueError(f"contribution of {count} samples, norm {norm}: must be at least 0")
-        weighted = float(sum(count * norm for count, norm in counted))
-        return cls(len(counted), sum(count for count, _ in counted), weighted, float(squared))
+        samples = sum(count for count, _ in counted)
+        if weights is None:
+            weighted = float(sum(count * norm for count, norm in counted))
+            return cls(len(counted), samples, weighted, float(squared))
+        norms = [(weight, norm) for (_, norm), weight in zip(counted, weights, strict=True) if weight]
+        whole = float(sum(weight for weight, _ in norms))
+        weighted = float(sum(weight * norm for weight, norm in norms)) * samples / (whole or 1.0)
+        return cls(len(norms), samples, weighted, float(squared), whole)
 
     @classmethod
     def of_consecutive(
@@ -99,11 +116,21 @@ class GradientNorms:
 
         The sum's own norm is the same in both, but for rounding.
         """
-        return replace(
-            self,
-            contributions=self.contributions + other.contributions,
-            samples=self.samples + other.samples,
-            weighted=self.weighted + other.weighted,
+        contributions, samples = self.contributions + other.contributions, self.samples + other.samples
+        if self.weight is None or other.weight is None:
+            return replace(
+                self,
+                contributions=contributions,
+                samples=samples,
+                weighted=self.weighted + other.weighted,
+                weight=None,
+            )
+        weight = self.weight + other.weight
+        by_weight = sum(
+            one.weighted * (one.weight or 0.0) / one.samples for one in (self, other) if one.samples
+        )
+        return GradientNorms(
+            contributions, samples, by_weight * samples / (weight or 1.0), self.squared, weight
         )
 
     def __add__(self, other: "GradientNorms") -> "GradientNorms":
@@ -168,9 +195,9 @@ class StepNorms:
             None unless they are of the whole batch.
         """
         parts = [one.norms for one in told if one is not None and one.iteration == iteration]
-        for part in parts:
-            if part.samples >= total:
-                return cls(iteration, part)
-        if not parts or sum(part.samples for part in parts) != total:
-            return None
-        return cls(iteration, functools.reduce(GradientNorms.and_contributions, parts))
+        whole = next((part for part in parts if part.samples >= total), None)
+        if whole is None:
+            if not parts or sum(part.samples for part in parts) != total:
+                return None
+            whole = functools.reduce(GradientNorms.and_contributions, parts)
+        return cls(iteration, replace(whole, weight=None)) if whole.contributions else None

@@ -50,6 +50,13 @@
  * steps with (sum 2^-p) / X, rounded to the parameters' dtype. The result depends neither on how a batch is split nor
  * on who has computed which part of it.
  *
+ * Weights. Where the job's JobSpec has a weight_limit, each push says what its gradient is a mean over, such as its
+ * tokens, and the shard steps with (w_1 g_1 + ... + w_n g_n) / (w_1 + ... + w_n), or with zeros if no gradient has a
+ * weight. A gradient of weight 0 is not looked at, and may be anything; in ssp and asp its step changes nothing.
+ * Statistics are weighted by samples nevertheless. Where sums are exact, weights are multiples of 2^-20; c, and the
+ * push's weight, are those of the micro-batch and the slice over the least power of 2 that is not below weight_limit,
+ * and in place of X the shard divides by the sum of the pushes' weights.
+ *
  * Large fields (`gradient`, `parameters`) are the last of their messages, so that a peer may write the message up to
  * them, then the tensor's memory, and read straight into a tensor likewise.
  */
@@ -115,6 +122,7 @@ struct OpenReply {
                                     // and one whose mode has no such steps holds the answer back
   8: optional list<string> dtypes   // that it knows in PushRequest.dtype, beside the job's; left out: none
   9: optional bool untrained        // the shard keeps what is "untrained"
+ 10: optional bool weights          // it knows PushRequest.weight; one of an earlier version would not look at it
 }
 
 struct InitialiseRequest {
@@ -154,6 +162,8 @@ struct PushRequest {
   10: optional bool early           // the gradient may still change after a part of it was sent. Where such a push breaks
                                     // off, its sender alone may go on with it, by the same incarnation: others that push
                                     // these samples are refused with Rewound, and begin another attempt
+  11: optional double weight        // what this gradient is a mean over, at least 0: given for all gradients of a step,
+                                    // or for none. Left out: the assignment's count
 }
 
 struct PushReply {

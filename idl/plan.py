@@ -119,6 +119,8 @@ class JobSpec:
             on, ascending by epoch, from 1.
         samples: Pairs of numbers of a few samples, by which data sets are compared, and no part of what the
             job is; empty where they are not known.
+        weight_limit: The most that a sample may weigh where sums are exact, in a job whose gradients are
+            means over something else than samples, such as tokens. None: each sample weighs 1.
 
     Raises:
         ValueError: A number is out of its range.
@@ -133,6 +135,7 @@ class JobSpec:
     micro_batch: int | None = None
     milestones: tuple[tuple[int, int], ...] = ()
     samples: tuple[tuple[float, ...], ...] = field(default=(), compare=False)
+    weight_limit: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.dataset_size < 2**48:
@@ -149,6 +152,8 @@ class JobSpec:
                 f"micro_batch {self.micro_batch}: must be from 1 to the total batch size, "
                 f"{self.total_batch_size}"
             )
+        if self.weight_limit is not None and not 1 <= self.weight_limit <= 2**30:
+            raise ValueError(f"weight_limit {self.weight_limit}: must be from 1 to 2^30")
         last = 0
         for epoch, size in self.milestones:
             if not last < epoch < 2**48:
@@ -171,6 +176,7 @@ class JobSpec:
         shuffle: bool = True,
         drop_last: bool = False,
         micro_batch: int | None = None,
+        weight_limit: int | None = None,
     ) -> "JobSpec":
         """Return the spec of a script that gives one batch size, or sizes by the first epoch that has them.
 
@@ -181,7 +187,16 @@ class JobSpec:
         if not sizes or sizes[0][0] != 0:
             raise ValueError(f"batch_size {batch_size}: must have a size for epoch 0")
         changes = [now for before, now in pairwise(sizes) if now[1] != before[1]]
-        return cls(dataset_size, sizes[0][1], seed, shuffle, drop_last, micro_batch, tuple(changes))
+        return cls(
+            dataset_size,
+            sizes[0][1],
+            seed,
+            shuffle,
+            drop_last,
+            micro_batch,
+            tuple(changes),
+            weight_limit=weight_limit,
+        )
 
     def differences(self, other: "JobSpec") -> str:
         """Return the fields in which this spec differs from another, with this one's values, in words."""

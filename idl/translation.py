@@ -263,9 +263,7 @@ def wire_norms(norms: StepNorms | None) -> Any:
     if norms is None:
         return None
     own = norms.norms
-    return idl.common.GradientNorms(
-        norms.iteration, own.contributions, own.samples, own.weighted, own.squared
-    )
+    return idl.common.GradientNorms(norms.iteration, *dataclasses.astuple(own))
 
 
 def read_norms(struct: Any) -> StepNorms | None:
@@ -273,13 +271,15 @@ def read_norms(struct: Any) -> StepNorms | None:
     if struct is None:
         return None
     samples = check.integer("norms.samples", struct.samples, 1)
+    weight = None if struct.weight is None else check.number("norms.weight", struct.weight, 0, math.inf)
     return StepNorms(
         check.integer("norms.iteration", struct.iteration, 0),
         GradientNorms(
-            check.integer("norms.contributions", struct.contributions, 1, samples),
+            check.integer("norms.contributions", struct.contributions, 1 if weight is None else 0, samples),
             samples,
             check.number("norms.weighted", struct.weighted, 0, math.inf),
             check.number("norms.squared", struct.squared, 0, math.inf),
+            weight,
         ),
     )
 

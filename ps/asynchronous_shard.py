@@ -69,7 +69,9 @@ class AsynchronousShard(Parameters):
         """Return whether the worker's gradient was applied already, so that only the answer was lost."""
         return part.iteration <= self._applied.get(worker, -1)
 
-    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
+    def begin(
+        self, part: Assignment, worker: str = "", early: str = "", weight: float | None = None
+    ) -> Contribution:
         """Begin a worker's push; it replaces an earlier one that is incomplete or not applied yet.
 
         Raises:
@@ -77,7 +79,9 @@ class AsynchronousShard(Parameters):
         """
         if not self.initialised:
             raise InvalidRequestError("push before the parameters are initialised")
-        push = _Push(part.start, part.count, worker, held=self._buffer(), iteration=part.iteration)
+        push = _Push(
+            part.start, part.count, worker, held=self._buffer(), iteration=part.iteration, weight=weight
+        )
         self._pushes[worker] = push
         return push
 
@@ -106,17 +110,18 @@ class AsynchronousShard(Parameters):
         return self._next_push() is not None
 
     def step(self) -> None:
-        """Take the optimiser's step with one gradient."""
+        """Take the optimiser's step with one gradient; one without weight changes nothing."""
         push = self._next_push()
         assert push is not None
         assert push.held is not None
         del self._pushes[push.worker]
         self._applied[push.worker] = push.iteration
-        options = self._options.get(push.worker) or self._translated(self.layout.groups)
-        for group, values in zip(self._optimizer.param_groups, options, strict=True):
-            group.update({**self._optimizer.defaults, **values})
-        self._gradient.copy_(push.held)
-        self._apply()
+        if push.mass:
+            options = self._options.get(push.worker) or self._translated(self.layout.groups)
+            for group, values in zip(self._optimizer.param_groups, options, strict=True):
+                group.update({**self._optimizer.defaults, **values})
+            self._gradient.copy_(push.held)
+            self._apply()
         self._spare.append(push.held)
         push.held = None
         self.version += 1

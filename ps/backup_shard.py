@@ -27,7 +27,9 @@ class BackupShard(Shard):
         self._replicas_to_aggregate = replicas_to_aggregate
         self._lost: dict[int, int] = {}  # start to count, of slices that will not arrive
 
-    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
+    def begin(
+        self, part: Assignment, worker: str = "", early: str = "", weight: float | None = None
+    ) -> Contribution:
         """Begin a push of a slice's gradient, or begin it again after its connection broke.
 
         Raises:
@@ -37,7 +39,7 @@ class BackupShard(Shard):
         """
         if part.iteration == self.version and part.start in self._lost:
             raise NotMemberError(f"the slice at {part.start} was given up: its worker was taken out")
-        return super().begin(part, worker, early)
+        return super().begin(part, worker, early, weight)
 
     def forfeit(self, iteration: int, start: int, count: int, total: int) -> None:
         """Stop waiting for a slice whose worker has left the job; may be called again for the same slice.
@@ -69,7 +71,8 @@ class BackupShard(Shard):
         """Take the optimiser's step with the gradients that have arrived completely."""
         whole = [contribution for contribution in self._contributions if self._is_whole(contribution)]
         if whole:
-            self._sum_up(whole, sum(contribution.count for contribution in whole))
+            self._sum_up(whole, total := sum(contribution.count for contribution in whole))
+            self._divide(whole, total, self.layout.elements)
             self._settle_options(whole)
             self._note_differences(whole)
             self._measure(whole)

@@ -3,6 +3,8 @@
 This module knows no sockets and no clock.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from idl.exact_sums import FixedPoint, mean_of
@@ -39,14 +41,21 @@ class ExactShard(Shard):
     def step(self) -> None:
         """Take the optimiser's step with the mean over the batch."""
         assert self._total is not None
-        self._gradient.copy_(torch.from_numpy(mean_of(self._sums.numpy(), self._total, self.layout)))
+        sums, form = self._sums.numpy(), FixedPoint(self._total)
+        mean = mean_of(sums, self._total, self.layout)
+        for low, high, mass in self._masses(self._contributions, self.layout.elements):
+            mean[low:high] = form.mean(sums[low:high], mass)
+        self._gradient.copy_(torch.from_numpy(mean))
         self._sums.zero_()
         super().step()
+
+    def _divide(self, used: Sequence[Contribution], total: int, end: int) -> None:
+        """Do nothing: the sum is divided once, and in double precision."""
 
     def _accumulate(self, contribution: Contribution, begin: int, piece: torch.Tensor) -> None:
         self._sums[begin : begin + len(piece)].add_(piece)
 
     def _squares(self, contribution: Contribution, begin: int, piece: torch.Tensor) -> float:
         assert self._total is not None
-        mean = piece.double().mul_(FixedPoint(self._total).unit / contribution.count)
+        mean = piece.double().mul_(FixedPoint(self._total).unit / contribution.mass)
         return super()._squares(contribution, begin, mean)

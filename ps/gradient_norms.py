@@ -6,6 +6,7 @@ preconditioned gradients (`idl.preconditioning`). This module knows no wire.
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -85,5 +86,7 @@ class NormMeter:
             return None
         starts = range(0, self._elements, _PIECE)
         squared = sum(self.squares(begin, mean[begin : begin + _PIECE]) for begin in starts)
-        norms = GradientNorms.of(((one.count, one.squares) for one in used), squared)
-        return norms if norms.is_finite else None
+        is_weighted = any(one.weight is not None for one in used)
+        weights = [one.mass for one in used] if is_weighted else None
+        norms = GradientNorms.of(((one.count, one.squares) for one in used), squared, weights)
+        return replace(norms, weight=None) if norms.contributions and norms.is_finite else None

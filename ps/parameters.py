@@ -34,7 +34,7 @@ class Contribution:
     """
 
     start: int  # first position of the slice in its epoch
-    count: int  # samples, at least 1; the weight of the gradient
+    count: int  # samples, at least 1
     worker: str = ""  # the worker that sends it
     first: int = 0  # the first element that is used; for those before it, the samples were counted already
     done: int = 0  # the element up to which it has arrived
@@ -45,6 +45,12 @@ class Contribution:
     held: torch.Tensor | None = field(default=None, repr=False)
     squares: float = 0.0  # squared norm of the elements that have arrived, statistics left out
     is_finite: bool = True  # whether none of these is known to be a NaN or an infinity
+    weight: float | None = None  # what the gradient is a mean over; None for the samples
+
+    @property
+    def mass(self) -> float:
+        """Return what the gradient is weighted by; statistics are by samples."""
+        return self.count if self.weight is None else self.weight
 
     @property
     def end(self) -> int:
@@ -245,16 +251,20 @@ class Parameters(ABC):
         """Return whether a slice's gradient is not needed any more, so that a push of it is dropped."""
 
     @abstractmethod
-    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
+    def begin(
+        self, part: Assignment, worker: str = "", early: str = "", weight: float | None = None
+    ) -> Contribution:
         """Begin a push of a slice's gradient, or begin it again after its connection broke.
 
         Args:
             part: The slice.
             worker: The worker that sends it.
             early: The worker's incarnation, if the gradient may still change while it is sent.
+            weight: What the gradient is a mean over, at least 0; None for the samples.
 
         Raises:
-            InvalidRequestError: The slice does not belong to the step that is being prepared.
+            InvalidRequestError: The slice does not belong to the step that is being prepared; or the step's
+                other gradients are weighted by samples and this one is not, or the reverse.
             NotMemberError: The slice's worker was removed from the job.
             RewoundError: Another has broken off a gradient of these samples that may have changed since.
             UnavailableError: Another connection is sending the slice, or parts of it.

@@ -173,6 +173,7 @@ class ParameterServerService:
                 ahead=job.shard.partial_steps,
                 dtypes=list(_PUSHED),
                 untrained=True,
+                weights=True,
             )
         )
 
@@ -327,7 +328,9 @@ class ParameterServerService:
         if job.shard.has_used(part, worker):
             return Discard(length)
         groups = read_groups(request.groups) if request.groups else ()
-        contribution = job.shard.begin(part, worker, request.identity.incarnation if request.early else "")
+        weight = None if request.weight is None else check.number("weight", request.weight, 0.0, 2.0**62)
+        early = request.identity.incarnation if request.early else ""
+        contribution = job.shard.begin(part, worker, early, weight)
         sink = TimedSink(job.shard, contribution, dtype, job.tally, lambda: self._step_in_part_soon(job))
         if groups:
             try:

@@ -7,9 +7,10 @@ shard.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ class Shard(Parameters):
     """A shard that steps with the weighted mean of all workers' gradients (BSP).
 
     An iteration is over when each element of the gradient has arrived for each sample of the batch; then the
-    optimiser takes one step with the gradient sum(x_i * g_i) / sum(x_i) (LB-BSP, section 3.4).
+    optimiser takes one step with the gradient sum(x_i * g_i) / sum(x_i) (LB-BSP, section 3.4); with weights
+    in place of x_i where gradients are no means over samples.
 
     Slices are known by their place, whichever worker sends them. One whose connection broke stays in the sum
     with the elements that had arrived; it, or slices that divide its samples otherwise, supply the rest.
@@ -50,7 +52,7 @@ class Shard(Parameters):
     """
 
     def __init__(self, layout: Layout, deterministic: bool = False, partial_steps: bool = True) -> None:
-        super().__init__(layout)  # `_gradient` is the sum of (x_i / total) * g_i
+        super().__init__(layout)  # `_gradient` is the sum of (x_i / total) * g_i until `_divide`
         self._deterministic = deterministic
         self._meter = NormMeter(layout)
         self._total: int | None = None  # samples of the current batch, known from its first push
@@ -61,6 +63,7 @@ class Shard(Parameters):
         self._options_before: tuple[Any, ...] = ()  # a partial step: the groups, and the optimiser's options
         self._checked_groups: tuple[Any, ...] = ()  # the last arguments of `_merged`, and its result
         self._differences: dict[str, str] = {}  # by worker: how its options differed from a step's
+        self._divided = 0  # the element up to which `_gradient` was divided by the weights
 
     def start_worker(self, worker: str, groups: Sequence[Group]) -> None:
         """Forget how the options of an earlier start of the worker differed."""
@@ -90,11 +93,14 @@ class Shard(Parameters):
         )
         return counted == part.count
 
-    def begin(self, part: Assignment, worker: str = "", early: str = "") -> Contribution:
+    def begin(
+        self, part: Assignment, worker: str = "", early: str = "", weight: float | None = None
+    ) -> Contribution:
         """Begin a push of a slice's gradient, or continue where a push of the same samples broke off.
 
         Raises:
-            InvalidRequestError: The shard is at another iteration, or the slice does not fit into the batch.
+            InvalidRequestError: The shard is at another iteration, the slice does not fit into the batch, or
+                some gradients of the batch have weights, and others none.
             RewoundError: Another has broken off a gradient of these samples that may have changed since.
             UnavailableError: Others have pushed a part of its samples.
         """
@@ -105,6 +111,13 @@ class Shard(Parameters):
                 f"push for iteration {part.iteration}, but the parameter server is at {self.version}"
             )
         self._check_batch(part)
+        for other in self._contributions:
+            if (other.weight is None) != (weight is None):
+                given, left_out = (other.worker, worker) if weight is None else (worker, other.worker)
+                raise InvalidRequestError(
+                    f"{given!r} says what its gradient is a mean over, and {left_out!r} does not: either all "
+                    f"workers of a job do, or none"
+                )
         self._meter.prepare(self._optimizer, self.steps)
         first = max(
             (self._first_missing_element(other, part, early) for other in self._overlapping(part)), default=0
@@ -121,7 +134,9 @@ class Shard(Parameters):
             self._missing = part.total * self.layout.elements
         if part.batch_start is not None:
             self._batch = part.epoch, part.batch_start
-        contribution = Contribution(part.start, part.count, worker, first, first, early=early, held=held)
+        contribution = Contribution(
+            part.start, part.count, worker, first, first, early=early, held=held, weight=weight
+        )
         self._contributions.append(contribution)
         return contribution
 
@@ -130,7 +145,8 @@ class Shard(Parameters):
         if not contribution.open:
             return  # the step has been taken without the rest of it, or it was dropped
         begin = contribution.done
-        squares = self._squares(contribution, begin, piece)
+        # Without weight it may be anything.
+        squares = self._squares(contribution, begin, piece) if contribution.mass else 0.0
         is_finite = contribution.is_finite
         if not math.isfinite(squares) and is_finite:  # else it costs nothing to know
             is_finite = self._meter.is_finite(begin, piece)
@@ -196,6 +212,8 @@ class Shard(Parameters):
                 if not self.partial_step.is_possible:
                     self._restore_options()
                     return 0
+            assert self._total is not None
+            self._divide(self._contributions, self._total, end)
             self.partial_step.advance(self._parameters, self._gradient, end)
         return self.partial_step.end
 
@@ -238,6 +256,7 @@ class Shard(Parameters):
         assert self._total is not None
         if self._deterministic:
             self._sum_up(self._contributions, self._total)
+        self._divide(self._contributions, self._total, self.layout.elements)
         self._settle_options(self._contributions)
         self._note_differences(self._contributions)
         self._measure(self._contributions)
@@ -250,11 +269,53 @@ class Shard(Parameters):
     def _accumulate(self, contribution: Contribution, begin: int, piece: torch.Tensor) -> None:
         """Add the elements from `begin` on, (n,), to the sum, or hold them."""
         assert self._total is not None
-        end = begin + len(piece)
         if contribution.held is not None:
-            contribution.held[begin:end] = piece
+            contribution.held[begin : begin + len(piece)] = piece
         else:
-            self._gradient[begin:end].add_(piece, alpha=contribution.count / self._total)
+            self._add_weighted(contribution, begin, piece, self._total)
+
+    def _add_weighted(self, contribution: Contribution, begin: int, piece: torch.Tensor, total: int) -> None:
+        """Add the elements from `begin` on, (n,), to the sum: gradients by weight, statistics by samples."""
+        if contribution.weight is None:
+            self._gradient[begin : begin + len(piece)].add_(piece, alpha=contribution.count / total)
+            return
+        for low, high, is_statistics in self._runs(begin, begin + len(piece)):
+            mass = contribution.count if is_statistics else contribution.weight
+            if mass:
+                self._gradient[low:high].add_(piece[low - begin : high - begin], alpha=mass / total)
+
+    def _runs(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield the elements from begin to end, group by group, and whether these are statistics."""
+        first = 0
+        for group in self.layout.groups:
+            low, high = max(first, begin), min(first + group.elements, end)
+            if low < high:
+                yield low, high, bool(group.statistics)
+            first += group.elements
+
+    def _masses(self, used: Sequence[Contribution], end: int) -> Iterator[tuple[int, int, float]]:
+        """Yield the elements that are still to be divided, up to `end`, with the sum of their weights.
+
+        That is the same for all of them, unless a push broke off and the gradients that came in its place had
+        other weights, as where the tokens that count are drawn at random. Statistics are left out; and where
+        gradients are weighted by samples, everything is.
+        """
+        if used[0].weight is None:
+            return
+        cuts = {self._divided, end, *(cut for one in used for cut in (one.first, one.done))}
+        inner = sorted(cut for cut in cuts if self._divided <= cut <= end)
+        for begin, stop in pairwise(inner):
+            mass = sum(one.mass for one in used if one.first <= begin and stop <= one.done)
+            for low, high, is_statistics in self._runs(begin, stop):
+                if not is_statistics:
+                    yield low, high, mass
+
+    def _divide(self, used: Sequence[Contribution], total: int, end: int) -> None:
+        """Divide the sum by the weights, in elements up to `end`, for which all gradients have arrived."""
+        for low, high, mass in self._masses(used, end):
+            if mass not in (0, total):
+                self._gradient[low:high].mul_(total / mass)
+        self._divided = end
 
     def _squares(self, contribution: Contribution, begin: int, piece: torch.Tensor) -> float:
         """Return the squared norm of a contribution's elements from `begin` on, as they are pushed, (n,)."""
@@ -389,7 +450,7 @@ class Shard(Parameters):
         """Add held gradients to the sum in the order of their slices."""
         for contribution in sorted(contributions, key=lambda contribution: contribution.start):
             assert contribution.held is not None
-            self._gradient.add_(contribution.held, alpha=contribution.count / total)
+            self._add_weighted(contribution, 0, contribution.held, total)
 
     def _next_batch(self, used: Sequence[Contribution]) -> None:
         """Begin the next batch; `used` are the contributions to the last step. Later pieces are dropped."""
@@ -399,6 +460,7 @@ class Shard(Parameters):
         self.used = used
         self._contributions = []
         self._total = self._batch = None
+        self._divided = 0
 
     def _release(self, contribution: Contribution) -> None:
         if contribution.held is not None:

@@ -11,6 +11,7 @@ from worker.exchanges.parameter_server import ParameterServer
 from worker.gradient_norms import OwnNorms
 from worker.meter import Meter
 from worker.shard_clients import ShardClients
+from worker.weights import Weights
 
 
 def make_manager_client(config: SessionConfig, log: FieldLog) -> Client:
@@ -19,11 +20,14 @@ def make_manager_client(config: SessionConfig, log: FieldLog) -> Client:
     return _make_client(config, manager, config.manager, "BatchSizeManager", log)
 
 
-def make_exchange(config: SessionConfig, norms: OwnNorms, meter: Meter, log: FieldLog) -> Exchange:
+def make_exchange(
+    config: SessionConfig, norms: OwnNorms, meter: Meter, weights: Weights, log: FieldLog
+) -> Exchange:
     """Make the exchange with the parameter server that a session's settings name; without one, an all-reduce.
 
     Args:
         meter: Measures transfers.
+        weights: What this worker's gradients are means over.
         log: A logger whose fields all log lines get.
     """
     if not config.shards:
@@ -31,7 +35,7 @@ def make_exchange(config: SessionConfig, norms: OwnNorms, meter: Meter, log: Fie
     server = idl.parameter_server.ParameterServer
     clients = [_make_client(config, server, at, "parameter server", log) for at in config.shards]
     shards = ShardClients(clients, config.barrier_timeout, config.push_dtype)
-    return ParameterServer(shards, norms, meter, config.barrier_timeout, log)
+    return ParameterServer(shards, norms, meter, weights, config.barrier_timeout, log)
 
 
 def _make_client(config: SessionConfig, definition: type, where: Where, name: str, log: FieldLog) -> Client:

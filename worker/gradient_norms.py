@@ -70,6 +70,14 @@ class _Gradient(NamedTuple):
     values: NDArray[Any]
 
 
+class _Contribution(NamedTuple):
+    """A contribution of this worker's: the mean gradient of a slice or a micro-batch."""
+
+    samples: int
+    squares: SupportsFloat | None  # its squared norm; None where that is unknown
+    weight: float | None  # what it is a mean over, where that is not samples
+
+
 class Cadence:
     """The iterations in which norms are taken: as many as there are, or as take 0.25% of the time.
 
@@ -154,8 +162,7 @@ class OwnNorms:
         self.not_finite: int | None = None
         self._log = log.of(__name__)
         self._has_warned = False
-        # Samples and squared norms, None where that is unknown, by iteration: the last two.
-        self._own: dict[int, list[tuple[int, SupportsFloat | None]]] = {}
+        self._own: dict[int, list[_Contribution]] = {}  # by iteration: the last two
         self._attempt = 0
         self._told: StepNorms | None = None
         self._reduced: list[tuple[int, SupportsFloat]] = []
@@ -167,13 +174,23 @@ class OwnNorms:
         """Take the layout of the parameters at the shards, with their optimiser."""
         self.of_micro_batches = layout.optimizer not in PRECONDITIONED
 
-    def add(self, part: Assignment, count: int, squares: SupportsFloat, *, once: bool = False) -> None:
+    def add(
+        self,
+        part: Assignment,
+        count: int,
+        squares: SupportsFloat,
+        weight: float | None = None,
+        *,
+        once: bool = False,
+    ) -> None:
         """Add a contribution: the squared norm of the mean gradient over `count` samples of a slice.
 
         Args:
             part: The slice.
             count: The samples; with 0, nothing is added.
             squares: The squared norm.
+            weight: What the gradient is a mean over, where that is not samples; with 0, the norm may be
+                anything.
             once: Whether the slice has one contribution only; another makes its norms unknown.
         """
         if part.attempt != self._attempt:
@@ -184,14 +201,14 @@ class OwnNorms:
         for iteration in [one for one in self._own if one < part.iteration - 1]:
             del self._own[iteration]
         own = self._own.setdefault(part.iteration, [])
-        own.append((count, None if once and own else squares))
+        own.append(_Contribution(count, None if once and own else squares if weight != 0 else 0.0, weight))
 
     def scale(self, iteration: int, factor: SupportsFloat) -> None:
         """Multiply the squared norms of an iteration, whose gradient was scaled after they were taken."""
         own = self._own.get(iteration, ())
         self._own[iteration] = [
-            (count, None if squares is None else squares * factor)  # type: ignore[operator]
-            for count, squares in own
+            one if one.squares is None else one._replace(squares=one.squares * factor)  # type: ignore[operator]
+            for one in own
         ]
 
     def take_all(self, step: StepNorms | None) -> None:
@@ -278,12 +295,11 @@ class OwnNorms:
             )
         return found
 
-    def _part(
-        self, iteration: int, own: list[tuple[int, SupportsFloat | None]], squared: float
-    ) -> StepNorms | None:
-        contributions = [(count, float(squares)) for count, squares in own if squares is not None]
+    def _part(self, iteration: int, own: list["_Contribution"], squared: float) -> StepNorms | None:
+        contributions = [(one.samples, float(one.squares)) for one in own if one.squares is not None]
+        weights = [one.weight for one in own if one.weight is not None]
         if not all(math.isfinite(squares) for _, squares in contributions):
             self.not_finite = iteration
         if len(contributions) < len(own):
             return None
-        return StepNorms(iteration, GradientNorms.of(contributions, squared))
+        return StepNorms(iteration, GradientNorms.of(contributions, squared, weights or None))

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import idl
 from idl.errors import DeadlineExceededError, InvalidRequestError, ReleasedError, RewoundError
+from idl.exchange import PARAMETER_SERVER
 from idl.layout import Group
 from idl.plan import Assignment
 from idl.records import Report
@@ -28,6 +29,7 @@ from worker.membership import Membership
 from worker.meter import Measured, Meter
 from worker.resources.device import Device
 from worker.training import Training
+from worker.weights import Weights
 
 __all__ = ["JobCheckpoint", "Session", "SessionConfig", "default_worker_name"]
 
@@ -53,8 +55,9 @@ class Session:
         self.norms = OwnNorms(self.log)  # norms of this worker's gradients, for the gradient noise
         self.meter = Meter(self.log)  # measures this worker's iterations
         self.limits = Limits(config.bounds, self.log)  # what this worker can take
+        self.weights = Weights()  # what this worker's gradients are means over
         # This worker's part in the exchange of gradients.
-        self.exchange = exchange or make_exchange(config, self.norms, self.meter, self.log)
+        self.exchange = exchange or make_exchange(config, self.norms, self.meter, self.weights, self.log)
         # Whether this worker's script has ended by an error, which `close` tells the manager.
         self.failed = False
         # Functions that are called before this worker becomes a member.
@@ -127,6 +130,8 @@ class Session:
             raise ReleasedError(f"this worker was released: {self.released}")
         for act in self.before_join:
             act()
+        if self.weights.are_given and self.exchange.kind != PARAMETER_SERVER:
+            raise InvalidRequestError("weight=: only with a parameter server (`ps`)")
         saved = self.training.resumed
         joined = self._membership.join(
             replace(self.training.declared, samples=self.training.samples()),
@@ -140,6 +145,7 @@ class Session:
         self.training.samples = tuple  # no longer needed: a session may outlive its data set
         self.run = joined.run
         self.synchronisation = joined.synchronisation
+        self.weights.is_exact = joined.synchronisation.exact
         self.exchange.joined(joined, self._identity, self.config.host or joined.host)
         self._membership.start_heartbeat()
         try:
@@ -188,6 +194,7 @@ class Session:
         """
         self._membership.is_between = False
         self.assignment = self._begun = instead or self.assignment
+        self.weights.begin(self.assignment)
         with self._recovering():
             for act in self.before_batch:
                 act()

@@ -125,6 +125,7 @@ class ShardClients:
         *,
         begins: bool = True,
         untrained: Callable[[], NDArray[np.uint8]] | None = None,
+        weights: bool = False,
     ) -> bool:
         """Open the job, and set its parameters if no other worker has.
 
@@ -136,6 +137,7 @@ class ShardClients:
             state: The optimiser's state to start from.
             begins: Whether nothing can have been trained before this assignment.
             untrained: Returns what the model has beside its parameters, (bytes,); None for nothing.
+            weights: Whether gradients are means over something else than samples.
 
         Returns:
             Whether the parameters are this worker's.
@@ -178,6 +180,11 @@ class ShardClients:
                 raise InvalidRequestError(
                     f"{_name(client)} takes no gradients in {self._push_dtype}: it is of an earlier version"
                 )
+            if weights and not reply.weights:
+                raise InvalidRequestError(
+                    f"{_name(client)} would take gradients for means over samples, whatever weight= says: it "
+                    f"is of an earlier version"
+                )
             if not reply.initialised and not begins:
                 raise _lost_parameters(_name(client))
             if reply.initialised and (reply.attempt or 0) != assignment.attempt:
@@ -204,9 +211,16 @@ class ShardClients:
         return is_first
 
     def push(
-        self, assignment: Assignment, gradient: NDArray[Any], groups: Sequence[Group] | None
+        self,
+        assignment: Assignment,
+        gradient: NDArray[Any],
+        groups: Sequence[Group] | None,
+        weight: float | None = None,
     ) -> StepNorms | None:
         """Push the gradient of an assignment, (elements,), and the groups if their options have changed.
+
+        Args:
+            weight: What the gradient is a mean over; None for the samples.
 
         Returns:
             The norms of the last step's gradients; None where a shard does not know them.
@@ -216,7 +230,7 @@ class ShardClients:
             RewoundError: A shard is in another attempt, or was restarted.
             UnavailableError: Other workers have pushed a part of the slice, and not the rest for long.
         """
-        requests = self._push_requests(assignment, groups)
+        requests = self._push_requests(assignment, groups, weight)
         if self._rounded is not None:
             round_to_bfloat16(gradient, self._rounded)
         bulks = self._divided(gradient if self._rounded is None else self._rounded)
@@ -225,13 +239,17 @@ class ShardClients:
         )
 
     def begin_push(
-        self, assignment: Assignment, gradient: NDArray[Any], groups: Sequence[Group] | None
+        self,
+        assignment: Assignment,
+        gradient: NDArray[Any],
+        groups: Sequence[Group] | None,
+        weight: float | None = None,
     ) -> "GrowingPush":
-        """Begin to push a gradient, (elements,), that is still being computed.
+        """Begin to push a gradient, (elements,), that is still being computed; see `push`.
 
         Until the push has been finished or given up, no other call than those from any thread may be made.
         """
-        requests = self._push_requests(assignment, groups)
+        requests = self._push_requests(assignment, groups, weight)
         for request in requests:
             request.early = True
         if (rounded := self._rounded) is None:
@@ -264,7 +282,9 @@ class ShardClients:
         started = [in_daemon(call, shard, lambda: not over.is_set()) for shard in range(len(clients))]
         return Calls(over, dict(zip(started, clients, strict=True)))
 
-    def _push_requests(self, assignment: Assignment, groups: Sequence[Group] | None) -> list[Any]:
+    def _push_requests(
+        self, assignment: Assignment, groups: Sequence[Group] | None, weight: float | None
+    ) -> list[Any]:
         kept, checkpointed = common_checkpoint(self._checkpoints)
         pushed = wire_assignment(assignment)
         return [
@@ -278,6 +298,7 @@ class ShardClients:
                 part=part,
                 checkpointed=checkpointed,
                 dtype=self._push_dtype,
+                weight=weight,
             )
             for bounds, instance, part in zip(self._bounds, self._instances, self._parts, strict=True)
         ]

@@ -19,6 +19,7 @@ from worker.gradient_norms import OwnNorms
 from worker.limits import Limits
 from worker.torch.micro_batches import EVERY_OFF_CPU, Accumulation, SlicedBatch, micro_batches
 from worker.torch.preconditioner import preconditioner_of
+from worker.weights import Weights
 
 
 def slice_of(
@@ -41,7 +42,11 @@ def slice_of(
     limits = Limits(Bounds(at_once=number))
     training = SimpleNamespace(micro_batch=micro_batch)
     session = SimpleNamespace(
-        limits=limits, synchronisation=Synchronisation(), norms=OwnNorms(), training=training
+        limits=limits,
+        synchronisation=Synchronisation(),
+        norms=OwnNorms(),
+        training=training,
+        weights=Weights(),
     )
     preconditioner = None if optimize is None else preconditioner_of(optimize(list(model.parameters())))
     accumulation = Accumulation(session, list(model.parameters()), model, None, preconditioner)  # type: ignore[arg-type]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idl.gradient_norms import GradientNorms
+from idl.gradient_norms import GradientNorms, StepNorms
+from idl.translation import read_norms, wire_norms
 from tests.idl.quadratic import SEEDS, SPLITS, norms_of
 
 
@@ -77,3 +78,27 @@ def test_opposite_gradients_have_no_negative_norm():
 
     assert norms.squared == 0
     assert norms.var == pytest.approx(0.2)
+
+
+@given(SPLITS, SEEDS, st.data())
+def test_norms_by_tokens_join_to_the_wholes(split, seed, data):
+    """Workers that tell parts of the contributions by tokens sum, over the wire, to who knows all of them."""
+    gradients = np.random.default_rng(seed).normal(size=(len(split), 50))
+    count = sum(map(bool, split))
+    tokens = data.draw(st.lists(st.sampled_from([0.0, 0.5, 3.0, 800.0]), min_size=count, max_size=count))
+    counted = [(samples, float(g @ g)) for samples, g in zip(split, gradients, strict=True) if samples]
+    cut = data.draw(st.integers(1, count - 1))
+    parts = [
+        StepNorms(4, GradientNorms.of(counted[part], 1.0, tokens[part]))
+        for part in (slice(None, cut), slice(cut, None))
+    ]
+
+    joined = StepNorms.joined(4, sum(split), [read_norms(wire_norms(part)) for part in parts])
+
+    if not sum(tokens):
+        assert joined is None
+        return
+    expected = sum(n * norm for n, (_, norm) in zip(tokens, counted, strict=True)) * sum(split) / sum(tokens)
+    assert joined.norms.contributions == np.count_nonzero(tokens)
+    assert joined.norms.samples == sum(split)
+    assert joined.norms.weighted == pytest.approx(expected, rel=1e-12)

@@ -1,6 +1,7 @@
 """Slices are known by their place: whichever worker sends them, however often, each sample counts once."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tests.ps.tensors import plain_sgd, push, slice_of, tensor, values
 
 ELEMENTS = 7
 ACTION = st.tuples(
-    st.sampled_from(["begin", "begin", "go on", "go on", "break", "again", "drop"]),
+    st.sampled_from(["begin", "begin", "go on", "go on", "break", "again", "in part", "drop"]),
     st.integers(0, 99),
     st.integers(1, ELEMENTS),
 )
@@ -31,9 +32,13 @@ class Brought:
 
 
 class Redone:
-    """One batch at a shard, whose slices break off, are divided otherwise, and arrive repeatedly."""
+    """One batch at a shard, whose slices break off, are divided otherwise, and arrive repeatedly.
 
-    def __init__(self, shard, samples, start, counts, says_batch_start):
+    Args:
+        weigh: Returns what a slice's gradient is a mean over; None for the samples.
+    """
+
+    def __init__(self, shard, samples, start, counts, says_batch_start, weigh=lambda: None):
         self.shard = shard
         self.samples = samples  # (total, elements)
         self.start = start
@@ -43,6 +48,8 @@ class Redone:
         self.todo = list(self.parts)
         self.under_way = []
         self.stale = []
+        self.weigh = weigh
+        self.brought = {}  # by contribution's id, its gradient
 
     def begin(self, place, repeated=False):
         """Begin to push a slice, unless others have; what another was pushing of it is given out again."""
@@ -51,7 +58,7 @@ class Redone:
         start, count = place
         try:
             slice_ = slice_of(self.shard.version, start, count, len(self.samples), self.batch_start)
-            contribution = self.shard.begin(slice_, "w")
+            contribution = self.shard.begin(slice_, "w", weight=self.weigh())
         except UnavailableError:
             if not repeated:
                 self.todo.append(place)
@@ -67,6 +74,9 @@ class Redone:
                 self.todo += pieces
         within = start - self.start
         gradient = self.gradient(self.samples[within : within + count])
+        if contribution.weight == 0:
+            gradient[:-2] = math.nan
+        self.brought[id(contribution)] = gradient
         self.under_way.append(Brought(contribution, gradient, repeated))
 
     def gradient(self, samples):
@@ -119,6 +129,8 @@ class Redone:
                 self.break_off(self.under_way[which % len(self.under_way)], n)
             elif what == "again":
                 self.begin(self.given_out[which % len(self.given_out)], repeated=True)
+            elif what == "in part":
+                self.shard.step_in_part()
             elif what == "drop" and which < 20:
                 self.drop()
         self.finish()
@@ -161,6 +173,46 @@ def test_each_sample_counts_once(deterministic, says_batch_start, data):
         assert (shard.version, shard.is_complete) == (version, False)
         assert all(shard.has_used(slice_of(version - 1, *place)) for place in batch.given_out)
         start += len(samples)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_each_gradient_counts_by_its_weight(deterministic, data):
+    """Each element is a mean by the weights of those that brought it, whatever was broken off and redone."""
+    groups = (Group(ELEMENTS - 2, {"lr": 0.5, "momentum": 0.9}), Group(2, {}, statistics=True))
+    shard = Shard(Layout("float64", "sgd", groups), deterministic)
+    shard.initialise(torch.zeros(ELEMENTS, dtype=torch.float64), 0)
+    expected = torch.zeros(ELEMENTS - 2, dtype=torch.float64, requires_grad=True)
+    reference = torch.optim.SGD([expected], lr=0.5, momentum=0.9)
+    weights = st.sampled_from([0.0, 0.25, 1.0, 7.0, 300.0])
+    start = 0
+    for _ in range(2):
+        counts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4), label="counts")
+        samples = torch.randn(sum(counts), ELEMENTS, dtype=torch.float64)
+        batch = Redone(shard, samples, start, counts, True, lambda: data.draw(weights, label="weight"))
+        batch.play(data.draw(st.lists(ACTION, max_size=40), label="actions"))
+        shard.step()
+        used = [(one, batch.brought[id(one)].nan_to_num()) for one in shard.used]
+        mean = torch.zeros(ELEMENTS, dtype=torch.float64)
+        for element in range(ELEMENTS):
+            parts = [(one, gradient) for one, gradient in used if one.first <= element < one.done]
+            masses = [one.count if element >= ELEMENTS - 2 else one.weight for one, _ in parts]
+            total = sum(mass * gradient[element] for mass, (_, gradient) in zip(masses, parts, strict=True))
+            mean[element] = total / (sum(masses) or 1)
+        expected.grad = mean[:-2]
+        reference.step()
+        whole_batch = torch.cat([expected.detach(), mean[-2:]])
+        torch.testing.assert_close(values(shard), whole_batch, rtol=1e-12, atol=1e-12)
+        start += len(samples)
+
+
+def test_a_gradient_without_a_weight_among_others_is_refused():
+    """Gradients of one step are means over tokens, or over samples; the error names who says which."""
+    shard = plain_sgd(1)
+    shard.begin(slice_of(0, 0, 4, 8), "one", weight=9.0)
+    with pytest.raises(InvalidRequestError, match=r"'one' says what .* and 'two' does not"):
+        shard.begin(slice_of(0, 4, 4, 8), "two")
 
 
 def test_a_push_that_brought_nothing_leaves_nothing():

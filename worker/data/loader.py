@@ -16,6 +16,7 @@ from worker.data.slices import Slice, Slices
 from worker.data.source import Source
 from worker.own_session import own_session
 from worker.session import Session
+from worker.weights import WEIGHT_LIMIT, Weigh
 
 
 class Loader(ABC):
@@ -26,6 +27,9 @@ class Loader(ABC):
         batch_size: As `Slices` takes it.
         session: The session with the services; None for this process's.
         compare_samples: Whether workers that join compare a few samples.
+        weight: A function from a batch, or a micro-batch, to what its loss is a mean over; or "loss", where
+            the loss says so; None for a mean over samples.
+        weight_limit: The most that a sample may weigh where sums are exact.
         options: Further options of `Slices`.
 
     Raises:
@@ -42,12 +46,21 @@ class Loader(ABC):
         session: Session | None,
         *,
         compare_samples: bool = False,
+        weight: Weigh | str | None = None,
+        weight_limit: int = WEIGHT_LIMIT,
         **options: Any,
     ) -> None:
         self.session = session or own_session()  # the session with the services
         self.source = source
         # This worker's parts of the batches.
-        self.slices = Slices(len(source), batch_size, self.session, advice=self._advice, **options)
+        self.slices = Slices(
+            len(source),
+            batch_size,
+            self.session,
+            advice=self._advice,
+            weight_limit=self.session.weights.declare(weight, weight_limit),
+            **options,
+        )
         if compare_samples:
             self.session.training.samples = partial(fingerprints, source)
         self._has_warned = False
@@ -84,6 +97,8 @@ class Loader(ABC):
                 self.source.take(part)
                 batch = None if part.micro_batches else self.source.collate(self.source.samples(part))
                 self._check_size(batch, len(part.indices))
+            if not part.micro_batches:
+                self.session.weights.weigh(batch)
             yield self._sliced(part) if part.micro_batches else batch
 
     def _check_size(self, batch: Any, count: int) -> None:
@@ -131,7 +146,8 @@ class Loader(ABC):
         with self.session.meter.tally.phase("load", self.session.assignment):
             batch = self._seeded.load(part)
             self._check_size(batch, len(part.indices))
-            return batch
+        self.session.weights.weigh(batch)
+        return batch
 
 
 def _shapes(batch: Any) -> Iterator[tuple[int, ...]]:

@@ -50,6 +50,7 @@ class Slices:
         shuffle: Whether each epoch has a permutation of its own.
         drop_last: Whether an epoch's last, smaller batch is left out.
         micro_batch: Samples of a micro-batch; None for a job without.
+        weight_limit: As in `JobSpec`.
         advice: What a loop has to do for each batch, in the framework's words; for errors.
 
     Attributes:
@@ -69,10 +70,13 @@ class Slices:
         seed: int = 0,
         drop_last: bool = False,
         micro_batch: int | None = None,
+        weight_limit: int | None = None,
         advice: str = "call optimizer.step() for each batch",
     ) -> None:
         try:
-            self.spec = JobSpec.of(dataset_size, batch_size, seed, shuffle, drop_last, micro_batch)
+            self.spec = JobSpec.of(
+                dataset_size, batch_size, seed, shuffle, drop_last, micro_batch, weight_limit
+            )
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         session.training.declare(self.spec)

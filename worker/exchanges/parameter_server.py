@@ -32,6 +32,7 @@ from worker.optimizer_state import OptimizerState
 from worker.shard_clients import Calls, GrowingPush, ShardClients
 from worker.step_options import StepOptions
 from worker.untrained import Untrained
+from worker.weights import Weights
 
 log = FieldLog(__name__)
 
@@ -73,6 +74,7 @@ class ParameterServer(Exchange):
 
     Args:
         meter: Is told the times of transfers, and of waiting for the other workers.
+        weights: What this worker's gradients are means over.
         timeout: Seconds for a recovery.
         log: A logger whose fields all log lines get.
     """
@@ -85,12 +87,14 @@ class ParameterServer(Exchange):
         shards: ShardClients,
         norms: OwnNorms,
         meter: Meter,
+        weights: Weights,
         timeout: float,
         log: FieldLog = log,
     ) -> None:
         self._shards = shards
         self._norms = norms
         self._meter = meter
+        self._weights = weights
         self._timeout = timeout
         self._log = log
         self._synchronisation = Synchronisation()
@@ -230,6 +234,7 @@ class ParameterServer(Exchange):
             state,
             begins=begins,
             untrained=None if untrained is None else untrained.encoded,
+            weights=self._weights.are_given,
         )
         self._lacks_untrained = untrained is not None and not is_first
         if self._shards.pulls_early and not len(self._spare):
@@ -243,7 +248,7 @@ class ParameterServer(Exchange):
         """
         mode = self._synchronisation.mode
         is_first = part.count > 0 and part.iteration > self._options.reached
-        return mode == "bsp" and is_first and self._given_up is None
+        return mode == "bsp" and is_first and self._given_up is None and self._weights.is_known(part)
 
     def begin_push(
         self, part: Assignment, groups: Sequence[Group] | None, lr_scale: float, ready: NoteReady = Bucket
@@ -264,7 +269,7 @@ class ParameterServer(Exchange):
             return
         options = scaled(self._options.upcoming(groups), lr_scale)
         self._begin_pull(part)
-        push = self._shards.begin_push(part, self.gradient.values, options)
+        push = self._shards.begin_push(part, self.gradient.values, options, self._weights.of(part))
         self._begun = _Begun(part, options, push, ready)
 
     def advance_push(self, ends: Sequence[int]) -> None:
@@ -286,7 +291,8 @@ class ParameterServer(Exchange):
         """Push the gradient, or what is left of it, and learn its norms.
 
         Raises:
-            InvalidRequestError: Exact sums are not of all samples, or a shard refuses the gradient again.
+            InvalidRequestError: Exact sums are not of all samples, it is not known what the gradient is a
+                mean over, or a shard refuses the gradient again.
             RewoundError: A shard is in another attempt, or has refused the gradient for the first time; or a
                 push that was begun was given up, or has other options.
         """
@@ -298,13 +304,13 @@ class ParameterServer(Exchange):
             raise self._given_up
         if not done.count:
             return
-        values = self.gradient.values
+        values, weight = self.gradient.values, self._weights.of(done)
         begun, self._begun = self._begun, None
         self._begin_pull(done)
         try:
             with self._meter.pushing(done):
                 last = begun.ready(is_last=True) if begun else None
-                norms = begun.push.finish() if begun else self._shards.push(done, values, options)
+                norms = begun.push.finish() if begun else self._shards.push(done, values, options, weight)
                 if last:
                     last.note_done()
             self._norms.take_all(norms)

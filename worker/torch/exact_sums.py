@@ -30,7 +30,7 @@ class ExactSums:
         trained = sum(tensor.numel() for tensor in parameters.values())
         self._gradients = _Part(self.flat[:trained], parameters, statistics=False)
         self._statistics = _Part(self.flat[trained:], statistics, statistics=True)
-        self._samples = 1  # of the slice, which the gradients left are means over
+        self._mass = 1.0  # of the slice, which the gradients left are means over
 
     def begin(self, total: int) -> None:
         """Begin a slice of a batch of `total` samples."""
@@ -43,10 +43,16 @@ class ExactSums:
             parameter.grad = None
 
     @torch.no_grad()
-    def add(self, count: int) -> None:
-        """Add a micro-batch's gradients and statistics, times its samples; with 0, nothing."""
+    def add(self, count: int, weight: float | None = None) -> None:
+        """Add a micro-batch's gradients and statistics, times its samples; with 0, nothing.
+
+        Args:
+            weight: What gradients are multiplied by instead, by `idl.exact_sums.exact_weight`.
+        """
+        mass = count if weight is None else weight
+        if mass:
+            self._gradients.add([p.grad for p in self._gradients.tensors], mass)
         if count:
-            self._gradients.add([p.grad for p in self._gradients.tensors], count)
             self._statistics.add([statistic.double() for statistic in self._statistics.tensors], count)
 
     def check(self) -> None:
@@ -59,12 +65,10 @@ class ExactSums:
         self._statistics.check()
 
     @torch.no_grad()
-    def leave(self, samples: int) -> None:
-        """Leave the mean gradient of the slice, over its samples, in `grad`, for scripts that look at it."""
-        self._samples = max(1, samples)
-        for parameter, mean in zip(
-            self._gradients.tensors, self._gradients.means(self._samples), strict=True
-        ):
+    def leave(self, mass: float) -> None:
+        """Leave the mean gradient of the slice, of this mass, in `grad`, for scripts that look at it."""
+        self._mass = mass or 1.0
+        for parameter, mean in zip(self._gradients.tensors, self._gradients.means(self._mass), strict=True):
             parameter.grad = mean
 
     @torch.no_grad()
@@ -74,7 +78,7 @@ class ExactSums:
         Raises:
             InvalidRequestError: The script has changed them, which the sums would not show.
         """
-        left = self._gradients.means(self._samples)
+        left = self._gradients.means(self._mass)
         found = [parameter.grad for parameter in self._gradients.tensors]
         # Values are compared: a GradScaler changes them without counting the change in `_version`.
         alike = [(now == mean).all() for now, mean in zip(found, left, strict=True) if now is not None]
@@ -119,8 +123,8 @@ class _Part:
         self._sums.zero_()
         self._form, self._largest = FixedPoint(total, self._is_statistics), None
 
-    def add(self, values: "list[torch.Tensor] | list[torch.Tensor | None]", count: int) -> None:
-        """Add the values of a micro-batch of `count` samples, one for each tensor; None stands for zeros."""
+    def add(self, values: "list[torch.Tensor] | list[torch.Tensor | None]", mass: float) -> None:
+        """Add a micro-batch's values times its mass, one for each tensor; None stands for zeros."""
         if not self.tensors:
             return
         given = [
@@ -133,7 +137,7 @@ class _Part:
         if self._largest is not None:
             largest = torch.where(self._largest[0] < self._form.limit, largest, self._largest)
         self._largest = largest
-        scaled = flat.double().mul_(count / self._form.unit)
+        scaled = flat.double().mul_(mass / self._form.unit)
         self._sums.add_(scaled.round_().long())
 
     def check(self) -> None:
@@ -144,9 +148,9 @@ class _Part:
             name = next(name for name, end in zip(self._names, ends, strict=True) if element < end)
             self._form.check(value, name)
 
-    def means(self, samples: int | None = None) -> list[torch.Tensor]:
-        """Return the mean for each tensor, in its dtype, over so many samples; None: those of the batch."""
-        flat = self._sums.double().mul_(self._form.unit).div_(samples or self._form.total)
+    def means(self, mass: float | None = None) -> list[torch.Tensor]:
+        """Return the mean for each tensor, in its dtype, over a mass; None: the samples of the batch."""
+        flat = self._sums.double().mul_(self._form.unit).div_(mass or self._form.total)
         parts = torch.split(flat, [tensor.numel() for tensor in self.tensors])
         return [
             part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, self.tensors, strict=True)

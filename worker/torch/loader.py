@@ -16,6 +16,7 @@ from worker.session import Session
 from worker.torch.micro_batches import Accumulation, SlicedBatch
 from worker.torch.prefetching import PrefetchingSource
 from worker.torch.randomness import seed_generators
+from worker.weights import WEIGHT_LIMIT, Weigh
 
 
 class MapStyleDataset(Protocol):
@@ -119,6 +120,10 @@ class DataLoader(Loader):
         worker_init_fn: Called with the process's number in each loading process.
         compare_samples: Whether workers that join compare numbers of four samples, loaded three times, to see
             that they have the same data set; random samples are left out.
+        weight: For a loss that is no mean over samples: a function from a batch, or a micro-batch, to what
+            its loss is a mean over, such as `lambda batch: (batch["labels"] != -100).sum()`; or "loss", where
+            the loss is made by `evenpace.torch.mean`. The same on all workers. None: a mean over samples.
+        weight_limit: The most that a sample may weigh where sums are exact (--exact).
         session: The session with the services; by default this process's.
         others: Further arguments of `torch.utils.data.DataLoader`, with its own defaults alone.
 
@@ -144,6 +149,8 @@ class DataLoader(Loader):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         compare_samples: bool = True,
+        weight: Weigh | str | None = None,
+        weight_limit: int = WEIGHT_LIMIT,
         **others: Any,
     ) -> None:
         _check_others(others)
@@ -182,6 +189,8 @@ class DataLoader(Loader):
             drop_last=drop_last,
             micro_batch=micro_batch,
             compare_samples=compare_samples,
+            weight=weight,
+            weight_limit=weight_limit,
         )
 
     @property

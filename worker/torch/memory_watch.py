@@ -143,6 +143,12 @@ class WithinMemory:
                 # Even pieces: a last one of few samples would take as long as one of many.
                 size = -(-left // -(-left // most))
             start = samples - left
+            if size < samples and self._session.weights.are_given:
+                raise InvalidRequestError(
+                    f"{samples} samples do not fit into memory at once, and where the loader has weight=, "
+                    f"pieces of them cannot be weighted: start with a lower --max-batch-size, or make the "
+                    f"loaders with micro_batch="
+                )
             part = batch if size == samples else cut(batch, start, start + size, samples)
             weight = size / samples if self._weighs else 1.0
             if self._attempt(part, weight, size == left, results):
@@ -162,14 +168,16 @@ class WithinMemory:
     def _by_micro_batches(self, batch: SlicedBatch) -> Any:
         """Process a worker's part of a batch; where memory runs out, fewer micro-batches at once."""
         results: list[Any] = []
+        weights: list[float] = []
         if self._reduction is not None:
             self._reduction.begin()
         with batch.accumulation.slice(batch.part):
             for part in batch.micro_batches():
                 while not self._attempt_micro_batch(batch, part, results):
                     _free_memory(self._parameters[0].device)
-        sizes = [len(part.indices) for part in batch.part.micro_batches]
-        return weighted_mean(results, [size / sum(sizes) for size in sizes])
+                weights.append(batch.accumulation.weight_at_hand)
+        whole = sum(weights)
+        return weighted_mean(results, [weight / whole if whole else 1 / len(weights) for weight in weights])
 
     def _attempt_micro_batch(self, batch: SlicedBatch, part: "MicroBatch", results: list[Any]) -> bool:
         """Add a micro-batch's gradient, or leave the accumulated one unchanged; return whether it fitted."""

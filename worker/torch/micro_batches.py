@@ -8,11 +8,13 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from idl.errors import InvalidRequestError
 from worker.data import sliced_batch
@@ -63,6 +65,7 @@ class Accumulation:
     ) -> None:
         # Samples of the micro-batch that is computed at present; None outside of one.
         self.samples_at_hand: int | None = None
+        self.weight_at_hand = 0.0  # of the micro-batch that was computed last, or is at present
         self.last_factor: float | None = None
         self._session = session
         self._parameters = parameters
@@ -82,9 +85,12 @@ class Accumulation:
         self._left = 0  # micro-batches of it that are to be begun
         self._at_once = 1
         self._idle: list[Lane] = []
-        self._under_way: deque[tuple[Lane, MicroBatch]] = deque()  # in the order of the cuts
+        # With their weights, in the order of the cuts.
+        self._under_way: deque[tuple[Lane, MicroBatch, float]] = deque()
         self._is_adding = False  # a micro-batch's results, of which an error may leave a part
-        self._divisor = 0  # samples that the accumulated gradient is divided by
+        self._divisor = 0.0  # samples, or weight, that the accumulated gradient is divided by
+        self._weight = 0.0  # of the slice's micro-batches so far: samples, or what they are means over
+        self._zeroing: list[RemovableHandle] = []  # of the gradients of a micro-batch without weight
         self._pass_norms = PassNorms(parameters)
         self._preconditioner = preconditioner
         self._every = EVERY_OFF_CPU if self._on_one_device else 1  # iterations, of which one has norms
@@ -115,7 +121,8 @@ class Accumulation:
             raise InvalidRequestError(
                 f"the micro-batches of iteration {part.assignment.iteration} were gone through before"
             )
-        self._part, self._left, self._divisor = part, len(part.micro_batches), 0
+        self._part, self._left = part, len(part.micro_batches)
+        self._divisor = self._weight = 0.0
         self._under_way.clear()
         self._is_adding = False
         self._at_once = self._session.limits.begin(part.assignment.at_once)
@@ -145,7 +152,6 @@ class Accumulation:
             if self._sums is not None:
                 self._sums.clear()
             else:
-                self._divide_by(len(part.indices))
                 added_to = [(p, p.grad) for p in self._parameters if p.grad is not None][:1]
         with contextlib.ExitStack() as stack:
             if lane is not None:
@@ -155,22 +161,25 @@ class Accumulation:
             self._statistics.rewind()
             stack.callback(setattr, self, "samples_at_hand", None)
             self.samples_at_hand = len(part.indices)
-            if lane is None and self._sums is None and self._left == 1 and self._part is not None:
-                stack.callback(setattr, self, "last_factor", None)
-                self.last_factor = self._divisor / len(self._part.indices)
+            stack.callback(self._end_pass)
+            weigh = partial(self._weigh, accumulates=lane is None and self._sums is None)
+            stack.enter_context(self._session.weights.micro_batch(part.count, weigh))
+            if not self._session.weights.are_given:
+                weigh(len(part.indices))
             if lane is None and self._diagonals is not None:
                 self._pass_norms.begin(self._diagonals)
             yield
         self._left -= 1
+        self._weight += self.weight_at_hand
         if reduced is None and any(parameter.grad is not gradient for parameter, gradient in added_to):
             raise InvalidRequestError(
                 "gradients were cleared or replaced within the loop over micro-batches, which adds them up: "
                 "call optimizer.zero_grad() before it"
             )
         if lane is None:
-            self._add(part, self._pass_norms.take())
+            self._add(part, self._pass_norms.take(), self.weight_at_hand)
         else:
-            self._under_way.append((lane, part))
+            self._under_way.append((lane, part, self.weight_at_hand))
 
     def lower_at_once(self) -> bool:
         """Compute fewer micro-batches at once, since memory has run out in one.
@@ -197,27 +206,31 @@ class Accumulation:
         """Add the results of the micro-batches that were begun first, until at most `most` are under way."""
         while len(self._under_way) > most:
             self._is_adding = True
-            lane, part = self._under_way.popleft()
+            lane, part, weight = self._under_way.popleft()
             with lane.results() as gradients:
-                self._add(part, squared_norm_of(gradients, self._diagonals) if self._diagonals else 0.0)
-            if self._sums is None:
-                self._divide_by(len(part.indices))
+                squares = squared_norm_of(gradients, self._diagonals) if self._diagonals else 0.0
+                self._add(part, squares, weight)
+            if self._sums is None and weight:
+                self._divide_by(weight)
                 self._accumulate(gradients)
             self._idle.append(lane)
             self._is_adding = False
 
-    def _add(self, part: MicroBatch, squares: torch.Tensor | float) -> None:
+    def _add(self, part: MicroBatch, squares: torch.Tensor | float, weight: float) -> None:
         """Add what a micro-batch has left in gradients and buffers, as far as passes do not add it up.
 
         Args:
             squares: The squared norm of its gradient, where norms are taken.
+            weight: Its weight.
         """
         assert self._part is not None
+        weights = self._session.weights
         if self._diagonals is not None:
-            self._session.norms.add(self._part.assignment, part.count, squares)
+            given = weight if weights.are_given else None
+            self._session.norms.add(self._part.assignment, part.count, squares, given)
         if self._sums is not None:
             self.check_dense()
-            self._sums.add(part.count)
+            self._sums.add(part.count, weights.in_sums(weight) if weights.are_given else None)
         else:
             self._statistics.add(part.count)
 
@@ -239,7 +252,8 @@ class Accumulation:
         if self._sums is not None:
             self._sums.check()
             if self._reduce is None or reduced is None:
-                self._sums.leave(assignment.count)
+                weight = self._session.weights.of(assignment)
+                self._sums.leave(assignment.count if weight is None else weight)
             else:
                 self._reduce(self._sums.flat, reduced.process_group)
                 self._sums.settle()
@@ -248,7 +262,8 @@ class Accumulation:
                     self._session.norms.take_reduced(assignment.iteration, norm)
             return
         if reduced is None:
-            self._divide_by(len(self._part.indices))
+            if self._weight:
+                self._divide_by(self._weight)
             self._statistics.end(assignment.count)
             self._marked_squares = self._squares_of_marked() if self._diagonals is not None else 0.0
         else:
@@ -316,8 +331,30 @@ class Accumulation:
                     f"`parameter.grad = parameter.grad.to_dense()` after each backward pass"
                 )
 
-    def _divide_by(self, size: int) -> None:
-        """Let the accumulated gradient be divided by another number of samples."""
+    def _weigh(self, weight: float, *, accumulates: bool) -> None:
+        """Prepare for the gradient of the micro-batch at hand, whose weight is known by now.
+
+        Args:
+            accumulates: Whether its backward pass adds to the parameters' `grad`.
+        """
+        self.weight_at_hand = weight
+        if not accumulates:
+            return
+        if weight:
+            self._divide_by(weight)
+        else:  # the gradient may be anything
+            self._zeroing = [p.register_hook(torch.zeros_like) for p in self._parameters if p.requires_grad]
+        whole = self._weight + weight
+        if self._left == 1 and self._part is not None and whole:
+            self.last_factor = self._divisor / whole
+
+    def _end_pass(self) -> None:
+        self.last_factor = None
+        while self._zeroing:
+            self._zeroing.pop().remove()
+
+    def _divide_by(self, size: float) -> None:
+        """Let the accumulated gradient be divided by another number of samples, or weight."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if gradients and self._divisor not in (0, size):
             torch._foreach_mul_(gradients, self._divisor / size)

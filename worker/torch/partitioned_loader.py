@@ -19,6 +19,7 @@ from worker.partitions.link import PartitionConfig, PartitionLink
 from worker.partitions.samples import SampleForm
 from worker.session import Session
 from worker.torch.loader import Loader, MapStyleDataset
+from worker.weights import Weigh
 
 
 class PartitionedLoader(Loader):
@@ -44,6 +45,7 @@ class PartitionedLoader(Loader):
         collate_fn: Makes a batch from a list of samples.
         room_mib: Most memory for samples of other workers, in MiB.
         insecure: Whether to listen to other machines without TLS, on a trusted network.
+        weight: As for `worker.torch.loader.DataLoader`.
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
@@ -63,6 +65,7 @@ class PartitionedLoader(Loader):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         room_mib: int = 1024,
         insecure: bool = False,
+        weight: Weigh | str | None = None,
     ) -> None:
         if not len(dataset):
             raise InvalidRequestError("dataset: this worker's part must have at least one sample")
@@ -97,6 +100,7 @@ class PartitionedLoader(Loader):
                 session,
                 seed=seed,
                 drop_last=drop_last,
+                weight=weight,
             )
         except BaseException:
             self.partition.close()

@@ -15,6 +15,7 @@ from worker.data.source import Source
 from worker.own_session import own_session
 from worker.session import Session
 from worker.torch.loader import Loader
+from worker.weights import WEIGHT_LIMIT, Weigh
 
 
 class StreamLoader(Loader):
@@ -41,6 +42,8 @@ class StreamLoader(Loader):
             belongs into `collate_fn`, whose generators are seeded; the stream itself is not. A worker reads
             its first micro-batch twice, and warns if the samples differ.
         collate_fn: Makes a batch from a list of samples.
+        weight: As for `worker.torch.loader.DataLoader`.
+        weight_limit: Likewise.
 
     Raises:
         InvalidRequestError: A value is not allowed, the data set can be iterated over only once, or the
@@ -59,6 +62,8 @@ class StreamLoader(Loader):
         drop_last: bool = False,
         micro_batch: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        weight: Weigh | str | None = None,
+        weight_limit: int = WEIGHT_LIMIT,
     ) -> None:
         session = session or own_session()
         stream = Stream(dataset, size, session.log)
@@ -70,6 +75,8 @@ class StreamLoader(Loader):
             seed=seed,
             drop_last=drop_last,
             micro_batch=micro_batch,
+            weight=weight,
+            weight_limit=weight_limit,
         )
         self.dataset = dataset
 
