@@ -320,6 +320,7 @@ class Job:
         *,
         store: str | None = None,
         formed: int | None = None,
+        formed_by: str | None = None,
         kept: bool = False,
     ) -> None:
         """End a recovery, as a worker has fenced all shards with the new attempt, and finds where they are.
@@ -336,6 +337,7 @@ class Job:
                 record of it may date from before a change of the batch's size.
             store: Address of the worker's store; only where the manager forms the group, as for `Arrival`.
             formed: The attempt whose group it formed last, likewise.
+            formed_by: Id of the manager's process that had that group formed; None for this one.
             kept: Whether it has written its state down, likewise.
 
         Raises:
@@ -355,7 +357,8 @@ class Job:
         if self.members.has_formed_groups:
             if formed is not None:
                 self._check_place(iteration, place)
-            self.regrouping.arrive(member, attempt, iteration, formed, store, place, now, kept=kept)
+            by = formed_by or self.attempts.manager
+            self.regrouping.arrive(member, attempt, iteration, formed, by, store, place, now, kept=kept)
         if member.suspended:
             self._welcome(worker, member, now)
         if self.attempts.is_recovering and not self.members.has_formed_groups:
