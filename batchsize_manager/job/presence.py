@@ -127,13 +127,18 @@ class Presence:
             iteration: The iteration that its present call reports, if any.
 
         Returns:
-            Whether it goes on with its old part, since nobody else has got that yet.
+            Whether it goes on with its old parts, since nobody else has got them yet. With lookahead, another
+            attempt begins where a later iteration was planned without it meanwhile.
         """
         member.suspended = False
         member.joined_at = now
         self._outbox.log(f"{worker} is back", worker)
         self._iterations.discard_undelivered()
         goes_on = self._iterations.reinstate(worker)
+        if goes_on and self._members.redoes and self._iterations.has_one_without(worker):
+            # The others, which have begun that one, need this member's next calls, for which it waits itself.
+            self._attempts.begin(f"{worker} is back, and has no part of a later iteration")
+            goes_on = False
         if not goes_on:
             planned = self._iterations.planned
             if iteration not in self._iterations.progress:
