@@ -104,6 +104,10 @@ class Attempts:
         """Return whether a member is one of the present attempt's group."""
         return self.group is not None and member.grouped == self.number
 
+    def took_part(self, member: Member) -> bool:
+        """Return whether a member was in the group that trained last, whatever attempt has begun since."""
+        return member.grouped == self._began[0]
+
     @property
     def ranks(self) -> dict[str, int]:
         """The ranks of the members that are in the present attempt's group, by name."""

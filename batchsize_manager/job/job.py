@@ -78,7 +78,8 @@ class Job:
         self._finished = False
         self._left_well_at = -inf  # the time at which the last one left by itself; -inf: by an error
         self._gone_well = False  # whether who has gone last had finished, or fell silent before others had
-        self._left_behind = False  # and all the others were silent then, so that there is nothing to wait for
+        # And the others had no part in the last iteration, so that there is nothing to wait for.
+        self._left_behind = False
         self._first_to_leave: tuple[int, str] | None = None  # the iteration that it left before, and its name
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position, progress)
@@ -706,7 +707,10 @@ class Job:
         if worker in self.members:  # else it was released meanwhile
             self._gone_well = well
             self.presence.remove(worker, why, now, by)
-            self._left_behind = well and not self.members.staying
+            left = list(self.members.staying.values())
+            if self.members.has_formed_groups:  # who has come back is in none before the next attempt
+                left = [member for member in left if self.attempts.took_part(member)]
+            self._left_behind = well and not left
             self.presence.look_for_returning(now)
             if self.members:
                 self._advance(now)
