@@ -133,12 +133,14 @@ class Job:
                 to `recover`, whichever attempt it is in. Where others have its place, it is released.
 
         Raises:
-            NotMemberError: `again` is set, but this incarnation was taken out of the job.
+            NotMemberError: `again` is set, but this incarnation was taken out of the job, not only cut off.
             InvalidRequestError: The name is a live member's, the minimum does not fit into the batch, the
                 worker cannot take a micro-batch, or the others exchange gradients in another way.
             UnavailableError: The name is that of a member of which it is not known yet whether it lives, or
                 there is room only if some members go.
         """
+        if again:
+            self.presence.take_back(worker, incarnation, now)  # it asks an earlier manager's successor
         if self.members.is_released(worker, incarnation):
             return
         bounds = self.spec.narrowed(bounds)

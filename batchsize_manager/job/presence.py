@@ -55,13 +55,21 @@ class Presence:
             NotMemberError: The worker is no member.
             UnavailableError: It would return, but there is room for it only if some members go.
         """
-        cut_off = self._members.returning(worker, incarnation, now - self._config.absence)
-        if cut_off is not None:
-            self._take_back(worker, cut_off, now)
+        self.take_back(worker, incarnation, now)
         member = self._members.known(worker, incarnation)
         member.heard_at = now
         member.back_by, member.is_returning = None, False
         return member
+
+    def take_back(self, worker: str, incarnation: str, now: float) -> None:
+        """Make a worker a member again that counted as dead since its connection broke, if it is one.
+
+        Raises:
+            UnavailableError: There is room for it only if some members go.
+        """
+        cut_off = self._members.returning(worker, incarnation, now - self._config.absence)
+        if cut_off is not None:
+            self._take_back(worker, cut_off, now)
 
     def look_for_returning(self, now: float) -> None:
         """Note whether a member that was cut off may come back yet, with the state that it alone may have."""

@@ -80,6 +80,19 @@ def test_who_comes_back_to_a_later_iteration_without_it_has_all_begin_another_at
         assert driver.span("a") == (1, 32, 16)
 
 
+def test_who_asks_to_join_again_is_welcome_back_where_it_was_only_cut_off():
+    """An earlier manager did not know it, and it asks the next one, which does."""
+    driver = Beating("a", "b", total=16)
+    driver.beat("a", "b")
+    cut_off(driver, "b")
+    driver.job.join("b", "b", Bounds(), driver.now, again=True)
+    assert list(driver.job.members) == ["a", "b"]
+    assert driver.last_events(2) == ["b had not died; it is a member again", "b is back"]
+    driver.job.leave("b", "b", driver.now)
+    with pytest.raises(NotMemberError, match="left"):
+        driver.job.join("b", "b", Bounds(), driver.now, again=True)
+
+
 def test_who_comes_back_to_an_earlier_iteration_may_repeat_its_report():
     """The others have gone back meanwhile: its answer may be lost as any other's."""
     driver = Beating("a", "b", total=16)
