@@ -364,6 +364,7 @@ class _GroupJob(Job):
 
     def __init__(self, *arguments):
         self._groups = {}  # of all workers so far, by name
+        self._drained = set()  # names of workers that are, or are to be
         self._stepped = {}  # the time of each batch with its attempt, as the first member has noted it
         super().__init__(*arguments)
 
@@ -431,12 +432,20 @@ class _GroupJob(Job):
         return [self.trained_with(batches)]
 
     def _may_kill(self, worker):
-        """Return whether another worker that lives has the state, without which the job is over."""
+        """Return whether another worker that lives has the state, without which the job is over.
+
+        Who was drained may be released, with a state of which the others are not in need any more, and not
+        have heard of it yet.
+        """
         return any(
             self._groups[name].session.exchange._formed is not None
-            for name in self.workers
-            if name != worker.name and name in self._groups and name not in self.ends
+            for name in self.workers.keys() & self._groups.keys() - self._drained
+            if name != worker.name and name not in self.ends
         )
+
+    def _drain(self, worker):
+        self._drained.add(worker.name)
+        return super()._drain(worker)
 
     def _hole(self, endpoint):
         super()._hole(endpoint)
