@@ -62,7 +62,6 @@ class ManagerService:
     def __init__(self, config: ManagerConfig) -> None:
         self._config = config
         self._since = time.monotonic()
-        self._process = uuid.uuid4().hex  # this process's id
         self._limited_log = LimitedLog(log, _LINES, "%d more lines about jobs were left out")
         self._learning = Learning(config.policy, config.options, config.models)
         self._jobs: dict[str, ManagedJob] = {}
@@ -297,7 +296,8 @@ class ManagerService:
         attempt = managed.job.recover(worker, incarnation, attempt, time.monotonic())
         self._attach(managed, worker, incarnation, call.peer)
         self._carry_out(managed)
-        reply = _wire.RecoverReply(identity=call.request.identity, attempt=attempt, manager=self._process)
+        manager = managed.job.attempts.manager
+        reply = _wire.RecoverReply(identity=call.request.identity, attempt=attempt, manager=manager)
         managed.once_kept(lambda: call.reply(reply))
 
     def _rewind(self, call: Call) -> None:
@@ -307,10 +307,18 @@ class ManagerService:
         place = read_place(call.request.place)
         store = None if call.request.store is None else check.text("store", call.request.store)
         formed = None if call.request.formed is None else check.integer("formed", call.request.formed, 0)
-        now = time.monotonic()
-        kept = bool(call.request.kept)
+        by = None if call.request.formed_by is None else check.text("formed_by", call.request.formed_by)
         managed.job.rewind(
-            worker, incarnation, attempt, iteration, now, place, store=store, formed=formed, kept=kept
+            worker,
+            incarnation,
+            attempt,
+            iteration,
+            time.monotonic(),
+            place,
+            store=store,
+            formed=formed,
+            formed_by=by,
+            kept=bool(call.request.kept),
         )
         self._wait(managed, call, incarnation)
 

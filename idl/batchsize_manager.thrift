@@ -177,6 +177,7 @@ struct Group {
                                     // own
   6: optional bool keep             // nothing is trained in this group: rank 0 writes its state down, and all go on to
                                     // another attempt
+  7: optional string manager        // id of the manager's process that has formed it, for `formed_by` of `rewind`
 }
 
 /** A slice of an iteration's batch whose worker has left; if it has not been pushed yet, it never will be. */
@@ -262,6 +263,8 @@ struct RewindRequest {
   7: optional i64 formed            // with formed_group: the last attempt whose group this worker has formed, with all of
                                     // the state; below `attempt`. Left out: it has no state, or only a part
   8: optional bool kept             // with formed_group: this worker has written its state down, as `keep` has asked it
+  9: optional string formed_by      // with formed_group: `manager` of the group of `formed`, since a manager that has lost
+                                    // attempts gives their numbers to others. Left out: this manager's process
 }
 
 struct CheckpointRequest {
@@ -500,8 +503,8 @@ service BatchSizeManager {
    * Enter the new attempt, and get its first assignment; the first member to call decides where it begins.
    *
    * With formed_group, all members have to call, and none is answered before; but those that are silent, or do not call
-   * in time, are not waited for. Then the newest state decides: the largest of the pairs (formed, iteration), compared
-   * in that order. The job goes on at that iteration, and members that have not got that pair take the state of the
+   * in time, are not waited for. Then the newest state decides: the largest of (formed, iteration, formed_by), compared
+   * in that order. The job goes on at that iteration, and members that have not got these three take the state of the
    * first that has. In a new job, in which no member has any state, all take that of rank 0; later, the job fails
    * then, to be started again from a checkpoint. The call may be repeated, as where a connection was lost.
    */

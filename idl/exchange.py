@@ -33,6 +33,7 @@ class Seat:
     # True for a member that has to take that state, and has none to go on with until it has come.
     lacks: bool = False
     keep: bool = False  # True where nothing is trained, but rank 0 writes the state down
+    manager: str | None = None  # id of the manager's process that has formed the group; None if not known
 
     def __post_init__(self) -> None:
         for name in ("rank", "source"):

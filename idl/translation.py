@@ -122,7 +122,13 @@ def read_exchange(value: Any) -> str:
 def wire_seat(value: Seat) -> Any:
     """Make a `Group`."""
     return idl.batchsize_manager.Group(
-        value.rank, value.size, value.store, value.source, value.lacks or None, value.keep or None
+        value.rank,
+        value.size,
+        value.store,
+        value.source,
+        value.lacks or None,
+        value.keep or None,
+        value.manager,
     )
 
 
@@ -130,7 +136,7 @@ def read_seat(struct: Any) -> Seat:
     """Read a `Group` (InvalidRequestError: a value is not allowed)."""
     try:
         lacks, keep = bool(struct.lacks), bool(struct.keep)
-        return Seat(struct.rank, struct.size, struct.store, struct.source, lacks, keep)
+        return Seat(struct.rank, struct.size, struct.store, struct.source, lacks, keep, struct.manager)
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"group: {error}") from error
 

@@ -375,6 +375,7 @@ class Membership:
         place: tuple[int, int] | None,
         store: str,
         formed: int | None,
+        formed_by: str | None,
         *,
         kept: bool,
     ) -> tuple[Assignment | None, Seat | None]:
@@ -385,6 +386,7 @@ class Membership:
             place: Epoch, and the position after the batch of the last step; None where there was none.
             store: HOST:PORT of the store that this worker serves.
             formed: The last attempt whose group was formed, with all of the state; None if there is none.
+            formed_by: `Seat.manager` of that group.
             kept: Whether this worker has written that state down, as `Seat.keep` has asked it.
 
         Returns:
@@ -401,6 +403,7 @@ class Membership:
             place=wire_place(place),
             store=store,
             formed=formed,
+            formed_by=formed_by,
             kept=kept or None,
         )
         assignment, reply = self._rewind(request)

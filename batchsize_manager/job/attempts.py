@@ -5,6 +5,7 @@ forms the members' process group, each attempt has a group of its own, and so a 
 attempt, too.
 """
 
+import uuid
 from math import inf
 
 from batchsize_manager.job.effects import Outbox
@@ -26,6 +27,8 @@ class Attempts:
         outbox: Collects the effects.
 
     Attributes:
+        manager: Id of the manager's process, for this job: one that is started again may have lost
+            attempts, and gives their numbers to others.
         wanted: Why another group is wanted, in words; empty if none is. Nothing is planned for the present
             group then, but what hands its state on.
         keeping: Whether the members' state is to be written down before the job pauses. A group is formed for
@@ -33,6 +36,7 @@ class Attempts:
     """
 
     def __init__(self, members: Members, iterations: Iterations, outbox: Outbox) -> None:
+        self.manager = uuid.uuid4().hex
         self.number = 0  # the present attempt's number; 0 for the first
         self.why_recovering = ""  # why the job is recovering, in words; empty where it is not
         self.failure: str | None = None  # why the job cannot go on at all, or None
@@ -100,6 +104,10 @@ class Attempts:
         """Return whether a member is one of the present attempt's group."""
         return self.group is not None and member.grouped == self.number
 
+    def took_part(self, member: Member) -> bool:
+        """Return whether a member was in the group that trained last, whatever attempt has begun since."""
+        return member.grouped == self._began[0]
+
     @property
     def ranks(self) -> dict[str, int]:
         """The ranks of the members that are in the present attempt's group, by name."""
@@ -146,14 +154,14 @@ class Attempts:
         if self._members.recovers and known >= self.number:
             self.begin(f"attempt {known} was not kept", after=known)
 
-    def check_steps(self, formed: int | None, steps: int) -> None:
+    def check_steps(self, formed: int | None, formed_by: str, steps: int) -> None:
         """Check that a member's state has had the steps with which its attempt began, where that is known.
 
         Raises:
             InvalidRequestError: It has had fewer.
         """
         attempt, first = self._began
-        if formed == attempt and steps < first:
+        if formed == attempt and formed_by == self.manager and steps < first:
             raise InvalidRequestError(
                 f"iteration {steps}: the state of attempt {attempt} has had {first} steps or more"
             )

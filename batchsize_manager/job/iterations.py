@@ -123,6 +123,11 @@ class Iterations:
         """Give a member back its parts that nobody else has got; return whether there are any."""
         return any([progress.reinstate(worker) for progress in self.progress.values()])  # noqa: C419 - all of them
 
+    def has_one_without(self, worker: str) -> bool:
+        """Return whether an iteration is planned, and not complete, in which a member never had a part."""
+        open_ones = (progress for i, progress in self.progress.items() if i >= self.first_open)
+        return any(worker not in progress.plan.assignments for progress in open_ones)
+
     def is_complete(self, progress: IterationProgress, members: int) -> bool:
         """Return whether no member waits for more reports of an iteration.
 

@@ -78,7 +78,8 @@ class Job:
         self._finished = False
         self._left_well_at = -inf  # the time at which the last one left by itself; -inf: by an error
         self._gone_well = False  # whether who has gone last had finished, or fell silent before others had
-        self._left_behind = False  # and all the others were silent then, so that there is nothing to wait for
+        # And the others had no part in the last iteration, so that there is nothing to wait for.
+        self._left_behind = False
         self._first_to_leave: tuple[int, str] | None = None  # the iteration that it left before, and its name
         scaled = config.workers if config.scale_batch else None
         batches = Batches(spec, scaled, first_iteration, position, progress)
@@ -132,12 +133,14 @@ class Job:
                 to `recover`, whichever attempt it is in. Where others have its place, it is released.
 
         Raises:
-            NotMemberError: `again` is set, but this incarnation was taken out of the job.
+            NotMemberError: `again` is set, but this incarnation was taken out of the job, not only cut off.
             InvalidRequestError: The name is a live member's, the minimum does not fit into the batch, the
                 worker cannot take a micro-batch, or the others exchange gradients in another way.
             UnavailableError: The name is that of a member of which it is not known yet whether it lives, or
                 there is room only if some members go.
         """
+        if again:
+            self.presence.take_back(worker, incarnation, now)  # it asks an earlier manager's successor
         if self.members.is_released(worker, incarnation):
             return
         bounds = self.spec.narrowed(bounds)
@@ -320,6 +323,7 @@ class Job:
         *,
         store: str | None = None,
         formed: int | None = None,
+        formed_by: str | None = None,
         kept: bool = False,
     ) -> None:
         """End a recovery, as a worker has fenced all shards with the new attempt, and finds where they are.
@@ -336,6 +340,7 @@ class Job:
                 record of it may date from before a change of the batch's size.
             store: Address of the worker's store; only where the manager forms the group, as for `Arrival`.
             formed: The attempt whose group it formed last, likewise.
+            formed_by: Id of the manager's process that had that group formed; None for this one.
             kept: Whether it has written its state down, likewise.
 
         Raises:
@@ -355,7 +360,8 @@ class Job:
         if self.members.has_formed_groups:
             if formed is not None:
                 self._check_place(iteration, place)
-            self.regrouping.arrive(member, attempt, iteration, formed, store, place, now, kept=kept)
+            by = formed_by or self.attempts.manager
+            self.regrouping.arrive(member, attempt, iteration, formed, by, store, place, now, kept=kept)
         if member.suspended:
             self._welcome(worker, member, now)
         if self.attempts.is_recovering and not self.members.has_formed_groups:
@@ -703,7 +709,10 @@ class Job:
         if worker in self.members:  # else it was released meanwhile
             self._gone_well = well
             self.presence.remove(worker, why, now, by)
-            self._left_behind = well and not self.members.staying
+            left = list(self.members.staying.values())
+            if self.members.has_formed_groups:  # who has come back is in none before the next attempt
+                left = [member for member in left if self.attempts.took_part(member)]
+            self._left_behind = well and not left
             self.presence.look_for_returning(now)
             if self.members:
                 self._advance(now)

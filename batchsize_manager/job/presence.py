@@ -55,13 +55,21 @@ class Presence:
             NotMemberError: The worker is no member.
             UnavailableError: It would return, but there is room for it only if some members go.
         """
-        cut_off = self._members.returning(worker, incarnation, now - self._config.absence)
-        if cut_off is not None:
-            self._take_back(worker, cut_off, now)
+        self.take_back(worker, incarnation, now)
         member = self._members.known(worker, incarnation)
         member.heard_at = now
         member.back_by, member.is_returning = None, False
         return member
+
+    def take_back(self, worker: str, incarnation: str, now: float) -> None:
+        """Make a worker a member again that counted as dead since its connection broke, if it is one.
+
+        Raises:
+            UnavailableError: There is room for it only if some members go.
+        """
+        cut_off = self._members.returning(worker, incarnation, now - self._config.absence)
+        if cut_off is not None:
+            self._take_back(worker, cut_off, now)
 
     def look_for_returning(self, now: float) -> None:
         """Note whether a member that was cut off may come back yet, with the state that it alone may have."""
@@ -127,13 +135,18 @@ class Presence:
             iteration: The iteration that its present call reports, if any.
 
         Returns:
-            Whether it goes on with its old part, since nobody else has got that yet.
+            Whether it goes on with its old parts, since nobody else has got them yet. With lookahead, another
+            attempt begins where a later iteration was planned without it meanwhile.
         """
         member.suspended = False
         member.joined_at = now
         self._outbox.log(f"{worker} is back", worker)
         self._iterations.discard_undelivered()
         goes_on = self._iterations.reinstate(worker)
+        if goes_on and self._members.redoes and self._iterations.has_one_without(worker):
+            # The others, which have begun that one, need this member's next calls, for which it waits itself.
+            self._attempts.begin(f"{worker} is back, and has no part of a later iteration")
+            goes_on = False
         if not goes_on:
             planned = self._iterations.planned
             if iteration not in self._iterations.progress:

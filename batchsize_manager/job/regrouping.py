@@ -73,6 +73,7 @@ class Regrouping:
         attempt: int,
         steps: int,
         formed: int | None,
+        formed_by: str,
         store: str | None,
         place: tuple[int, int] | None,
         now: float,
@@ -86,11 +87,11 @@ class Regrouping:
         """
         if not self._attempts.is_recovering:
             return  # it repeats its call, or waits for the next group
-        self._attempts.check_steps(formed, steps)
+        self._attempts.check_steps(formed, formed_by, steps)
         again = member.arrival is not None and member.has_arrived(attempt)
         at = member.arrival.at if again and member.arrival is not None else now
         try:
-            member.arrival = Arrival(attempt, steps, formed, store or "", at, place, kept)
+            member.arrival = Arrival(attempt, steps, formed, formed_by, store or "", at, place, kept)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
 
@@ -167,7 +168,7 @@ class Regrouping:
             member.attempt = -1  # who is suspended is told of this attempt once it is heard of, and calls
         for name in group.names:
             members.by_name[name].attempt = members.by_name[name].grouped = number
-        attempts.group = replace(group, keep=attempts.keeping)
+        attempts.group = replace(group, keep=attempts.keeping, manager=attempts.manager)
         said = f"attempt {number} begins at iteration {group.iteration}, with {len(group.names)} workers"
         source = "" if group.source is None else f" and the state of {group.names[group.source]}"
         self._outbox.log(f"{said}{source}: {why}")

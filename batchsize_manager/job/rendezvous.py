@@ -22,6 +22,7 @@ class Arrival:
     steps: int
     # The attempt whose group it formed last with all of the state; None if it has no state.
     formed: int | None
+    formed_by: str  # id of the manager's process that had that group formed
     store: str  # address of the store that the group meets at if this member has rank 0, as HOST:PORT
     at: float  # the time of the first such call in this attempt, in seconds
     # Epoch and first position of the batch of iteration `steps`; None if it does not say.
@@ -35,12 +36,13 @@ class Arrival:
             raise ValueError(f"formed {self.formed}: must be below attempt {self.attempt}, or left out")
 
     @property
-    def version(self) -> tuple[int, int] | None:
+    def version(self) -> tuple[int, int, str] | None:
         """The version of the member's state, which orders states; None if it has none.
 
         The attempt comes first: a step of an earlier attempt behind which the job has gone does not count.
+        The manager's process comes last: attempts to which two of them gave one number have their own states.
         """
-        return None if self.formed is None else (self.formed, self.steps)
+        return None if self.formed is None else (self.formed, self.steps, self.formed_by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,16 @@ class Group:
     source: int | None  # the rank that gives its state to the others; None if all have the newest
     lacking: frozenset[str]  # the names of the members that do not have the newest state
     keep: bool = False  # whether it trains nothing, but has its state written down
+    manager: str | None = None  # id of the manager's process that has it formed
 
     def seat(self, worker: str) -> Seat:
         """Return a member's place in the group."""
         rank = self.names.index(worker)
-        return Seat(rank, len(self.names), self.store, self.source, worker in self.lacking, self.keep)
+        lacks = worker in self.lacking
+        return Seat(rank, len(self.names), self.store, self.source, lacks, self.keep, self.manager)
 
 
-def newest(arrivals: Iterable[Arrival]) -> tuple[int, int] | None:
+def newest(arrivals: Iterable[Arrival]) -> tuple[int, int, str] | None:
     """Return the newest version that any of these members has; None if none has any state."""
     return max((a.version for a in arrivals if a.version is not None), default=None)
 

@@ -64,7 +64,8 @@ class DamagedState:
 def flip_saved_bit(folder: Path, place: float) -> DamagedState | None:
     """Flip one bit of a text in a row of a job or member, in the state of a manager that does not run.
 
-    It is at a place from 0, the begin of the first row, to 1, the end of the last. None: there is no job.
+    It is at a place from 0, the begin of the first row, to 1, the end of the last; another bit of that byte
+    where SQLite refuses it, since it would give a member another one's name. None: there is no job.
     """
     with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as file, file:
         names = dict(file.execute("SELECT id, job FROM runs WHERE ended IS NULL"))
@@ -81,12 +82,13 @@ def flip_saved_bit(folder: Path, place: float) -> DamagedState | None:
         for table, column, run, number, text in texts:
             if bits < 8 * len(text):
                 byte, bit = divmod(bits, 8)
-                flipped = bytearray(text)
-                flipped[byte] ^= 1 << bit
-                statement = f"UPDATE {table} SET {column} = CAST(? AS TEXT) WHERE id = ?"
-                file.execute(statement, (bytes(flipped), number))
-                done = f"bit {bit} of byte {byte} of {column} in row {number} of {table} flipped"
-                return DamagedState(names[run], done)
+                statement = f"UPDATE OR IGNORE {table} SET {column} = CAST(? AS TEXT) WHERE id = ?"
+                for other in (bit ^ change for change in range(8)):
+                    flipped = bytearray(text)
+                    flipped[byte] ^= 1 << other
+                    if file.execute(statement, (bytes(flipped), number)).rowcount:
+                        done = f"bit {other} of byte {byte} of {column} in row {number} of {table} flipped"
+                        return DamagedState(names[run], done)
             bits -= 8 * len(text)
     return None
 

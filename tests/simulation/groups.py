@@ -212,8 +212,9 @@ class FormedGroup:
 
     Attributes:
         session: The worker's.
-        batches: Those that the parameters were trained with, each as epoch, start, total and attempt; noted
-            before the step, as a forward pass moves the statistics of batch normalisation.
+        batches: Those that the parameters were trained with, each as epoch, start, total, attempt, and the
+            manager's process that had the group formed; noted before the step, as a forward pass moves the
+            statistics of batch normalisation.
     """
 
     def __init__(self, session, process, parameters):
@@ -222,7 +223,7 @@ class FormedGroup:
         self.parameters = parameters
         self.batches = self._batches_before = []
         self._group = None
-        self._attempt = -1  # that the group is of
+        self._attempt, self._manager = -1, None  # that the group is of
         self._gathering = None  # the connection at which members gather
 
     def serve(self, host):
@@ -243,7 +244,8 @@ class FormedGroup:
     def step(self, gradient, rate, part):
         """Sum a gradient over the members, report, and step; nothing where a member has gone."""
         stopwatch = self.session.meter.stopwatch
-        self.batches = [*self.batches, [part.epoch, part.batch_start, part.total, part.attempt]]
+        batch = [part.epoch, part.batch_start, part.total, part.attempt, self._manager]
+        self.batches = [*self.batches, batch]
         stopwatch.stop()
         total = self._group.sum(gradient)
         stopwatch.start()
@@ -267,7 +269,7 @@ class FormedGroup:
     def form(self, attempt, seat, has_state):
         """Form the group of an attempt, in which all members have the same state then."""
         errors = product().module("idl.errors")
-        begun = World.current.now
+        begun, self._manager = World.current.now, seat.manager
         try:
             self._connect(attempt, seat)
             connected = World.current.now
@@ -362,6 +364,7 @@ class _GroupJob(Job):
 
     def __init__(self, *arguments):
         self._groups = {}  # of all workers so far, by name
+        self._drained = set()  # names of workers that are, or are to be
         self._stepped = {}  # the time of each batch with its attempt, as the first member has noted it
         super().__init__(*arguments)
 
@@ -412,7 +415,8 @@ class _GroupJob(Job):
 
         Raises:
             ValueError: A batch is missing, or does not begin where the one before it ends; or others went on
-                in a later attempt meanwhile.
+                in a later attempt meanwhile. A manager that has lost attempts gives their numbers to others:
+                it is another manager's attempts after which its own come.
         """
         batches = self._groups[worker].batches if worker in self._groups else []
         if not is_last:
@@ -420,18 +424,28 @@ class _GroupJob(Job):
             return [*self._problem.versions_of([batch[:3] for batch in batches])][-2:]
         finished = (self._groups[name].batches for name, (_, is_last) in self.ends.items() if is_last)
         steps = {tuple(batch) for of_one in finished for batch in of_one}
-        attempts = [attempt for *_, attempt in sorted(steps, key=self._stepped.get)]
-        if attempts != sorted(attempts):
+        groups = [(manager, attempt) for *_, attempt, manager in sorted(steps, key=self._stepped.get)]
+        managers = [*dict.fromkeys(manager for manager, _ in groups)]
+        if groups != sorted(groups, key=lambda group: (managers.index(group[0]), group[1])):
+            attempts = [attempt for _, attempt in groups]
             raise ValueError(f"two groups have gone on at once, in attempts {attempts}")
         return [self.trained_with(batches)]
 
     def _may_kill(self, worker):
-        """Return whether another worker that lives has the state, without which the job is over."""
+        """Return whether another worker that lives has the state, without which the job is over.
+
+        Who was drained may be released, with a state of which the others are not in need any more, and not
+        have heard of it yet.
+        """
         return any(
             self._groups[name].session.exchange._formed is not None
-            for name in self.workers
-            if name != worker.name and name in self._groups and name not in self.ends
+            for name in self.workers.keys() & self._groups.keys() - self._drained
+            if name != worker.name and name not in self.ends
         )
+
+    def _drain(self, worker):
+        self._drained.add(worker.name)
+        return super()._drain(worker)
 
     def _hole(self, endpoint):
         super()._hole(endpoint)

@@ -116,6 +116,7 @@ class AllReduce(Exchange):
         self._steps: int | None = None  # that the parameters have had; None before the first attempt
         self._place: tuple[int, int] | None = None  # epoch and end of the last step's batch
         self._formed: int | None = None  # the last attempt with whose state this worker has begun
+        self._formed_by: str | None = None  # id of the manager's process that had its group formed
         self._has_kept = False  # whether it has written down the state that it has
         self._failures = 0  # to form a group, one after the other
         self._next: tuple[Assignment, Seat, float] | None = None  # a group to form; seconds of the meeting
@@ -146,7 +147,7 @@ class AllReduce(Exchange):
 
         def has_state() -> None:
             # It may be the only one who has it from here on, as where the sender dies in the first iteration.
-            self._formed, self._steps = first.attempt, first.iteration
+            self._formed, self._formed_by, self._steps = first.attempt, seat.manager, first.iteration
             self._place = None if first.batch_start is None else (first.epoch, first.batch_start)
 
         try:
@@ -273,7 +274,13 @@ class AllReduce(Exchange):
         while True:
             try:
                 assignment, seat = manager.meet(
-                    error.attempt, self._steps, self._place, self._store, self._formed, kept=self._has_kept
+                    error.attempt,
+                    self._steps,
+                    self._place,
+                    self._store,
+                    self._formed,
+                    self._formed_by,
+                    kept=self._has_kept,
                 )
             except RewoundError as again:
                 error = again

@@ -202,6 +202,52 @@ def test_a_group_of_an_attempt_that_was_not_kept_shares_its_number_with_no_other
     assert driver.seat("b") == (1, 2, "a:1", 0, True)
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_who_is_back_in_no_group_when_the_others_finish_does_not_fail_for_lack_of_others(grouped):
+    """It has asked for work already, but had no part in their last iteration; who had one fails."""
+    driver = Meeting("a", "b", "c", total=16, bounds=dict.fromkeys("abc", Bounds(1, 8)), keep=60.0)
+    driver.meet("a", "b", "c")
+    driver.now = 11.0
+    driver.beat("a", "b")
+    driver.tick_at(11.0)
+    driver.meet("a", "b", attempt=2, formed=1)
+    assert [driver.iteration(name) for name in "ab"] == [0, 0]
+    driver.arrive("c", 2, 0, 1)
+    assert driver.last_events(1) == ["c is back"]
+    if grouped:
+        driver.finish("a", "b")
+        driver.meet("a", "b", "c", attempt=3, steps=1, formed=2)
+    for name in "ab":
+        driver.job.leave(name, name, driver.now)
+    driver.beat("c")
+    driver.tick_at(70.9)
+    assert driver.job.take_effects().over is None
+    driver.beat("c")
+    driver.tick_at(71.0)
+    over = driver.job.take_effects().over
+    assert over.failed == grouped
+    assert ("no other has come for 60 s" if grouped else FINISHED) in over.why
+
+
+@pytest.mark.parametrize(("steps", "having"), [(1, "bc"), (2, "a")])
+def test_groups_to_which_two_managers_gave_one_number_have_states_of_their_own(steps, having):
+    """Who comes back with a state of the other one takes theirs, even with as many steps, or gives its own.
+
+    Nor is its state refused for fewer steps than this manager's attempt of that number began with.
+    """
+    driver = running("a", "b", "c", total=30)
+    assert driver.job.recover("a", "a", 1, driver.now) == 2
+    driver.meet("a", "b", "c", attempt=2, steps=1, formed=1)
+    assert driver.job.recover("a", "a", 2, driver.now) == 3
+    driver.arrive("a", 3, steps - 1, 2, formed_by="0")
+    assert driver.job.recover("a", "a", 3, driver.now) == 4
+    driver.arrive("a", 4, steps, 2, formed_by="0")
+    driver.meet("b", "c", attempt=4, steps=1, formed=2)
+    source = driver.seat("a")[3]
+    assert "abc"[source] in having
+    assert {name for name in "abc" if not driver.seat(name)[4]} == set(having)
+
+
 def test_a_state_that_is_written_down_counts_while_it_is_the_newest():
     """Groups are formed for it until then, in which nothing is trained; once it is, nothing is planned."""
     driver = running("a", "b")

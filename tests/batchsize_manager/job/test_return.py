@@ -53,6 +53,46 @@ def test_a_member_that_was_cut_off_is_welcome_back_to_a_manager_that_was_started
         driver.beat("c")
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_who_comes_back_to_a_later_iteration_without_it_has_all_begin_another_attempt(planned):
+    """With lookahead: the others could not end what was planned without it, nor it be planned for before."""
+    driver = Beating("a", "b", lookahead=2, silence=4.0, promising="ab")
+    for name in "ab":
+        assert [part.iteration for part in driver.job.answer(name, name).ahead] == [1, 2]
+    driver.report("a", 0)
+    driver.now = 3.0
+    driver.beat("b")
+    driver.tick_at(5.0)
+    if planned:
+        driver.report("b", 0)
+        assert driver.job.answer("b", "b", reported=0, known=2).assignment.count == 32
+    driver.report("a", 0)
+    events = ["a is silent; the others do its part meanwhile", "a is back"]
+    if planned:
+        assert driver.last_events(3) == [
+            *events,
+            "attempt 1 is needed: a is back, and has no part of a later iteration",
+        ]
+        driver.rewind("b", 1, 1)
+        assert [driver.span(name) for name in "ab"] == [(1, 32, 16), (1, 48, 16)]
+    else:
+        assert driver.last_events(2) == events
+        assert driver.span("a") == (1, 32, 16)
+
+
+def test_who_asks_to_join_again_is_welcome_back_where_it_was_only_cut_off():
+    """An earlier manager did not know it, and it asks the next one, which does."""
+    driver = Beating("a", "b", total=16)
+    driver.beat("a", "b")
+    cut_off(driver, "b")
+    driver.job.join("b", "b", Bounds(), driver.now, again=True)
+    assert list(driver.job.members) == ["a", "b"]
+    assert driver.last_events(2) == ["b had not died; it is a member again", "b is back"]
+    driver.job.leave("b", "b", driver.now)
+    with pytest.raises(NotMemberError, match="left"):
+        driver.job.join("b", "b", Bounds(), driver.now, again=True)
+
+
 def test_who_comes_back_to_an_earlier_iteration_may_repeat_its_report():
     """The others have gone back meanwhile: its answer may be lost as any other's."""
     driver = Beating("a", "b", total=16)
