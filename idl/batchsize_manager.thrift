@@ -88,6 +88,16 @@ struct JobSpec {
   9: optional i64 weight_limit  // gradients are means over something else than samples, such as tokens: each push says
                             // over how much (PushRequest.weight). Where sums are exact, at most this for each of the
                             // samples; 1 to 2^30. Left out: gradients are means over samples
+ 10: optional i64 total_cost // samples differ in what they cost to compute, such as in tokens, and batches are split by
+                            // that: the sum over the data set of integers from 1 to 2^32 - 1, of which the dearest
+                            // sample has the last. Left out: batches are split by samples. Not with micro-batches
+}
+
+/** The costs of successive samples of an epoch, as in JobSpec.total_cost. */
+struct Costs {
+  1: i64 epoch
+  2: i64 start              // position of the first in the epoch's permutation
+  3: binary values          // of 32 bits each, without sign, little-endian
 }
 
 /** The batch sizes that a worker can take: from minimum to maximum, multiples of `granularity` where possible. */
@@ -164,6 +174,9 @@ struct ReportRequest {
                                     // summed or written, until it was summed or, with a parameter server, answered by
                                     // all shards; and there also those in which the worker waited for parameters to be
                                     // transferred, before that pass
+ 21: optional list<Costs> costs     // in a job with costs, from the worker that has this batch's first samples: those of
+                                    // samples that come next, as far as it has not told them. They decide pace alone: a
+                                    // batch whose costs are not known is split by samples
 }
 
 /** A member's place in the process group of an attempt; see formed_group above. */
@@ -325,6 +338,7 @@ struct IterationRecord {
  18: optional binary first_bucket_times  // likewise
  19: optional binary other_buckets_times // likewise
  20: optional binary last_bucket_times   // likewise
+ 21: optional binary costs            // of the samples, in samples of mean cost, NaN where that is not known; left out: of all
 }
 
 struct History {

@@ -121,6 +121,8 @@ class JobSpec:
             job is; empty where they are not known.
         weight_limit: The most that a sample may weigh where sums are exact, in a job whose gradients are
             means over something else than samples, such as tokens. None: each sample weighs 1.
+        total_cost: Sum of `idl.costs.scaled_costs` over the data set, in a job whose batches are split by
+            what samples cost. None: by samples.
 
     Raises:
         ValueError: A number is out of its range.
@@ -136,6 +138,7 @@ class JobSpec:
     milestones: tuple[tuple[int, int], ...] = ()
     samples: tuple[tuple[float, ...], ...] = field(default=(), compare=False)
     weight_limit: int | None = None
+    total_cost: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.dataset_size < 2**48:
@@ -154,6 +157,15 @@ class JobSpec:
             )
         if self.weight_limit is not None and not 1 <= self.weight_limit <= 2**30:
             raise ValueError(f"weight_limit {self.weight_limit}: must be from 1 to 2^30")
+        if (
+            self.total_cost is not None
+            and not self.dataset_size <= self.total_cost < 2**32 * self.dataset_size
+        ):
+            raise ValueError(f"total_cost {self.total_cost}: must be from 1 to 2^32 - 1 for each sample")
+        if self.total_cost is not None and self.micro_batch is not None:
+            raise ValueError(
+                "cost: micro-batches are dealt out by their number; leave out cost or micro_batch"
+            )
         last = 0
         for epoch, size in self.milestones:
             if not last < epoch < 2**48:
@@ -177,6 +189,7 @@ class JobSpec:
         drop_last: bool = False,
         micro_batch: int | None = None,
         weight_limit: int | None = None,
+        total_cost: int | None = None,
     ) -> "JobSpec":
         """Return the spec of a script that gives one batch size, or sizes by the first epoch that has them.
 
@@ -196,6 +209,7 @@ class JobSpec:
             micro_batch,
             tuple(changes),
             weight_limit=weight_limit,
+            total_cost=total_cost,
         )
 
     def differences(self, other: "JobSpec") -> str:
@@ -215,6 +229,11 @@ class JobSpec:
     def unit(self) -> int:
         """Return the samples of the units that batches are split into: a micro-batch; without, a sample."""
         return self.micro_batch or 1
+
+    @property
+    def mean_cost(self) -> float | None:
+        """Return the mean cost of a sample, as `total_cost`; None in a job without costs."""
+        return None if self.total_cost is None else self.total_cost / self.dataset_size
 
     @property
     def iterations_per_epoch(self) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from idl.costs import Costs
 from idl.gradient_norms import StepNorms
 
 _YEAR = 365.25 * 86_400  # seconds, of which no iteration takes more
@@ -66,6 +67,7 @@ class Report:
     first_bucket_time: Annotated[float | None, Range(most=_YEAR)] = None
     other_buckets_time: Annotated[float | None, Range(most=_YEAR)] = None
     last_bucket_time: Annotated[float | None, Range(most=_YEAR)] = None
+    costs: Annotated[tuple[Costs, ...], Range()] = ()  # of samples that come next, in a job with costs
 
 
 @dataclass(frozen=True)
@@ -205,11 +207,22 @@ class WorkerRecord(NamedTuple):
             spared=True,
         ),
     ] = math.nan
+    # Of its samples, in samples of mean cost; NaN in a job without costs, or where they were not known.
+    cost: Annotated[
+        float,
+        Measured(
+            "batch_cost",
+            "samples",
+            "cost of the worker's part of the last complete batch, in samples of mean cost",
+            spared=True,
+        ),
+    ] = math.nan
 
     @property
     def speed(self) -> float:
-        """The speed in samples per second; NaN where there was no sample."""
-        return self.batch_size / self.batch_processing_time if self.batch_size else math.nan
+        """The speed in samples per second, of mean cost where costs are known; NaN without a sample."""
+        done = self.batch_size if math.isnan(self.cost) else self.cost
+        return done / self.batch_processing_time if done else math.nan
 
 
 @dataclass(frozen=True)
@@ -326,8 +339,12 @@ class IterationRecord:
 
     @property
     def speeds(self) -> NDArray[np.float64]:
-        """The speeds in samples per second, (workers,); NaN where a worker had no sample, or took no time."""
-        sizes, times = self.batch_sizes, self.batch_processing_times
+        """The speeds in samples per second, (workers,); NaN where a worker had no sample, or took no time.
+
+        Samples are of mean cost where costs are known.
+        """
+        sizes, costs, times = self.batch_sizes, self.column("cost"), self.batch_processing_times
+        sizes = np.where(np.isnan(costs), sizes, costs)
         speeds = np.full(len(sizes), np.nan)
         np.divide(sizes, times, out=speeds, where=(sizes > 0) & (times > 0))
         return speeds

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import idl
 from idl import check
 from idl.bounds import Bounds
+from idl.costs import Costs
 from idl.errors import InvalidRequestError
 from idl.exchange import EXCHANGES, PARAMETER_SERVER, Seat
 from idl.gradient_norms import GradientNorms, StepNorms
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 _MAX_GRANULARITY = 2**48  # samples; all members' together fit into 64 bits
 _MAX_GROUPS = 10_000
+_MAX_RUNS = 16  # of costs in a report
 _MAX_MILESTONES = 10_000
 _MOST_PROGRESS = 2.0**62
 _MAX_TENSORS = 100_000
@@ -255,7 +257,8 @@ def read_resume(struct: Any, dataset_size: int) -> Resume:
 
 def wire_report(identity: Any, report: Report, known: int | None) -> Any:
     """Make a `ReportRequest` of a worker that has assignments up to iteration `known`, if it plans ahead."""
-    fields = _fields(report) | {"norms": wire_norms(report.norms)}
+    costs = [idl.batchsize_manager.Costs(one.epoch, one.start, one.values) for one in report.costs]
+    fields = _fields(report) | {"norms": wire_norms(report.norms), "costs": costs or None}
     return idl.batchsize_manager.ReportRequest(identity=identity, known=known, **fields)
 
 
@@ -290,6 +293,16 @@ def read_norms(struct: Any) -> StepNorms | None:
     )
 
 
+def _read_costs(structs: Any) -> tuple[Costs, ...]:
+    told = []
+    for one in () if structs is None else _list("costs", structs, 0, _MAX_RUNS):
+        if type(one.values) is not bytes or len(one.values) % 4:
+            raise InvalidRequestError("costs: values must be bytes, four for each sample")
+        epoch, start = check.integer("costs.epoch", one.epoch, 0), check.integer("costs.start", one.start, 0)
+        told.append(Costs(epoch, start, one.values))
+    return tuple(told)
+
+
 def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
     """Return the function that reads a field of a report, by the field's type and range."""
     kind, allowed = get_args(hint)
@@ -300,6 +313,8 @@ def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
         return lambda value: check.number(name, value, low, high)
     if int in get_args(kind):
         return lambda value: None if value is None else check.integer(name, value, low)
+    if Costs in get_args(kind):
+        return _read_costs
     if StepNorms in get_args(kind):
         return read_norms
     if float in get_args(kind):

@@ -201,9 +201,9 @@ def serving(
         thread.join(timeout=120)
 
 
-def manager_service(workers: int = 1, **job: Any) -> ManagerService:
+def manager_service(workers: int = 1, policy: str = ManagerConfig.policy, **job: Any) -> ManagerService:
     """A BatchSizeManager whose jobs start with so many workers."""
-    return ManagerService(ManagerConfig(job=JobConfig(workers=workers, **job)))
+    return ManagerService(ManagerConfig(policy=policy, job=JobConfig(workers=workers, **job)))
 
 
 def shard_service(**config: Any) -> ParameterServerService:

@@ -320,6 +320,7 @@ class Session:
             norms=norms,
             not_finite=self.norms.take_not_finite(),
             communication_time=measured.communicated,
+            costs=self.training.costs_after(done),
             **measured.backward._asdict(),
         )
 

@@ -5,6 +5,7 @@ It follows from the present assignment. This module knows no exchange, no wire a
 
 from collections.abc import Callable
 
+from idl.costs import Costs
 from idl.errors import InvalidRequestError
 from idl.plan import Assignment, JobSpec, Scaling
 from worker.config import JobCheckpoint
@@ -29,6 +30,8 @@ class Training:
         self.samples: Callable[[], tuple[tuple[float, ...], ...]] = tuple
         # The checkpoint that the job goes on from; None where it begins.
         self.resumed: JobCheckpoint | None = None
+        # Returns what the manager is to be told, after an assignment, of what samples cost that come next.
+        self.costs_after: Callable[[Assignment], tuple[Costs, ...]] = lambda done: ()
         self._present = present
         self._learned = learned
         self._lr_factor: Factor = unscaled

@@ -220,6 +220,7 @@ class Job:
             return
         if self.attempts.is_disputed(worker, report):
             return
+        self.planner.costs.take(report.costs)
         if report.not_finite is not None:
             self._note_not_finite(worker, report.not_finite)
         if member.suspended and not self._welcome(worker, member, now, report.iteration):

@@ -1,5 +1,6 @@
 """The next plan: the batch's place and size, split by the policy among the members that are planned for."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -7,9 +8,10 @@ from dataclasses import replace
 from batchsize_manager.job.batch_sizer import BatchSizer
 from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
+from batchsize_manager.job.costs import KnownCosts, cut_by_cost
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.members import Members
-from batchsize_manager.job.progress import IterationProgress
+from batchsize_manager.job.progress import IterationProgress, scaled_times
 from batchsize_manager.policies import Participant, Policy, Split
 from batchsize_manager.policies.base import MEMORY_GUARD
 from batchsize_manager.policies.even import Even
@@ -49,6 +51,7 @@ class Planner:
         self._last_warning: tuple[str, ...] = ()
         self._has_changed = False  # whether the policy does not have the present members yet
         self._unit = batches.spec.unit  # samples; the policy knows batches, bounds and counts in units alone
+        self.costs = KnownCosts(batches.spec.mean_cost)  # of the samples that come next
 
     @property
     def batch_size(self) -> int:
@@ -115,9 +118,12 @@ class Planner:
     def _in_units(self, observations: Mapping[str, WorkerRecord]) -> Mapping[str, WorkerRecord]:
         """Return records with batch sizes in units, and the times of as many whole units at the same speed.
 
-        With micro-batches a larger share takes no more memory, since they are computed one after the other,
-        so the memory's usage is cut to what no policy counts as short.
+        Where costs are known, a unit is a sample of mean cost. With micro-batches a larger share takes no
+        more memory, since they are computed one after the other, so the memory's usage is cut to what no
+        policy counts as short.
         """
+        if self.batches.spec.total_cost is not None:
+            return {name: _in_mean_samples(record) for name, record in observations.items()}
         if self.batches.spec.micro_batch is None:
             return observations
         in_units = {}
@@ -183,12 +189,18 @@ class Planner:
                 self._outbox.log(warning)
         self._last_warning = warnings
         staying = self._members.staying
-        counts = dict(zip(staying, self._cuts(total).counts(split.counts), strict=True))
+        shares = dict(zip(staying, split.counts, strict=True))
+        costs = self.costs.of(epoch, start, total)
+        if costs is None:
+            counts = dict(zip(staying, self._cuts(total).counts(split.counts), strict=True))
+        else:
+            bounds = [member.bounds for member in staying.values()]
+            counts = dict(zip(staying, cut_by_cost(costs, split.counts, bounds), strict=True))
         predicted = dict(zip(staying, split.predicted_speeds, strict=False))
         at_once = dict(zip(staying, split.at_once, strict=False))
         scaling = self.batches.scaling(iteration)
         plan = make_plan(iteration, epoch, start, counts, attempt, self._unit, at_once, scaling)
-        return IterationProgress(plan, now, predicted)
+        return IterationProgress(plan, now, predicted, shares, costs)
 
     @property
     def _participants(self) -> list[Participant]:
@@ -260,3 +272,11 @@ class Planner:
         members = self._members.by_name
         leaving = {name: why for name, why in dispensable.items() if not members[name].unreleasable}
         return leaving if self._config.release and self.can_do_without(leaving.keys()) else {}
+
+
+def _in_mean_samples(record: WorkerRecord) -> WorkerRecord:
+    """Return a record of whole samples of mean cost, which take proportionally as long as its own do."""
+    if math.isnan(record.cost) or not record.batch_size:
+        return record
+    number = max(1, round(record.cost))
+    return scaled_times(record, number / record.cost)._replace(batch_size=number)

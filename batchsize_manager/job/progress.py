@@ -9,6 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchsize_manager.policies.solver import split
 from idl.bounds import MOST_AT_ONCE, Bounds
 from idl.gradient_norms import StepNorms
@@ -20,6 +23,17 @@ _COMPUTED = {"batch_processing_time", "waiting_time", "at_once", "communication_
 _AS_REPORTED = [
     name for name in WorkerRecord._fields if name not in _COMPUTED and name in Report.__dataclass_fields__
 ]
+
+
+def scaled_times(record: WorkerRecord, factor: float) -> WorkerRecord:
+    """Return a record of computing that takes `factor` times as long."""
+    return record._replace(
+        batch_processing_time=record.batch_processing_time * factor,
+        communication_time=record.communication_time * factor,
+        backward_time=record.backward_time * factor,
+        first_bucket_time=record.first_bucket_time * factor,
+        other_buckets_time=record.other_buckets_time * factor,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,10 @@ class IterationProgress:
     plan: Plan  # the plan, with each member's own part
     planned_at: float  # the time at which it was planned, in seconds
     predicted_speeds: Mapping[str, float]  # samples per second, by member's name
+    # What the policy chose, by member's name: samples, or where costs are known, shares of the batch's cost.
+    shares: Mapping[str, int] = field(default_factory=dict)
+    # Of the batch's samples, over the mean of all samples, (total,); None where they are not known.
+    costs: NDArray[np.float64] | None = None
     delivered: bool = False  # whether any member has been given its part
     # The parts that each member has still to do, in that order, by name.
     open: dict[str, list[Assignment]] = field(default_factory=dict)
@@ -178,7 +196,7 @@ class IterationProgress:
         """Return the iteration's record, and the observations of it for the policy, by worker.
 
         In the record, a worker's numbers cover all its parts; an observation is of its own part alone, whose
-        size the policy chose.
+        size the policy chose; where costs are known, as if its cost were what the policy chose.
 
         Args:
             released_at: The time at which the members that waited could go on, in seconds.
@@ -192,6 +210,8 @@ class IterationProgress:
             for name, done in self.done.items()
             if done[0].part is plan.assignments[name]
         }
+        if self.costs is not None:
+            observations = {name: self._as_chosen(name, one) for name, one in observations.items()}
         told = [one.report.norms for done in self.done.values() for one in done]
         norms = StepNorms.joined(plan.iteration, plan.total, told)
         if norms is None and before is not None:
@@ -200,6 +220,19 @@ class IterationProgress:
             plan.iteration, plan.epoch, plan.total, duration, parts, plan.attempt, plan.start, norms
         )
         return record, observations
+
+    def _as_chosen(self, worker: str, record: WorkerRecord) -> WorkerRecord:
+        share = self.shares[worker]
+        if not share or not record.cost > 0:
+            return record
+        return scaled_times(record, share / record.cost)._replace(cost=float(share))
+
+    def _cost(self, part: Assignment) -> float:
+        """Return the cost of a part's samples, in samples of mean cost; NaN if it is not known."""
+        if self.costs is None:
+            return math.nan
+        first = part.start - self.plan.start
+        return float(self.costs[first : first + part.count].sum())
 
     def _close(self, worker: str, part: Assignment) -> None:
         self.open[worker].remove(part)
@@ -227,5 +260,6 @@ class IterationProgress:
             predicted_speed=self.predicted_speeds.get(worker, math.nan),
             at_once=min(report.at_once or MOST_AT_ONCE, done[-1].part.at_once),
             communication_time=min(communicated, seconds),
+            cost=sum(self._cost(one.part) for one in done),
             **{name: value for name in _AS_REPORTED if (value := getattr(report, name)) is not None},
         )

@@ -166,7 +166,8 @@ def registered(collector):
             st.floats(0, 1),
             st.just(math.nan) | st.floats(1e-3, 1e6),
             st.integers(1, 1024),
-        ),
+            cost=st.just(math.nan) | st.floats(1e-3, 1e6),
+        ).map(lambda part: part if part.batch_size else part._replace(cost=math.nan)),
         min_size=1,
         max_size=8,
     ),
@@ -186,13 +187,13 @@ def test_figures_of_workers_are_those_of_the_record(workers, most):
     assert spread == [min(sizes), np.median(sizes), max(sizes)]
     most_at_once = value(found, "evenpace_workers_micro_batches_at_once", of="max")
     assert most_at_once == max(worker.at_once for worker in workers.values())
-    speeds = [w.batch_size / w.batch_processing_time for w in workers.values() if w.batch_size]
+    speeds = [w.speed for w in workers.values() if not math.isnan(w.speed)]
     fastest = value(found, "evenpace_workers_samples_per_second", of="max")
     assert fastest == (pytest.approx(max(speeds)) if speeds else None)
     errors = [
-        abs(w.predicted_speed * w.batch_processing_time / w.batch_size - 1)
+        abs(w.predicted_speed / w.speed - 1)
         for w in workers.values()
-        if w.batch_size and not math.isnan(w.predicted_speed)
+        if not math.isnan(w.speed) and not math.isnan(w.predicted_speed)
     ]
     told = value(found, "evenpace_job_prediction_error_ratio")
     assert told == (pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-9) if errors else None)

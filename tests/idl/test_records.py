@@ -23,6 +23,7 @@ _parts = st.dictionaries(
         st.just(math.nan) | _numbers,
         st.just(1) | st.integers(1, 2**62),
         st.just(math.nan) | _numbers,
+        cost=st.just(math.nan) | _numbers,
     ),
     max_size=5,
 )
@@ -53,8 +54,9 @@ def test_parts_come_back_as_they_were(parts):
     assert record.column("at_once").tolist() == [part.at_once for part in parts.values()]
     assert record.column("memory_usage").tolist() == [part.memory_usage for part in parts.values()]
     for speed, part in zip(record.speeds, parts.values(), strict=True):
-        known = part.batch_size and part.batch_processing_time
-        assert math.isnan(speed) if not known else speed == part.batch_size / part.batch_processing_time
+        done = part.batch_size if math.isnan(part.cost) else part.cost
+        known = done and part.batch_processing_time
+        assert math.isnan(speed) if not known else speed == done / part.batch_processing_time
 
 
 @given(st.lists(_parts, min_size=1, max_size=5), st.none() | _norms)

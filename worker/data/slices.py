@@ -4,13 +4,14 @@ This module knows the session and the plan, and no framework: it yields indices,
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from idl.costs import Costs, scaled_costs
 from idl.errors import InvalidRequestError, ReleasedError
 from idl.plan import Assignment, JobSpec, permutation
 from worker.data.micro_batches import MicroBatch, micro_batches_of
@@ -19,6 +20,8 @@ from worker.session import JobCheckpoint, Session
 _FORMAT = 1  # of the dictionary that `state_dict` returns
 # Of the spec: a script may change what is still to come, and samples are compared between workers alone.
 _NOT_SAVED = ("milestones", "samples")
+_TOLD_BATCHES = 6  # whose costs the manager is told ahead
+_MOST_RUNS = 3  # of costs in a report: a batch may be of a whole epoch
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Slices:
         drop_last: Whether an epoch's last, smaller batch is left out.
         micro_batch: Samples of a micro-batch; None for a job without.
         weight_limit: As in `JobSpec`.
+        cost: What each sample costs to compute, as `idl.costs.scaled_costs` takes it; None where all cost the
+            same.
         advice: What a loop has to do for each batch, in the framework's words; for errors.
 
     Attributes:
@@ -71,15 +76,20 @@ class Slices:
         drop_last: bool = False,
         micro_batch: int | None = None,
         weight_limit: int | None = None,
+        cost: ArrayLike | Callable[[int], float] | None = None,
         advice: str = "call optimizer.step() for each batch",
     ) -> None:
         try:
+            costs = None if cost is None else scaled_costs(cost, dataset_size)
+            total = None if costs is None else int(costs.sum(dtype=np.int64))
             self.spec = JobSpec.of(
-                dataset_size, batch_size, seed, shuffle, drop_last, micro_batch, weight_limit
+                dataset_size, batch_size, seed, shuffle, drop_last, micro_batch, weight_limit, total
             )
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         session.training.declare(self.spec)
+        if costs is not None:
+            session.training.costs_after = _CostsToTell(self.spec, costs)
         self.session = session  # the session with the services
         self._advice = advice
         # The current epoch's permutation, (dataset_size,).
@@ -258,3 +268,47 @@ class Slices:
             count = min(self.session.config.bounds.minimum, len(self.order))
             start = min(start, len(self.order) - count)
         return Slice(assignment, self.order[start : start + count])
+
+
+class _CostsToTell:
+    """The costs that the manager is told with reports: of the next batches, each once in an attempt.
+
+    Only the worker that has a batch's first samples tells them.
+
+    Args:
+        spec: The data that the job trains on, and its order.
+        costs: Those of all samples, (dataset_size,).
+    """
+
+    def __init__(self, spec: JobSpec, costs: NDArray[np.uint32]) -> None:
+        self._spec = spec
+        self._costs = costs
+        self._orders: dict[int, NDArray[np.int64]] = {}  # by epoch, its permutation
+        self._told = (-1, 0, 0)  # attempt, epoch, and the position there up to which they were told
+
+    def __call__(self, done: Assignment) -> tuple[Costs, ...]:
+        """Return the costs that are to be told with the report of an assignment."""
+        if done.batch_start is None or done.start != done.batch_start:
+            return ()
+        attempt, epoch, position = self._told
+        end = done.batch_start + done.total
+        if attempt != done.attempt or (epoch, position) < (done.epoch, end):
+            epoch, position = done.epoch, end
+        samples = self._spec.dataset_size
+        wanted = (done.epoch - epoch) * samples + end + _TOLD_BATCHES * done.total - position
+        runs: list[Costs] = []
+        while wanted > 0 and len(runs) < _MOST_RUNS:
+            if position == samples:
+                epoch, position = epoch + 1, 0
+            stop = min(samples, position + wanted)
+            values = self._costs[self._order(epoch)[position:stop]]
+            runs.append(Costs(epoch, position, values.astype("<u4").tobytes()))
+            wanted, position = wanted - (stop - position), stop
+        self._told = done.attempt, epoch, position
+        return tuple(runs)
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        if epoch not in self._orders:
+            self._orders = {old: order for old, order in self._orders.items() if old == epoch - 1}
+            self._orders[epoch] = permutation(self._spec, epoch)
+        return self._orders[epoch]

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.utils.data as torch_data
+from numpy.typing import ArrayLike
 from torch.utils.data._utils.pin_memory import pin_memory as pin_memory_of
 
 from idl.errors import InvalidRequestError
@@ -124,6 +125,9 @@ class DataLoader(Loader):
             its loss is a mean over, such as `lambda batch: (batch["labels"] != -100).sum()`; or "loss", where
             the loss is made by `evenpace.torch.mean`. The same on all workers. None: a mean over samples.
         weight_limit: The most that a sample may weigh where sums are exact (--exact).
+        cost: What each sample costs to compute, such as its tokens, in any unit: numbers from 0 on,
+            (samples,), or a function of a sample's index, the same on all workers. Batches are then split by
+            cost in place of samples; the result does not depend on it. None: all samples cost the same.
         session: The session with the services; by default this process's.
         others: Further arguments of `torch.utils.data.DataLoader`, with its own defaults alone.
 
@@ -151,6 +155,7 @@ class DataLoader(Loader):
         compare_samples: bool = True,
         weight: Weigh | str | None = None,
         weight_limit: int = WEIGHT_LIMIT,
+        cost: ArrayLike | Callable[[int], float] | None = None,
         **others: Any,
     ) -> None:
         _check_others(others)
@@ -191,6 +196,7 @@ class DataLoader(Loader):
             compare_samples=compare_samples,
             weight=weight,
             weight_limit=weight_limit,
+            cost=cost,
         )
 
     @property
