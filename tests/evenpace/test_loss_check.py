@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from evenpace.cli.doctor import doctor
 from evenpace.doctor.loss_check import Parts, judge
-from tests.scripts.train_tokens import LOSSES, WEIGHTS
+from tests.scripts.token_losses import LOSSES, WEIGHTS
 from tests.worker.tokens import Sequences, collate, make_model
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = str(ROOT / "tests" / "scripts" / "train_tokens.py")
+SCRIPT = str(ROOT / "tests" / "scripts" / "token_losses.py")
 
 
 def passes(loss, weight, dtype):
