@@ -13,8 +13,8 @@ and `average_statistics` are for batch normalisation without a parameter server.
 
 Mind three limits:
 
-- The loss is a mean over the samples. One that is a sum, or a mean over the tokens of a batch, is weighted
-  wrongly; `weighted` takes a sum.
+- The loss is a mean over the samples, or over what the loader's `weight=` says, such as tokens. One that is a
+  sum is weighted wrongly, but by `weighted`, which takes one.
 - With `distribute`, a gradient that the script clips is this worker's own, not the whole batch's.
 - Each batch has one step. Gradients can be accumulated over pieces of a batch, not over several batches.
 """
