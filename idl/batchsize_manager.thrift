@@ -90,7 +90,11 @@ struct JobSpec {
                             // samples; 1 to 2^30. Left out: gradients are means over samples
  10: optional i64 total_cost // samples differ in what they cost to compute, such as in tokens, and batches are split by
                             // that: the sum over the data set of integers from 1 to 2^32 - 1, of which the dearest
-                            // sample has the last. Left out: batches are split by samples. Not with micro-batches
+                            // sample has the last. Left out: batches are split by samples
+ 11: optional string sorted_by  // the samples of each batch are taken by ascending cost, those of one cost in the order of
+                            // the permutation, and a slice, or a micro-batch, costs as much as its dearest sample for
+                            // each of its samples, since it is padded: a digest of the costs, which must be the same for
+                            // all workers. Left out: in the order of the permutation
 }
 
 /** The costs of successive samples of an epoch, as in JobSpec.total_cost. */

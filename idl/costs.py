@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +24,11 @@ class Costs:
     def array(self) -> NDArray[np.uint32]:
         """The costs, (samples,)."""
         return np.frombuffer(self.values, "<u4")
+
+
+def digest(costs: NDArray[np.uint32]) -> str:
+    """Return a text that is another for other costs, (samples,)."""
+    return blake2b(costs.astype("<u4").tobytes(), digest_size=8).hexdigest()
 
 
 def scaled_costs(cost: ArrayLike | Callable[[int], float], samples: int) -> NDArray[np.uint32]:

@@ -123,6 +123,8 @@ class JobSpec:
             means over something else than samples, such as tokens. None: each sample weighs 1.
         total_cost: Sum of `idl.costs.scaled_costs` over the data set, in a job whose batches are split by
             what samples cost. None: by samples.
+        sorted_by: Digest of the costs, in a job whose workers sort each batch by these, and pad parts of it.
+            None: batches are not sorted.
 
     Raises:
         ValueError: A number is out of its range.
@@ -139,6 +141,7 @@ class JobSpec:
     samples: tuple[tuple[float, ...], ...] = field(default=(), compare=False)
     weight_limit: int | None = None
     total_cost: int | None = None
+    sorted_by: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.dataset_size < 2**48:
@@ -162,10 +165,8 @@ class JobSpec:
             and not self.dataset_size <= self.total_cost < 2**32 * self.dataset_size
         ):
             raise ValueError(f"total_cost {self.total_cost}: must be from 1 to 2^32 - 1 for each sample")
-        if self.total_cost is not None and self.micro_batch is not None:
-            raise ValueError(
-                "cost: micro-batches are dealt out by their number; leave out cost or micro_batch"
-            )
+        if self.sorted_by is not None and self.total_cost is None:
+            raise ValueError("sort=True: give the cost of each sample, which batches are sorted by")
         last = 0
         for epoch, size in self.milestones:
             if not last < epoch < 2**48:
@@ -190,6 +191,7 @@ class JobSpec:
         micro_batch: int | None = None,
         weight_limit: int | None = None,
         total_cost: int | None = None,
+        sorted_by: str | None = None,
     ) -> "JobSpec":
         """Return the spec of a script that gives one batch size, or sizes by the first epoch that has them.
 
@@ -210,6 +212,7 @@ class JobSpec:
             tuple(changes),
             weight_limit=weight_limit,
             total_cost=total_cost,
+            sorted_by=sorted_by,
         )
 
     def differences(self, other: "JobSpec") -> str:

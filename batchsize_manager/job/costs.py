@@ -4,13 +4,16 @@ Costs decide pace alone: a batch whose costs are not known is cut by samples.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from idl.bounds import Bounds
 from idl.costs import Costs
+from idl.cuts import Cuts
 
+_HALVINGS = 50
 _KEPT = 2**20  # samples of an epoch whose costs are kept, so that a job that goes back knows them
 _EPOCHS = 6  # that are kept: small data sets' costs are told for several
 
@@ -46,6 +49,81 @@ class KnownCosts:
         if self._mean is None or not first <= start <= start + total <= first + len(costs):
             return None
         return costs[start - first : start - first + total] / self._mean
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """What the samples of a batch cost, over the mean of all samples, as they are computed.
+
+    Attributes:
+        values: (total,). In micro-batches that are padded, each has the cost of its micro-batch's dearest.
+        padded: Whether a slice costs as much as its dearest sample for each: values ascend then.
+    """
+
+    values: NDArray[np.float64]
+    padded: bool = False
+
+    @classmethod
+    def of(cls, costs: NDArray[np.float64], cuts: Cuts, *, is_sorted: bool) -> "BatchCosts":
+        """Return the costs of a batch that is cut into micro-batches, or anywhere, sorted or not."""
+        if not is_sorted:
+            return cls(costs)
+        costs = np.sort(costs)
+        if cuts.size == 1:
+            return cls(costs, padded=True)
+        ends = [cuts.position(index + 1) for index in range(len(cuts))]
+        return cls(np.repeat(costs[np.subtract(ends, 1)], np.diff([0, *ends])))
+
+    def slice(self, first: int, count: int) -> float:
+        """Return the cost of the samples from a position of the batch on."""
+        part = self.values[first : first + count]
+        return float(part[-1] * count if self.padded and count else part.sum())
+
+    def cut(self, shares: Sequence[int], bounds: Sequence[Bounds], cuts: Cuts) -> list[int]:
+        """Return the samples of slices with these shares of the cost, and bounds in units of the cuts."""
+        if self.padded:
+            return cut_by_padded_cost(self.values, shares, bounds)
+        if cuts.size == 1:
+            return cut_by_cost(self.values, shares, bounds)
+        begins = [cuts.position(index) for index in range(len(cuts))]
+        return cuts.counts(cut_by_cost(np.add.reduceat(self.values, begins), shares, bounds))
+
+
+def cut_by_padded_cost(
+    costs: NDArray[np.float64], shares: Sequence[int], bounds: Sequence[Bounds]
+) -> list[int]:
+    """Return the samples of consecutive slices that cost no more than their shares of one level, the lowest.
+
+    A slice costs as much as its dearest sample for each of its samples.
+
+    Args:
+        costs: The cost of each sample of a batch, ascending, above 0, (samples,).
+        shares: As for `cut_by_cost`.
+        bounds: Likewise.
+    """
+    total = len(costs)
+    wanted = [(share, one) for share, one in zip(shares, bounds, strict=True) if share]
+
+    def counts_at(level: float) -> list[int]:
+        counts: list[int] = []
+        start = 0
+        for place, (share, one) in enumerate(wanted):
+            ahead = costs[start:]
+            fits = int(np.searchsorted(ahead * np.arange(1, len(ahead) + 1), level * share, "right"))
+            least_of_others = sum(other.minimum for _, other in wanted[place + 1 :])
+            count = min(max(fits, one.minimum), one.maximum, max(0, total - start - least_of_others))
+            counts.append(count)
+            start += count
+        return counts
+
+    low, high = 0.0, float(costs[-1]) * total / min(share for share, _ in wanted)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(counts_at(middle)) == total else (middle, high)
+    counts = counts_at(high)
+    counts[-1] += total - sum(counts)  # where bounds do not allow the batch
+    found = iter(counts)
+    return [next(found) if share else 0 for share in shares]
 
 
 def cut_by_cost(costs: NDArray[np.float64], shares: Sequence[int], bounds: Sequence[Bounds]) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from batchsize_manager.job.batch_sizer import BatchSizer
 from batchsize_manager.job.batch_sizes import Batches
 from batchsize_manager.job.config import JobConfig
-from batchsize_manager.job.costs import KnownCosts, cut_by_cost
+from batchsize_manager.job.costs import BatchCosts, KnownCosts
 from batchsize_manager.job.effects import Outbox
 from batchsize_manager.job.members import Members
 from batchsize_manager.job.progress import IterationProgress, scaled_times
@@ -122,13 +122,20 @@ class Planner:
         more memory, since they are computed one after the other, so the memory's usage is cut to what no
         policy counts as short.
         """
-        if self.batches.spec.total_cost is not None:
-            return {name: _in_mean_samples(record) for name, record in observations.items()}
-        if self.batches.spec.micro_batch is None:
+        if self.batches.spec.micro_batch is None and self.batches.spec.total_cost is None:
             return observations
         in_units = {}
         for name, record in observations.items():
             count = record.batch_size
+            if count and not math.isnan(record.cost):
+                number = max(1, round(record.cost / self._unit))
+                memory = record.memory_usage if self._unit == 1 else min(record.memory_usage, MEMORY_GUARD)
+                scaled = scaled_times(record, number * self._unit / record.cost)
+                in_units[name] = scaled._replace(batch_size=number, memory_usage=memory)
+                continue
+            if self._unit == 1:
+                in_units[name] = record
+                continue
             cuts = self._cuts(count)
             number = cuts.number(count)
             whole = number * self._unit / count if count else 1.0
@@ -190,17 +197,23 @@ class Planner:
         self._last_warning = warnings
         staying = self._members.staying
         shares = dict(zip(staying, split.counts, strict=True))
-        costs = self.costs.of(epoch, start, total)
+        cuts, costs = self._cuts(total), self._costs(epoch, start, total)
         if costs is None:
-            counts = dict(zip(staying, self._cuts(total).counts(split.counts), strict=True))
+            counts = dict(zip(staying, cuts.counts(split.counts), strict=True))
         else:
-            bounds = [member.bounds for member in staying.values()]
-            counts = dict(zip(staying, cut_by_cost(costs, split.counts, bounds), strict=True))
+            bounds = [member.bounds.in_units(self._unit) for member in staying.values()]
+            counts = dict(zip(staying, costs.cut(split.counts, bounds, cuts), strict=True))
         predicted = dict(zip(staying, split.predicted_speeds, strict=False))
         at_once = dict(zip(staying, split.at_once, strict=False))
         scaling = self.batches.scaling(iteration)
         plan = make_plan(iteration, epoch, start, counts, attempt, self._unit, at_once, scaling)
         return IterationProgress(plan, now, predicted, shares, costs)
+
+    def _costs(self, epoch: int, start: int, total: int) -> BatchCosts | None:
+        """Return what the samples of a batch cost; None where that is not known."""
+        costs = self.costs.of(epoch, start, total)
+        is_sorted = self.batches.spec.sorted_by is not None
+        return None if costs is None else BatchCosts.of(costs, self._cuts(total), is_sorted=is_sorted)
 
     @property
     def _participants(self) -> list[Participant]:
@@ -272,11 +285,3 @@ class Planner:
         members = self._members.by_name
         leaving = {name: why for name, why in dispensable.items() if not members[name].unreleasable}
         return leaving if self._config.release and self.can_do_without(leaving.keys()) else {}
-
-
-def _in_mean_samples(record: WorkerRecord) -> WorkerRecord:
-    """Return a record of whole samples of mean cost, which take proportionally as long as its own do."""
-    if math.isnan(record.cost) or not record.batch_size:
-        return record
-    number = max(1, round(record.cost))
-    return scaled_times(record, number / record.cost)._replace(batch_size=number)

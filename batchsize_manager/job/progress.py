@@ -9,9 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
+from batchsize_manager.job.costs import BatchCosts
 from batchsize_manager.policies.solver import split
 from idl.bounds import MOST_AT_ONCE, Bounds
 from idl.gradient_norms import StepNorms
@@ -52,10 +50,9 @@ class IterationProgress:
     plan: Plan  # the plan, with each member's own part
     planned_at: float  # the time at which it was planned, in seconds
     predicted_speeds: Mapping[str, float]  # samples per second, by member's name
-    # What the policy chose, by member's name: samples, or where costs are known, shares of the batch's cost.
+    # What the policy chose, by member's name: units, or where costs are known, shares of the batch's cost.
     shares: Mapping[str, int] = field(default_factory=dict)
-    # Of the batch's samples, over the mean of all samples, (total,); None where they are not known.
-    costs: NDArray[np.float64] | None = None
+    costs: BatchCosts | None = None  # of the batch's samples; None where they are not known
     delivered: bool = False  # whether any member has been given its part
     # The parts that each member has still to do, in that order, by name.
     open: dict[str, list[Assignment]] = field(default_factory=dict)
@@ -225,14 +222,14 @@ class IterationProgress:
         share = self.shares[worker]
         if not share or not record.cost > 0:
             return record
-        return scaled_times(record, share / record.cost)._replace(cost=float(share))
+        chosen = float(share * self.plan.unit)
+        return scaled_times(record, chosen / record.cost)._replace(cost=chosen)
 
     def _cost(self, part: Assignment) -> float:
         """Return the cost of a part's samples, in samples of mean cost; NaN if it is not known."""
         if self.costs is None:
             return math.nan
-        first = part.start - self.plan.start
-        return float(self.costs[first : first + part.count].sum())
+        return self.costs.slice(part.start - self.plan.start, part.count)
 
     def _close(self, worker: str, part: Assignment) -> None:
         self.open[worker].remove(part)

@@ -51,12 +51,15 @@ def batch_seed(spec: JobSpec, assignment: Assignment, draws: Draws) -> int:
     return _seed(spec, assignment.epoch, start, draws)
 
 
-def micro_batches_of(spec: JobSpec, order: NDArray[np.int64], assignment: Assignment) -> list[MicroBatch]:
+def micro_batches_of(
+    spec: JobSpec, order: NDArray[np.int64], assignment: Assignment, batch: NDArray[np.int64] | None = None
+) -> list[MicroBatch]:
     """Return the micro-batches of an assignment; where it has no samples, a whole one without weight.
 
     Args:
         spec: The data that the job trains on, with micro-batches.
         order: The epoch's permutation, (dataset_size,).
+        batch: The whole batch's samples where they are in another order, (total,); None: as in `order`.
 
     Raises:
         ValueError: The assignment does not begin and end on cuts.
@@ -67,8 +70,9 @@ def micro_batches_of(spec: JobSpec, order: NDArray[np.int64], assignment: Assign
         return [MicroBatch(start, order[start : start + size], 0, spec, assignment.epoch)]
     begin = assignment.start if assignment.batch_start is None else assignment.batch_start
     cuts = spec.cuts(assignment.total)
+    samples = order[begin : begin + assignment.total] if batch is None else batch
     return [
-        MicroBatch(begin + first, order[begin + first : begin + stop], stop - first, spec, assignment.epoch)
+        MicroBatch(begin + first, samples[first:stop], stop - first, spec, assignment.epoch)
         for first, stop in cuts.within(assignment.start - begin, assignment.end - begin)
     ]
 

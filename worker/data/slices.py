@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from idl.costs import Costs, scaled_costs
+from idl.costs import Costs, digest, scaled_costs
 from idl.errors import InvalidRequestError, ReleasedError
 from idl.plan import Assignment, JobSpec, permutation
 from worker.data.micro_batches import MicroBatch, micro_batches_of
@@ -56,6 +56,7 @@ class Slices:
         weight_limit: As in `JobSpec`.
         cost: What each sample costs to compute, as `idl.costs.scaled_costs` takes it; None where all cost the
             same.
+        sort: Whether each batch is sorted by cost, and its parts are padded.
         advice: What a loop has to do for each batch, in the framework's words; for errors.
 
     Attributes:
@@ -77,19 +78,32 @@ class Slices:
         micro_batch: int | None = None,
         weight_limit: int | None = None,
         cost: ArrayLike | Callable[[int], float] | None = None,
+        sort: bool = False,
         advice: str = "call optimizer.step() for each batch",
     ) -> None:
         try:
             costs = None if cost is None else scaled_costs(cost, dataset_size)
-            total = None if costs is None else int(costs.sum(dtype=np.int64))
+            if sort and costs is None:
+                raise InvalidRequestError(
+                    "sort=True: give the cost of each sample, which batches are sorted by"
+                )
             self.spec = JobSpec.of(
-                dataset_size, batch_size, seed, shuffle, drop_last, micro_batch, weight_limit, total
+                dataset_size,
+                batch_size,
+                seed,
+                shuffle,
+                drop_last,
+                micro_batch,
+                weight_limit,
+                total_cost=None if costs is None else int(costs.sum(dtype=np.int64)),
+                sorted_by=digest(costs) if sort and costs is not None else None,
             )
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         session.training.declare(self.spec)
         if costs is not None:
             session.training.costs_after = _CostsToTell(self.spec, costs)
+        self._costs = costs if sort else None  # by which each batch is sorted, (dataset_size,)
         self.session = session  # the session with the services
         self._advice = advice
         # The current epoch's permutation, (dataset_size,).
@@ -260,14 +274,30 @@ class Slices:
 
     def slice_of(self, assignment: Assignment) -> Slice:
         """Return the samples of an assignment of the current epoch."""
+        batch = self._sorted(assignment) if self._costs is not None and assignment.count else None
         if self.spec.micro_batch is not None:
-            parts = micro_batches_of(self.spec, self.order, assignment)
+            parts = micro_batches_of(self.spec, self.order, assignment, batch)
             return Slice(assignment, np.concatenate([part.indices for part in parts]), parts)
         start, count = assignment.start, assignment.count
+        if batch is not None:
+            first = start - _begin(assignment)
+            return Slice(assignment, batch[first : first + count])
         if not count:
             count = min(self.session.config.bounds.minimum, len(self.order))
             start = min(start, len(self.order) - count)
         return Slice(assignment, self.order[start : start + count])
+
+    def _sorted(self, assignment: Assignment) -> NDArray[np.int64]:
+        """Return the samples of an assignment's batch by ascending cost, (total,)."""
+        assert self._costs is not None
+        begin = _begin(assignment)
+        batch = self.order[begin : begin + assignment.total]
+        return batch[np.argsort(self._costs[batch], kind="stable")]
+
+
+def _begin(part: Assignment) -> int:
+    """Return the first position of an assignment's batch; its own where the batch's is not known."""
+    return part.start if part.batch_start is None else part.batch_start
 
 
 class _CostsToTell:

@@ -128,6 +128,9 @@ class DataLoader(Loader):
         cost: What each sample costs to compute, such as its tokens, in any unit: numbers from 0 on,
             (samples,), or a function of a sample's index, the same on all workers. Batches are then split by
             cost in place of samples; the result does not depend on it. None: all samples cost the same.
+        sort: Whether the samples of each batch are sorted by cost, for batches that are padded to their
+            longest sample: parts of one length have less padding, and are split by what they cost with it.
+            The batches, and so the result, are the same. It takes `cost`.
         session: The session with the services; by default this process's.
         others: Further arguments of `torch.utils.data.DataLoader`, with its own defaults alone.
 
@@ -156,6 +159,7 @@ class DataLoader(Loader):
         weight: Weigh | str | None = None,
         weight_limit: int = WEIGHT_LIMIT,
         cost: ArrayLike | Callable[[int], float] | None = None,
+        sort: bool = False,
         **others: Any,
     ) -> None:
         _check_others(others)
@@ -197,6 +201,7 @@ class DataLoader(Loader):
             weight=weight,
             weight_limit=weight_limit,
             cost=cost,
+            sort=sort,
         )
 
     @property

@@ -1,13 +1,16 @@
 """Batches are cut where shares of their cost end, and the costs that are told are those of their samples."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchsize_manager.job.costs import KnownCosts, cut_by_cost
+from batchsize_manager.job.costs import BatchCosts, KnownCosts, cut_by_cost, cut_by_padded_cost
 from idl.bounds import Bounds
 from idl.costs import Costs, scaled_costs
+from idl.cuts import Cuts
 
 COSTS = st.lists(st.floats(0.01, 100), min_size=1, max_size=60).map(np.array)
 SHARES = st.lists(st.integers(0, 500), min_size=1, max_size=8).filter(any)
@@ -84,3 +87,41 @@ def test_what_is_no_cost_is_refused(cost, said):
         scaled_costs(cost, 3)
     with pytest.raises(ValueError, match=said):
         scaled_costs(cost.__getitem__, len(cost)) if len(cost) == 3 else scaled_costs(cost, 3)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=9).map(sorted).map(np.array), SHARES)
+def test_padded_slices_have_the_lowest_level(costs, shares):
+    """No other cut of the sorted batch has a lower dearest slice, in proportion to its share."""
+    counts = cut_by_padded_cost(costs, shares, [Bounds()] * len(shares))
+    assert sum(counts) == len(costs)
+    assert all(not count for count, share in zip(counts, shares, strict=True) if not share)
+    wanted = [share for share in shares if share]
+    if len(costs) < len(wanted):
+        return
+
+    def level(cuts):
+        ends = [0, *cuts, len(costs)]
+        parts = zip(wanted, ends[:-1], ends[1:], strict=True)
+        return max((stop - first) * costs[stop - 1] / share for share, first, stop in parts)
+
+    best = min(map(level, itertools.combinations(range(1, len(costs)), len(wanted) - 1)))
+    own = np.cumsum([count for count, share in zip(counts, shares, strict=True) if share])[:-1]
+    assert level(own.tolist()) == pytest.approx(best, rel=1e-9)
+
+
+@given(COSTS, st.integers(1, 7), SHARES)
+def test_micro_batches_are_cut_by_cost(costs, unit, shares):
+    """Slices are whole micro-batches, of which a padded one costs as much as its dearest sample for each."""
+    cuts = Cuts(len(costs), unit)
+    for is_sorted in (False, True):
+        batch = BatchCosts.of(costs, cuts, is_sorted=is_sorted)
+        counts = batch.cut(shares, [Bounds()] * len(shares), cuts)
+        assert sum(counts) == len(costs)
+        ends = np.cumsum(counts).tolist()
+        assert all(cuts.index(end) >= 0 for end in ends)
+        whole = sum(batch.slice(end - count, count) for end, count in zip(ends, counts, strict=True))
+        if is_sorted and unit > 1:
+            micro_batches = cuts.within(0, len(costs))
+            assert whole == pytest.approx(sum((b - a) * np.sort(costs)[b - 1] for a, b in micro_batches))
+        elif not is_sorted:
+            assert whole == pytest.approx(costs.sum())

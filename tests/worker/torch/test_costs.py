@@ -2,13 +2,17 @@
 
 import functools
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
 from batchsize_manager.client import ManagerClient
+from evenpace.torch import micro_batches
 from idl.errors import InvalidRequestError
 from idl.plan import permutation
+from idl.synchronisation import Synchronisation
 from tests.services import OpenServices, in_threads
 from tests.worker.tokens import (
     BATCH,
@@ -32,43 +36,63 @@ EPOCHS = 4
 LENGTHS = np.array([len(one) for one in Sequences().inputs])
 
 
-def train(session, rank, cost, seen, leaves_at=None):
-    """Train with parts of the batches that take as long as their tokens at the worker's speed."""
+def train(session, rank, cost, seen, leaves_at=None, pads=False, **options):
+    """Train with parts of the batches that take as long as their tokens at the worker's speed.
+
+    Args:
+        pads: Whether they take as long as their tokens with padding.
+        options: Those of the loader.
+    """
+    lengths = [0]  # of the sequences at hand
 
     def made_up():
-        part = session.assignment
-        tokens = LENGTHS[permutation(SPEC, part.epoch)[part.start : part.end]].sum()
+        tokens = max(lengths) * len(lengths) if pads else sum(lengths)
         return lambda: max(1e-6, tokens / SPEEDS[rank])
+
+    def note_lengths(samples):
+        lengths[:] = [len(inputs) for inputs, _ in samples] if session.assignment.count else [0]
+        return collate(samples)
 
     session.meter.measure_by(made_up)
     model = make_model()
     optimizer = make_optimizer(model)
-    options = {"shuffle": True, "seed": SEED, "collate_fn": collate, "weight": tokens_in}
-    loader = DataLoader(Sequences(), BATCH, session=session, cost=cost, **options)
+    loader = DataLoader(
+        Sequences(),
+        BATCH,
+        shuffle=True,
+        seed=SEED,
+        session=session,
+        collate_fn=note_lengths,
+        weight=tokens_in,
+        weight_limit=64,
+        cost=cost,
+        **options,
+    )
     distribute(optimizer, loader, model)
     for _ in range(EPOCHS):
-        for inputs, targets in loader:
+        for batch in loader:
             part = session.assignment
             if part.iteration == leaves_at:
                 session.close()
                 return None
             optimizer.zero_grad()
-            ordinary_loss(model, inputs, targets).backward()
+            for inputs, targets in micro_batches(batch) if "micro_batch" in options else [batch]:
+                ordinary_loss(model, inputs, targets).backward()
             optimizer.step()
             seen.update((part.epoch, position) for position in range(part.start, part.end))
     return flat(model)
 
 
-def train_with(cost, leaves_at=None, **job):
-    """Train with three workers; return the first's parameters, and the job's records."""
-    seen, ends = Counter(), [None] * 3
-    with OpenServices(3, **job) as services:
-        sessions = [services.session(f"w{n}") for n in range(3)]
+def train_with(cost, leaves_at=None, job=None, workers=3, **options):
+    """Train with workers; return the first's parameters, and the job's records."""
+    seen, ends = Counter(), [None] * workers
+    with OpenServices(workers, **(job or {})) as services:
+        sessions = [services.session(f"w{n}") for n in range(workers)]
 
         def run(n):
-            ends[n] = train(sessions[n], n, cost, seen, leaves_at if n == 2 else None)
+            ends[n] = train(sessions[n], n, cost, seen, leaves_at if n == 2 else None, **options)
 
-        in_threads(*(functools.partial(run, n) for n in range(3)))
+        in_threads(*(functools.partial(run, n) for n in range(workers)))
         with ManagerClient(services.manager) as client:
             records = client.history("default", 0)[1]
     assert len(seen) == EPOCHS * SAMPLES
@@ -91,9 +115,9 @@ def alone():
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_workers_wait_less_by_cost(lookahead):
     """Slices of equal cost keep workers waiting for less, and the parameters are those of one process."""
-    options = {"policy": "learned", "lookahead": lookahead}
-    by_samples, _ = samples = train_with(None, **options)
-    by_cost, records = costs = train_with(LENGTHS, **options)
+    job = {"policy": "learned", "lookahead": lookahead}
+    by_samples, _ = samples = train_with(None, job=job)
+    by_cost, records = costs = train_with(LENGTHS, job=job)
     for parameters in (by_samples, by_cost):
         assert float((parameters - alone()).abs().max()) < 1e-13
     assert waiting(costs[1]) < 0.75 * waiting(samples[1])
@@ -113,11 +137,50 @@ def test_costs_of_a_batch_that_is_redone_are_known():
     assert sum(np.isnan(record.column("cost")).any() for record in records) <= 2
 
 
-def test_costs_are_compared_and_checked():
-    """Micro-batches are dealt out by number, and a cost must be one number for each sample."""
+def test_sorted_parts_take_less_time():
+    """Who pads waits for less, and computes less, where batches are sorted; the result is the same."""
+    times = {}
+    for sort in (False, True):
+        parameters, records = train_with(LENGTHS, job={"policy": "learned"}, pads=True, sort=sort)
+        assert float((parameters - alone()).abs().max()) < 1e-13
+        times[sort] = [one.batch_processing_times.max() for one in records[len(records) // 2 :]]
+    assert sum(times[True]) < 0.75 * sum(times[False])
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_bits_do_not_depend_on_who_computes_what(sort):
+    """Sorted or not, micro-batches are the same on any workers, and with exact sums all bits are."""
+    job = {"synchronisation": Synchronisation(exact=True)}
+    ends = [
+        train_with(LENGTHS, job=job, workers=workers, micro_batch=3, sort=sort)[0] for workers in (1, 2, 3)
+    ]
+    assert float((ends[0] - alone()).abs().max()) < 1e-8
+    assert all(torch.equal(one, ends[0]) for one in ends)
+
+
+def test_other_costs_are_refused_where_batches_are_sorted_by_them(wait_until):
+    """Two workers that sort by other costs would lose and repeat samples."""
+    other = LENGTHS.copy()
+    other[[0, 1]] = other[[1, 0]]  # of the same sum
+    with (
+        OpenServices(2) as services,
+        ThreadPoolExecutor() as threads,
+        ManagerClient(services.manager) as client,
+    ):
+        first, second = services.session("w0"), services.session("w1")
+        running = threads.submit(train, first, 0, LENGTHS, Counter(), sort=True)
+        wait_until(lambda: [job.members for job in client.jobs().jobs] == [1], "a member")
+        with pytest.raises(InvalidRequestError, match="sorted_by"):
+            train(second, 1, other, Counter(), sort=True)
+        first.close()
+        assert running.exception() is not None
+
+
+def test_costs_are_checked():
+    """A cost must be one number for each sample, and sorting takes costs."""
     with OpenServices(1) as services:
         session = services.session("w0")
-        with pytest.raises(InvalidRequestError, match="leave out cost or micro_batch"):
-            DataLoader(Sequences(), BATCH, session=session, cost=LENGTHS, micro_batch=4)
+        with pytest.raises(InvalidRequestError, match="sort=True: give the cost of each sample"):
+            DataLoader(Sequences(), BATCH, session=session, sort=True)
         with pytest.raises(InvalidRequestError, match=r"of shape \(3,\): must be one number for each of 96"):
             DataLoader(Sequences(), BATCH, session=session, cost=[1, 2, 3])
