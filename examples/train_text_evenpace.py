@@ -65,7 +65,13 @@ def characters(batch):
 
 
 loader = evenpace.torch.DataLoader(
-    train, batch_size=64, shuffle=True, collate_fn=collate, weight=characters, cost=list(map(len, train))
+    train,
+    batch_size=64,
+    shuffle=True,
+    collate_fn=collate,
+    weight=characters,
+    cost=[len(sentence) for sentence in train],
+    sort=True,
 )
 optimizer = evenpace.torch.distribute(optimizer, loader, model)
 

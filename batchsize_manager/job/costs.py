@@ -38,7 +38,7 @@ class KnownCosts:
             first = min(max(one.start - start, 0), len(costs))
             if not start <= one.start <= start + len(costs):
                 start, first = one.start, 0
-            costs = np.concatenate([costs[:first], one.array])[-_KEPT:]
+            costs = np.concatenate([costs[:first], np.maximum(one.array, 1)])[-_KEPT:]
             self._runs[one.epoch] = one.start + len(one.array) - len(costs), costs
             for old in sorted(self._runs)[:-_EPOCHS]:
                 del self._runs[old]
