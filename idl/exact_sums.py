@@ -87,7 +87,12 @@ class FixedPoint:
 
 
 def add_to(
-    sums: NDArray[np.int64], values: NDArray[np.floating], count: int, total: int, layout: Layout
+    sums: NDArray[np.int64],
+    values: NDArray[np.floating],
+    count: int,
+    total: int,
+    layout: Layout,
+    weight: float | None = None,
 ) -> None:
     """Add a micro-batch's gradient and statistics to sums over a batch.
 
@@ -96,12 +101,15 @@ def add_to(
         values: (elements,), the mean over the micro-batch.
         count: Samples of the micro-batch; with 0, nothing is added, whatever the values are.
         total: Samples of the batch.
+        weight: What stands for the samples in groups of parameters, by `exact_weight`; None: the samples.
 
     Raises:
         InvalidRequestError: A value is not below its limit; the sums are no longer usable.
     """
-    for begin, end, form in _groups(layout, total) if count else ():
-        form.add(sums[begin:end], values[begin:end], count)
+    for begin, end, form in _groups(layout, total):
+        mass = count if weight is None or form.statistics else weight
+        if mass:
+            form.add(sums[begin:end], values[begin:end], mass)
 
 
 def mean_of(sums: NDArray[np.int64], total: int, layout: Layout) -> NDArray[np.float64]:
@@ -124,8 +132,5 @@ def exact_weight(weight: float, limit: int) -> float:
 
 def _groups(layout: Layout, total: int) -> Iterator[tuple[int, int, FixedPoint]]:
     """Yield the elements of each group, from begin to end, and their form."""
-    begin = 0
-    for group in layout.groups:
-        end = begin + group.elements
+    for begin, end, group in layout.ranges:
         yield begin, end, FixedPoint(total, group.statistics)
-        begin = end

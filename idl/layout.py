@@ -1,7 +1,7 @@
 """Layouts of a model's parameters in flat arrays, as workers and the parameter server's shards share them."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from idl.errors import InvalidRequestError
@@ -94,6 +94,14 @@ class Layout:
     def elements(self) -> int:
         """Return the number of elements."""
         return sum(group.elements for group in self.groups)
+
+    @property
+    def ranges(self) -> Iterator[tuple[int, int, Group]]:
+        """Yield the groups, each with the range of its elements, (begin, end)."""
+        begin = 0
+        for group in self.groups:
+            yield begin, begin + group.elements, group
+            begin += group.elements
 
     @property
     def options(self) -> list[Mapping[str, float]]:

@@ -50,16 +50,14 @@ def squared_norm(
         minus: The other one; None for none.
         diagonal: A preconditioner, (elements,), that both are multiplied by; None for none.
     """
-    total, begin = 0.0, 0
-    for group in layout.groups:
-        end = begin + group.elements
+    total = 0.0
+    for begin, end, group in layout.ranges:
         for first in range(begin, end, _PIECE) if not group.statistics else ():
             place = slice(first, min(first + _PIECE, end))
             piece = gradient[place] if minus is None else gradient[place] - minus[place]
             if diagonal is not None:
                 piece = piece * diagonal[place]
             total += float(np.dot(piece, piece))
-        begin = end
     return total
 
 

@@ -41,23 +41,28 @@ class Weights:
         self._given: tuple[float, str] | None = None  # the weight of that, and what gave it
         self._sum: float | None = None  # of the slice's weights so far
         self._on_known: Callable[[float], None] | None = None
+        self._loss = ""  # which losses note their weights, for errors
 
-    def declare(self, weight: Weigh | str | None, limit: int) -> int | None:
+    def declare(
+        self, weight: Weigh | str | None, limit: int, loss: str = "evenpace.torch.mean(losses, mask)"
+    ) -> int | None:
         """Take a loader's arguments, and return the `JobSpec.weight_limit` that they stand for.
 
         Args:
             weight: A function from a batch to its weight, "loss" where losses note it, or None.
             limit: The most that a sample may weigh.
+            loss: Which losses note their weights, in the framework's words; for errors.
 
         Raises:
             InvalidRequestError: `weight` is something else.
         """
         if weight is None:
             return None
+        self._loss = loss
         if not callable(weight) and weight != "loss":
             raise InvalidRequestError(
                 f"weight={weight!r}: must be a function from a batch to what its loss is a mean over, or "
-                f'"loss" where evenpace.torch.mean makes the loss'
+                f'"loss" where the loss is {loss}'
             )
         self.function = weight if callable(weight) else None
         self.limit = limit
@@ -74,13 +79,13 @@ class Weights:
         self._given = self._sum = None
 
     @contextmanager
-    def micro_batch(self, samples: int, on_known: Callable[[float], None]) -> Iterator[None]:
+    def micro_batch(self, samples: int, on_known: Callable[[float], None] | None = None) -> Iterator[None]:
         """Take the weight of a micro-batch of the slice, which the `with` block loads and computes.
 
         Args:
             samples: Its samples; with 0, it has no weight whatever is noted.
             on_known: Called with the weight once it is known, before the backward pass goes through a layer;
-                not in a job whose gradients are means over samples.
+                not in a job whose gradients are means over samples. None: nothing is called.
 
         Raises:
             InvalidRequestError: The block has ended, and the weight is not known.
@@ -93,8 +98,7 @@ class Weights:
             raise
         finally:
             self._on_known = None
-        if self.limit is not None and self._given is None:
-            raise self._unknown("a micro-batch")
+        self.of_micro_batch()
 
     def weigh(self, batch: Any) -> None:
         """Note the weight of a batch that the loader has made, where it has a function for it."""
@@ -167,13 +171,24 @@ class Weights:
             raise self._unknown(f"iteration {part.iteration}")
         return exact_weight(self._sum, self.limit) if self.is_exact else self._sum
 
+    def of_micro_batch(self) -> float | None:
+        """Return the weight of the micro-batch that is computed at present; None as in `of`.
+
+        Raises:
+            InvalidRequestError: It is not known.
+        """
+        if self.limit is None:
+            return None
+        if self._given is None:
+            raise self._unknown("a micro-batch")
+        return self._given[0] if self._samples else 0.0
+
     def in_sums(self, weight: float) -> float:
         """Return what exact sums multiply a micro-batch of this weight by."""
         return weight if self.limit is None else exact_weight(weight, self.limit)
 
-    @staticmethod
-    def _unknown(what: str) -> InvalidRequestError:
+    def _unknown(self, what: str) -> InvalidRequestError:
         return InvalidRequestError(
             f"{what}: it is not known what the gradient is a mean over; the loader has "
-            f'weight="loss", so the loss that goes backward is to be evenpace.torch.mean(losses, mask)'
+            f'weight="loss", so the loss that goes backward is to be {self._loss}'
         )

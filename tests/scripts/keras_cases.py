@@ -30,7 +30,7 @@ from tests.services import OpenServices
 from tests.worker.contract import Contract
 from worker.keras.loader import DataLoader
 from worker.keras.micro_batches import micro_batches
-from worker.keras.model_hooks import _warning_of_masks, distribute
+from worker.keras.model_hooks import distribute
 from worker.keras.optimizer_options import describe_keras
 from worker.keras.randomness import ModelSeeds
 from worker.keras.saving import Checkpoint, load, save
@@ -326,7 +326,7 @@ def test_fit_takes_the_loader_alone(session):
     model, loader = make_model(), regression(session)
     distribute(model, loader)
     for arguments, options, said in (
-        ((loader,), {"class_weight": {0: 1.0}}, "class_weight"),
+        ((loader,), {"sample_weight": np.ones(2)}, "sample_weight"),
         ((loader,), {"batch_size": 2}, "batch_size"),
         ((loader,), {"steps_per_epoch": 2}, "steps_per_epoch"),
         ((loader,), {"validation_split": 0.1}, r"validation_split=0\.1.*validation_data"),
@@ -425,22 +425,6 @@ def test_weights_set_after_distribute_are_warned_of(services, caplog, dtype, cha
             model.fit(loader, epochs=2, verbose=0)
     said = [record.message for record in caplog.records if "load_weights" in record.message]
     assert len(said) == (1 if change else 0)
-
-
-def test_outputs_with_a_mask_are_warned_of(session, caplog):
-    """Keras's loss is then no mean over samples, which is said once, and not of a model that has none."""
-    x = np.array([[1, 2, 0, 0], [3, 4, 5, 0], [6, 0, 0, 0]])
-    loader = DataLoader(x, x[..., None] / 6, batch_size=2, session=session)
-    layers = [keras.layers.Embedding(7, 2, mask_zero=True), keras.layers.Dense(1)]
-    model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
-    model.compile("sgd", "mse")
-    distribute(model, loader)
-    model.fit(loader, epochs=2, verbose=0)
-    without = keras.Model(model.inputs, keras.ops.multiply(model.outputs[0], 1.0))
-    without.compile("sgd", "mse")
-    without.compute_loss = _warning_of_masks(without.compute_loss, loader)
-    without.fit(x, x[..., None] / 6, sample_weight=x > 0, verbose=0)
-    assert sum("output has a mask" in record.message for record in caplog.records) == 1
 
 
 def test_fit_of_a_model_that_cannot_be_is_refused(session):

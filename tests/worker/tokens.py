@@ -81,7 +81,7 @@ def flat(model):
     return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
-def train_alone(micro_batch=None, by_samples=False, epochs=EPOCHS):
+def train_alone(micro_batch=None, by_samples=False, epochs=EPOCHS, optimizer=make_optimizer):
     """Train in one process, whose gradient is of the mean over the whole batch's tokens.
 
     Args:
@@ -89,7 +89,7 @@ def train_alone(micro_batch=None, by_samples=False, epochs=EPOCHS):
         by_samples: Whether parts are weighted by their samples instead, which is wrong.
     """
     data, model = Sequences(), make_model()
-    steps = make_optimizer(model)
+    steps = optimizer(model)
     for epoch in range(epochs):
         for batch in torch.from_numpy(permutation(SPEC, epoch)).split(BATCH):
             whole = sum(int((data.targets[int(i)] != IGNORED).sum()) for i in batch)

@@ -39,6 +39,9 @@ class Loader(ABC):
     _advice = "call optimizer.step() for each batch"
     """What a loop has to do for each batch, for errors; others for other frameworks."""
 
+    _weighted_loss = "evenpace.torch.mean(losses, mask)"
+    """Which losses say what they are means over, for errors; others for other frameworks."""
+
     def __init__(
         self,
         source: Source,
@@ -58,7 +61,7 @@ class Loader(ABC):
             batch_size,
             self.session,
             advice=self._advice,
-            weight_limit=self.session.weights.declare(weight, weight_limit),
+            weight_limit=self.session.weights.declare(weight, weight_limit, self._weighted_loss),
             **options,
         )
         if compare_samples:

@@ -220,7 +220,7 @@ class ParameterServer(Exchange):
         if self._gradient is None:
             self._options = StepOptions(layout.groups)
             self._parameters = np.empty_like(initial)
-            self._gradient = Gradient(layout, self._synchronisation.exact, self._norms)
+            self._gradient = Gradient(layout, self._synchronisation.exact, self._norms, self._weights)
             self._norms.open(layout)
         # In bsp nothing can have been trained before the job's first iteration, as it may in other modes.
         begins = self._synchronisation.mode != "bsp" or assignment.iteration == first

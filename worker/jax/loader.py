@@ -15,6 +15,7 @@ from worker.data.slices import Slice
 from worker.data.source import Source, load
 from worker.jax.measured_batch import MeasuredBatch
 from worker.session import Session
+from worker.weights import Weigh
 
 
 class DataLoader(Loader):
@@ -40,6 +41,10 @@ class DataLoader(Loader):
         compare_samples: Whether workers that join compare numbers of four samples, loaded three times, to see
             that they have the same data set; random samples are left out.
         session: The session with the services; by default this process's.
+        weight: A function from a batch, or a micro-batch, to what its loss is a mean over, such as the tokens
+            that count; or "loss", where the loss of `worker.jax.gradient.value_and_grad` says so by returning
+            losses with weights; where both say it, they must agree. The same on all workers. None: a mean
+            over samples.
 
     Raises:
         InvalidRequestError: A value is not allowed, or the session has a loader already.
@@ -47,6 +52,10 @@ class DataLoader(Loader):
 
     _seed_generators = staticmethod(seed_generators)
     _advice = "call optimizer.step(gradient) for each batch"
+    _weighted_loss = (
+        "that of an evenpace.jax.value_and_grad which distribute was given, whose loss_fn returns "
+        "(losses, weights)"
+    )
 
     def __init__(
         self,
@@ -59,6 +68,7 @@ class DataLoader(Loader):
         drop_last: bool = False,
         micro_batch: int | None = None,
         compare_samples: bool = True,
+        weight: Weigh | str | None = None,
     ) -> None:
         self.data, source = _source(data)
         super().__init__(
@@ -70,6 +80,7 @@ class DataLoader(Loader):
             drop_last=drop_last,
             micro_batch=micro_batch,
             compare_samples=compare_samples,
+            weight=weight,
         )
         self.batch: MeasuredBatch | None = None
 
@@ -91,7 +102,8 @@ class DataLoader(Loader):
         super().load_state_dict(plain | {"learned": np.asarray(plain["learned"]).tobytes()})
 
     def _sliced(self, part: Slice) -> MeasuredBatch:
-        self.batch = MeasuredBatch(part, self._load, self.session.norms.of_micro_batches)
+        session = self.session
+        self.batch = MeasuredBatch(part, self._load, session.norms.of_micro_batches, session.weights)
         return self.batch
 
 

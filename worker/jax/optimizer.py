@@ -43,7 +43,8 @@ def distribute(
         params: The parameters.
         loader: The loader.
         value_and_grad: What `evenpace.jax.value_and_grad` has returned for these parameters: gradients are
-            pushed while it computes others. None: all are pushed by the step.
+            pushed while it computes others, by the weights that its `loss_fn` may return. None: all are
+            pushed by the step.
         statistics: The statistics.
         state: The state to resume from.
         scale_lr: How learning rates follow the size of the whole batch, where that changes: "linear", "sqrt",
@@ -146,6 +147,8 @@ class Optimizer:
         self._session.start_training()
         self._gradients = self._in(self._server.gradient.values)
         self._push: GradientPush | None = None
+        if value_and_grad is not None:
+            value_and_grad.weights = self._session.weights
         if value_and_grad is not None and device.platform == "cpu":
             push = EarlyPush(self._session, self._server, self._order, self._present_groups)
             pulled = lambda: self._pulled[: self._trained]  # noqa: E731
@@ -182,8 +185,8 @@ class Optimizer:
         if gradient is not batch.gradient:
             before, now = float(squared_norm(batch.gradient)), float(squared_norm(gradient))
             factor = now / before if before else 1.0
-        for count, squares in batch.squares:
-            self._session.norms.add(batch.part.assignment, count, squares * factor)
+        for count, squares, weight in batch.squares:
+            self._session.norms.add(batch.part.assignment, count, squares * factor, weight)
         batch.gradient, batch.squares = None, []
 
     def state_dict(self) -> dict[str, Any]:

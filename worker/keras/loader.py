@@ -20,6 +20,7 @@ from worker.data.source import Source, load
 from worker.keras.micro_batches import Accumulation, SlicedBatch
 from worker.keras.randomness import seed_generators
 from worker.session import Session
+from worker.weights import WEIGHT_LIMIT, Weigh
 
 
 class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no types
@@ -51,6 +52,12 @@ class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no typ
             part of a batch is one batch of samples.
         compare_samples: Whether workers that join compare numbers of four samples, loaded three times, to see
             that they have the same data set; random samples are left out.
+        weight: A function from a batch, or a micro-batch, to what its loss is a mean over, such as the
+            elements that are not masked, or the sum of the sample weights; or "loss", where the model is
+            compiled with a loss of Keras's, and trained by `fit`, which says so itself; where both say it,
+            they must agree. The same on all workers. None: a mean over samples, as Keras's losses are by
+            default, sample weights and class weights or not.
+        weight_limit: The most that a sample may weigh where sums are exact.
 
     Attributes:
         session: The session with the services.
@@ -69,6 +76,10 @@ class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no typ
         "evenpace.keras.distribute, or by apply_gradients of such an optimiser in a loop of your own; for "
         "model.evaluate and model.predict take other data than this loader"
     )
+    _weighted_loss = (
+        "a keras.Loss that the model is compiled with, whose `call` gives a loss for each element, in "
+        "model.fit(loader)"
+    )
 
     def __init__(
         self,
@@ -80,6 +91,8 @@ class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no typ
         drop_last: bool = False,
         micro_batch: int | None = None,
         compare_samples: bool = True,
+        weight: Weigh | str | None = None,
+        weight_limit: int = WEIGHT_LIMIT,
     ) -> None:
         super().__init__(
             _source(data),
@@ -90,6 +103,8 @@ class DataLoader(Loader, DataAdapter):  # type: ignore[misc]  # Keras has no typ
             drop_last=drop_last,
             micro_batch=micro_batch,
             compare_samples=compare_samples,
+            weight=weight,
+            weight_limit=weight_limit,
         )
         self.accumulation = Accumulation(self.session)
         self.resumed_at = 0

@@ -34,7 +34,7 @@ class Accumulation:
     def __init__(self, session: Session) -> None:
         # The seeds of the model's layers, if an optimiser was given its model.
         self.model_seeds: ModelSeeds | None = None
-        self._session = session
+        self.session = session
         self._part: Slice | None = None  # that is under way, or was gone through last
         self._added = 0  # micro-batches of it
         self._micro_batch: MicroBatch | None = None  # that is under way, and not added yet
@@ -61,8 +61,8 @@ class Accumulation:
 
     def make_array(self) -> NDArray[Any]:
         """Return an array, (elements,), for what `add` adds; without micro-batches the session's gradient."""
-        gradient = ParameterServer.of(self._session.exchange).gradient
-        if self._session.training.micro_batch is None:
+        gradient = ParameterServer.of(self.session.exchange).gradient
+        if self.session.training.micro_batch is None:
             return gradient.values
         return np.empty(gradient.layout.elements, gradient.layout.dtype)
 
@@ -81,14 +81,14 @@ class Accumulation:
             InvalidRequestError: No micro-batch is under way, or its gradient was added before; or a value is
                 too large to be summed exactly, in a job that does.
         """
-        if self._session.training.micro_batch is None:
+        if self.session.training.micro_batch is None:
             return True
         slice_, part = self._part, self._micro_batch
         if slice_ is None or part is None:
             raise InvalidRequestError(
                 f"the job has micro-batches: call optimizer.apply once for each, in the loop {_LOOP}"
             )
-        ParameterServer.of(self._session.exchange).gradient.accumulate(slice_.assignment, flat, part.count)
+        ParameterServer.of(self.session.exchange).gradient.accumulate(slice_.assignment, flat, part.count)
         self._added, self._micro_batch = self._added + 1, None
         return self._added == len(slice_.micro_batches)
 
@@ -144,7 +144,8 @@ def micro_batches(batch: SlicedBatch) -> Iterator[Any]:
     accumulation = batch.accumulation
     accumulation.begin(batch.part)
     for part in batch.micro_batches():
-        loaded = batch.load(part)
-        accumulation.begin_micro_batch(part)
-        yield loaded
-        accumulation.end_micro_batch()
+        with accumulation.session.weights.micro_batch(part.count):
+            loaded = batch.load(part)
+            accumulation.begin_micro_batch(part)
+            yield loaded
+            accumulation.end_micro_batch()

@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask  # which has no public name
+from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights  # private
 
 from idl.errors import InvalidRequestError
 from worker.exchanges.parameter_server import ParameterServer
 from worker.flat_order import BUCKET_MB, bucket_elements
 from worker.keras.loader import DataLoader
+from worker.keras.losses import LossWeights
 from worker.keras.micro_batches import SlicedBatch, micro_batches
 from worker.keras.optimizer import VariableLink
 from worker.keras.randomness import ModelSeeds
@@ -21,7 +22,7 @@ from worker.learning_rates import Rule, factor_by
 Trained = TypeVar("Trained")
 
 # Options of `fit` for making batches from arrays, which do not apply to an evenpace loader.
-_OF_ARRAYS = ("y", "batch_size", "sample_weight", "class_weight", "steps_per_epoch")
+_OF_ARRAYS = ("y", "batch_size", "sample_weight", "steps_per_epoch")
 
 
 def distribute(
@@ -43,7 +44,9 @@ def distribute(
     saved. All workers start from the parameters, and the state, of the first worker.
 
     The gradient is expected to be of the *mean* loss over the batch, as Keras's losses give it, plus
-    regularisation; `loss_weights` change nothing in that. Metrics and the training loss are of this worker's
+    regularisation; `loss_weights`, sample weights and the `class_weight` of `fit` change nothing in that. A
+    loss whose output has a mask, or with the reduction "mean_with_sample_weight", is a mean over something
+    else than samples: make the loader with `weight=`. Metrics and the training loss are of this worker's
     own samples. Batch normalisation's moving statistics, of the model that is given, are averaged over the
     workers by their batch sizes. In a job with micro-batches, `fit` goes through them within a step, and the
     layers of the model that is given draw random numbers of the micro-batch's own.
@@ -120,31 +123,11 @@ def _distribute_model(model: Any, loader: DataLoader, bucket: int) -> None:
         raise InvalidRequestError("the model has no optimiser yet: call model.compile first")
     _build(model, loader)
     link = _link(model.optimizer, loader, model.trainable_variables, model, bucket)
-    model.train_function = _train_function(model, link, loader)
-    model.fit = _fit(model, link, loader)
-    model.compute_loss = _warning_of_masks(model.compute_loss, loader)
+    losses = LossWeights(loader.session, link.note_failure)
+    model.train_function = _train_function(model, link, loader, losses)
+    model.fit = _fit(model, link, loader, losses)
     for name in ("evaluate", "predict"):
         setattr(model, name, _without_loader(name, getattr(model, name), loader))
-
-
-def _warning_of_masks(compute_loss: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:
-    """Wrap a model's loss so that it warns, once, of masked outputs, over which it is no mean of samples."""
-    has_warned = False
-
-    @functools.wraps(compute_loss)
-    def watched(x: Any = None, y: Any = None, y_pred: Any = None, *rest: Any, **options: Any) -> Any:
-        nonlocal has_warned
-        if not has_warned and any(get_keras_mask(part) is not None for part in keras.tree.flatten(y_pred)):
-            has_warned = True
-            loader.session.log.of(__name__).warning(
-                "the model's output has a mask, as of Embedding(mask_zero=True): Keras's loss is the mean "
-                "over what is not masked, but gradients are weighted by samples, so that the result depends "
-                "on the split; take the mask off, as by keras.ops.multiply(output, 1.0) at the model's end, "
-                "and give evenpace.keras.DataLoader sample weights, 0 for what was masked"
-            )
-        return compute_loss(x, y, y_pred, *rest, **options)
-
-    return watched
 
 
 def _without_loader(name: str, method: Callable[..., Any], loader: DataLoader) -> Callable[..., Any]:
@@ -172,7 +155,13 @@ def _build(model: Any, loader: DataLoader) -> None:
     model.jit_compile = False  # XLA would compile for each batch size, and cannot ask a parameter server
 
 
-def _train_function(model: Any, link: VariableLink, loader: DataLoader) -> Callable[[Iterator[Any]], Any]:
+def _train_function(
+    model: Any,
+    link: VariableLink,
+    loader: DataLoader,
+    losses: LossWeights,
+    class_weight: dict[int, float] | None = None,
+) -> Callable[[Iterator[Any]], Any]:
     """Return the function that `fit` calls for each step of an epoch.
 
     Keras takes as many steps in an epoch as it has batches when it begins (`_Callbacks`). Where this worker
@@ -180,10 +169,14 @@ def _train_function(model: Any, link: VariableLink, loader: DataLoader) -> Calla
     have become smaller within the epoch, the last step takes all that are left. Further parts of the same
     batch, and repeated batches, belong to the step before them.
     """
-    step = model.train_step
+    step, spec = losses.within(model, model.train_step), loader.spec
+    if class_weight is not None:
+        spec = (*spec, tf.TensorSpec([None], keras.config.floatx()))
     if not model.run_eagerly:
         # Keras's own function would be traced again for each batch size.
-        step = tf.function(step, input_signature=[loader.spec], autograph=False)
+        step = tf.function(step, input_signature=[spec], autograph=False)
+    if class_weight is not None:
+        step = _with_class_weights(step, class_weight)
     logs: Any = {}
     reached = -1  # the furthest iteration that was begun
     epoch: Iterator[Any] | None = None
@@ -208,6 +201,25 @@ def _train_function(model: Any, link: VariableLink, loader: DataLoader) -> Calla
         return logs
 
     return train
+
+
+def _with_class_weights(step: Callable[[Any], Any], class_weight: dict[int, float]) -> Callable[[Any], Any]:
+    """Return a step of inputs and targets in which each sample has the weight of its class, as in Keras."""
+
+    def weighted(batch: Any) -> Any:
+        x, y = batch
+        return step((x, y, tf.convert_to_tensor(class_weight_to_sample_weights(y, class_weight))))
+
+    return weighted
+
+
+def _check_targets(loader: DataLoader) -> None:
+    """Check that batches are inputs and targets, and have no sample weights (InvalidRequestError: not so)."""
+    batch = loader.spec
+    if not isinstance(batch, tuple) or len(batch) != 2 or keras.tree.is_nested(batch[1]):
+        raise InvalidRequestError(
+            "class_weight: the loader must give (x, y), with one array of classes as y, and no sample weights"
+        )
 
 
 def _without_none(batch: Any) -> Any:
@@ -276,11 +288,15 @@ class _Callbacks(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras h
         super().on_epoch_begin(epoch, logs)
 
 
-def _fit(model: Any, link: VariableLink, loader: DataLoader) -> Callable[..., Any]:
+def _fit(model: Any, link: VariableLink, loader: DataLoader, losses: LossWeights) -> Callable[..., Any]:
     """Wrap `fit` so that it accepts an evenpace loader only, and begins with the job's current epoch."""
     fit, optimizer = model.fit, model.optimizer
+    weighted_by: dict[int, float] | None = None  # the class weights of the model's train function
 
-    def fit_in_job(x: Any = None, *arguments: Any, **options: Any) -> Any:
+    def fit_in_job(
+        x: Any = None, *arguments: Any, class_weight: dict[int, float] | None = None, **options: Any
+    ) -> Any:
+        nonlocal weighted_by
         if options.get("validation_split"):
             raise InvalidRequestError(
                 f"fit with validation_split={options['validation_split']}: all of the loader's samples are "
@@ -298,9 +314,14 @@ def _fit(model: Any, link: VariableLink, loader: DataLoader) -> Callable[..., An
                 "that was distributed, whose options such as its learning rate may be changed"
             )
         link.check_trained(model.trainable_variables)
-        if model.train_function is None:  # it was compiled again
+        if class_weight is not None:
+            _check_targets(loader)
+        is_compiled_again = model.train_function is None
+        if is_compiled_again:
             _build(model, loader)
-            model.train_function = _train_function(model, link, loader)
+        if is_compiled_again or class_weight != weighted_by:
+            model.train_function = _train_function(model, link, loader, losses, class_weight)
+            weighted_by = class_weight
         given_callbacks = options.pop("callbacks", None)
         if isinstance(given_callbacks, keras.callbacks.CallbackList):
             given_callbacks = given_callbacks.callbacks

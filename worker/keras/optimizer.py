@@ -261,12 +261,16 @@ class VariableLink:
         self._note(pulled)
         return [*pulled, np.int64(self._iterations)]
 
+    def note_failure(self, error: Exception) -> None:
+        """Note an error that TensorFlow's graphs pass on as a text alone."""
+        self.failure = error
+
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self.failure = error
+            self.note_failure(error)
             raise
 
     @property
