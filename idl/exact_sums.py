@@ -130,6 +130,11 @@ def exact_weight(weight: float, limit: int) -> float:
     return weight / 2.0 ** (limit - 1).bit_length()
 
 
+def weight_unit(limit: int) -> float:
+    """Return the power of 2 that exact weights, and sums of them, are multiples of."""
+    return exact_weight(_WEIGHT_STEP, limit)
+
+
 def _groups(layout: Layout, total: int) -> Iterator[tuple[int, int, FixedPoint]]:
     """Yield the elements of each group, from begin to end, and their form."""
     for begin, end, group in layout.ranges:

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import idl
 from idl.errors import DeadlineExceededError, InvalidRequestError, ReleasedError, RewoundError
-from idl.exchange import PARAMETER_SERVER
 from idl.layout import Group
 from idl.plan import Assignment
 from idl.records import Report
@@ -130,8 +129,6 @@ class Session:
             raise ReleasedError(f"this worker was released: {self.released}")
         for act in self.before_join:
             act()
-        if self.weights.are_given and self.exchange.kind != PARAMETER_SERVER:
-            raise InvalidRequestError("weight=: only with a parameter server (`ps`)")
         saved = self.training.resumed
         joined = self._membership.join(
             replace(self.training.declared, samples=self.training.samples()),

@@ -42,6 +42,10 @@ class Weights:
         self._sum: float | None = None  # of the slice's weights so far
         self._on_known: Callable[[float], None] | None = None
         self._loss = ""  # which losses note their weights, for errors
+        # Begins to sum a slice's weight over the ranks of an all-reduce, as soon as it is known: set by what
+        # needs the sum before the backward pass.
+        self.add_up: Callable[[float], Any] | None = None
+        self._sum_of_ranks: Any = None  # what `add_up` has returned for the slice
 
     def declare(
         self, weight: Weigh | str | None, limit: int, loss: str = "evenpace.torch.mean(losses, mask)"
@@ -76,7 +80,7 @@ class Weights:
     def begin(self, part: Assignment | None) -> None:
         """Begin a slice."""
         self._part, self._samples = part, 0 if part is None else part.count
-        self._given = self._sum = None
+        self._given = self._sum = self._sum_of_ranks = None
 
     @contextmanager
     def micro_batch(self, samples: int, on_known: Callable[[float], None] | None = None) -> Iterator[None]:
@@ -141,6 +145,19 @@ class Weights:
         self._sum = (self._sum or 0.0) + known
         if self._on_known is not None:
             self._on_known(known)
+        if self.add_up is not None:
+            self._sum_of_ranks = self.add_up(known)
+
+    def sum_of_ranks(self, part: Assignment) -> Any:
+        """Return what `add_up` returns for a slice's weight, which it is given now at the latest.
+
+        Raises:
+            InvalidRequestError: The weight is not known.
+        """
+        if self._sum_of_ranks is None:
+            assert self.add_up is not None
+            self._sum_of_ranks = self.add_up(self.of(part) or 0.0)
+        return self._sum_of_ranks
 
     @staticmethod
     def checked(weight: SupportsFloat, by: str) -> float:

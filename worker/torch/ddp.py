@@ -2,7 +2,9 @@
 
 Every framework of this kind takes the mean over its ranks. With uneven batches the gradient of the whole
 batch is the sum of the workers' mean gradients times x_i / X (LB-BSP, section 3.4). The weight is applied
-once: to the gradients by a communication hook, or to the loss.
+once: to the gradients by a communication hook, or to the loss. Where losses are means over n_i tokens or the
+like, it is n_i / N, and N is summed over the ranks, too: for the hook beside the gradients, so that nobody
+waits for it longer than for these; for the loss before the backward pass.
 """
 
 import sys
@@ -32,11 +34,13 @@ from worker.torch.device_timing import time_on
 from worker.torch.formed_group import BACKENDS, FormedGroup, Wrapper, backend_for, guard_step
 from worker.torch.gradient_norms import squared_norm
 from worker.torch.loader import Loader
+from worker.torch.losses import MEAN, weight_of, without_gradient
 from worker.torch.lost_shards import end_with_lost_shards
 from worker.torch.memory_watch import note_device, watch_memory
 from worker.torch.micro_batches import Accumulation
 from worker.torch.preconditioner import Preconditioner, preconditioner_of
 from worker.torch.training_state import TrainingState
+from worker.torch.weight_sums import WeightSum
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -54,8 +58,9 @@ def balance(
     """Let a model in `DistributedDataParallel` sum gradients weighted by batch size.
 
     The training loop does not change; the gradient is expected to be of the *mean* loss over the loader's
-    batch. Reductions overlap with the backward pass as usual. An iteration's gradients may be accumulated
-    over pieces of its batch, under `no_sync`; not those of several batches.
+    batch: over its samples, or over what the loader's `weight=` says. Reductions overlap with the backward
+    pass as usual. An iteration's gradients may be accumulated over pieces of its batch, under `no_sync`; not
+    those of several batches.
 
     The batch processing time leaves out the time from the moment when the last bucket of gradients is ready
     until it has been reduced. On a GPU it is measured by events on its stream.
@@ -302,21 +307,28 @@ def weighted(
     gathers parameters from all ranks within the passes, so that there the time includes a part of the wait,
     and workers look more alike than they are.
 
+    Where the loader has `weight=`, the ranks' weights are summed first, over torch.distributed's default
+    group; a wait for them does not count as batch processing time. With a function of the batch that begins
+    when the loader yields it, and with "loss" only here. The loss is the mean over the whole batch; or a sum,
+    also of a piece.
+
     Args:
-        loss: The loss of this worker's batch, or of a piece of it.
+        loss: The loss of this worker's batch, or of a piece of it; where the loader has `weight="loss"`, what
+            `evenpace.torch.mean` returned.
         session: This worker's session; by default this process's.
         samples: Samples in the piece; by default those of this worker's whole batch.
-        reduction: Whether the loss is the mean or the sum over the samples.
+        reduction: Whether the loss is the mean or the sum over the samples, or over what the weight counts.
         ranks: Number of ranks that the mean is taken over; by default those of torch.distributed's default
             group.
 
     Returns:
         The loss times ranks * samples / X, where X is the whole batch's samples; without `samples` where it
-        is a sum.
+        is a sum. With weights n_i instead, of sum N, the loss times ranks * n_i / N, or ranks / N; 0 with
+        gradients of 0 where this worker's weight is 0, whatever the loss is.
 
     Raises:
         InvalidRequestError: A value is not allowed, the gradient has been weighted already, or the job has
-            micro-batches.
+            micro-batches; or the mean's weight is not known.
     """
     session = session or own_session()
     assignment = session.assignment
@@ -336,6 +348,8 @@ def weighted(
     if not 0 <= samples <= max(1, assignment.count):
         raise InvalidRequestError(f"samples {samples}: this worker's batch has {assignment.count}")
     of_default_group = ranks is None
+    if session.weights.are_given:
+        _check_weighable(session, loss, samples, reduction, ranks)
     if ranks is None:
         if not distributed.is_initialized():
             raise InvalidRequestError("torch.distributed is not initialised: give the number of `ranks`")
@@ -345,14 +359,66 @@ def weighted(
         if of_default_group:
             _check_members(session, loss.device, None)
     time_on(loss.device, session)
-    # A worker without a part in the batch has a sample that must not count.
-    part = 0 if not assignment.count else samples if reduction == "mean" else 1
-    scaled = loss * (ranks * part / assignment.total)
+    if session.weights.are_given:
+        scaled = _by_weights(session, loss, ranks, reduction)
+    else:
+        # A worker without a part in the batch has a sample that must not count.
+        part = 0 if not assignment.count else samples if reduction == "mean" else 1
+        scaled = loss * (ranks * part / assignment.total)
     if scaled.requires_grad and exchange.weighted_samples >= assignment.count:
         stop = session.meter.stopwatch.stop
         # Callbacks run in the order in which they were queued: before those that wait for reductions.
         scaled.register_hook(lambda _: Variable._execution_engine.queue_callback(stop))
     return scaled
+
+
+def _check_weighable(
+    session: Session, loss: torch.Tensor, samples: int, reduction: str, ranks: int | None
+) -> None:
+    """Check a use of `weighted` in a job with weights.
+
+    Raises:
+        InvalidRequestError: The mean of a piece, or a sum that is a mean; or others are to be the ranks than
+            those that sum up weights.
+    """
+    assignment = session.assignment
+    assert assignment is not None
+    if reduction == "mean" and samples < assignment.count:
+        raise InvalidRequestError(
+            f"{_LOSS}: samples {samples} of {assignment.count}: where the loader has weight=, what a piece's "
+            f"loss is a mean over is not known; give its sum, with reduction='sum', or the whole batch's mean"
+        )
+    if reduction == "sum" and (weight_of(loss) is not None or session.weights.function is None):
+        raise InvalidRequestError(
+            f"{_LOSS}: reduction 'sum' where the weight is that of {MEAN}: leave reduction out, or make the "
+            f"loaders with weight=, a function of the batch, and give a sum of losses"
+        )
+    if ranks is not None and not (distributed.is_initialized() and ranks == distributed.get_world_size()):
+        raise InvalidRequestError(
+            f"{_LOSS}: ranks {ranks}: where the loader has weight=, weights are summed over "
+            f"torch.distributed's default group, whose ranks these must be"
+        )
+
+
+def _by_weights(session: Session, loss: torch.Tensor, ranks: int, reduction: str) -> torch.Tensor:
+    """Return a loss times its weight's part of all ranks' weights, for which this waits."""
+    weights, assignment = session.weights, session.assignment
+    assert assignment is not None
+    if weights.add_up is None:  # on all ranks in the same iteration; in groups that are formed, it is set
+        weights.add_up = partial(WeightSum, device=loss.device)
+    if (known := weight_of(loss)) is not None:
+        weights.note(known, MEAN)
+    own, stopwatch = weights.of(assignment), session.meter.stopwatch
+    sum_of_ranks: WeightSum = weights.sum_of_ranks(assignment)
+    was_running = stopwatch.is_running  # it stands still where a pass over the whole batch came before
+    stopwatch.stop()
+    sum_of_ranks.wait()
+    if was_running:
+        stopwatch.start()
+    if not own:
+        return without_gradient(loss)
+    share = sum_of_ranks.over(ranks * own if reduction == "mean" else ranks)
+    return loss * share.to(loss.dtype)
 
 
 @dataclass
@@ -369,6 +435,7 @@ class _Reduction:
     own: torch.Tensor | float = 0.0
     pairs: ConsecutivePairs | None = None  # takes the gradients of the only rank; None where there are others
     watch: BackwardWatch | None = None  # measures backward passes and reductions; None where that cannot be
+    weights: WeightSum | None = None  # of all ranks, in this iteration; None in a job without weights
 
 
 def _reduce(
@@ -382,7 +449,10 @@ def _reduce(
         raise InvalidRequestError(f"{_HOOK}: only for batches that an evenpace loader gave")
     if state.exchange.note_weighting(_HOOK, assignment.count):
         _check_members(session, gradient.device, state.group)
-    at_hand = state.accumulation.samples_at_hand
+    at_hand = state.accumulation.divisor
+    weight = session.weights.of(assignment)
+    if weight is not None and bucket.index() == 0:
+        state.weights = WeightSum(weight, gradient.device, state.group)
     iteration, cadence = assignment.iteration, state.cadence
     is_measured = at_hand is not None or cadence.is_due(iteration, 1 if state.pairs is None else 2)
     diagonal = None
@@ -395,28 +465,32 @@ def _reduce(
     alone = of_slice and state.pairs is not None
     if of_slice:
         with cadence.taking(iteration):
-            if state.pairs is not None:
-                state.pairs.add(assignment, bucket, diagonal)
-            else:
+            if state.pairs is None:
                 state.own = state.own + squared_norm(gradient, diagonal)
-    if assignment.count:
+            elif weight != 0:
+                state.pairs.add(assignment, bucket, diagonal)
+    if assignment.count and weight != 0:
         # Over micro-batches, the gradient is accumulated in units of the last one's.
-        gradient.mul_((at_hand or assignment.count) / assignment.total)
+        mass = at_hand or (assignment.count if weight is None else weight)
+        gradient.mul_(mass / assignment.total)
     else:
         gradient.zero_()  # the gradient of a sample without weight may be infinite
     last = bucket.is_last()
     if last:
         if of_slice and not alone:
-            session.norms.add(assignment, assignment.count, state.own, once=True)
+            session.norms.add(assignment, assignment.count, state.own, weight, once=True)
         state.own = 0.0
         cadence.end(iteration)
         session.meter.stopwatch.stop()
     watched = state.watch.ready(is_last=last) if state.watch is not None else None
+    weights = state.weights
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         if watched is not None:
             watched.note_done()
         total = future.value()[0]
+        if weights is not None:
+            weights.divide(total, assignment.total)
         if is_measured and not alone:
             with cadence.taking(iteration):
                 session.norms.take_reduced(iteration, squared_norm(total, diagonal))
@@ -441,7 +515,7 @@ def _sum(session: Session, exchange: AllReduce, sums: torch.Tensor, group: distr
 
 
 def _check_members(session: Session, device: torch.device, group: distributed.ProcessGroup | None) -> None:
-    """Check that the ranks are the workers of the job, so that their weights sum to 1.
+    """Check that the ranks are the workers of the job, so that their weights sum to 1, and weigh alike.
 
     Raises:
         InvalidRequestError: They are not; raised on all ranks.
@@ -449,10 +523,17 @@ def _check_members(session: Session, device: torch.device, group: distributed.Pr
     assignment = session.assignment
     assert assignment is not None
     own = [assignment.count, assignment.iteration]
-    # both: (2,), sums over the ranks
-    both = torch.tensor(own, dtype=torch.int64, device=device)
-    distributed.all_reduce(both, group=group)
-    count, iterations = both.tolist()
+    if session.weights.are_given:
+        own.append(session.weights.function is not None)
+    # sums: (2,) or (3,), over the ranks
+    sums = torch.tensor(own, dtype=torch.int64, device=device)
+    distributed.all_reduce(sums, group=group)
+    count, iterations, *functions = sums.tolist()
+    if functions and functions[0] not in (0, distributed.get_world_size(group)):
+        raise InvalidRequestError(
+            f"{functions[0]} of {distributed.get_world_size(group)} ranks have loaders with weight=, a "
+            f'function of the batch, and the others with weight="loss": make them the same on all'
+        )
     if (count, iterations) != (assignment.total, assignment.iteration * distributed.get_world_size(group)):
         raise InvalidRequestError(
             f"the batch sizes of the {distributed.get_world_size(group)} ranks sum to {count} of "

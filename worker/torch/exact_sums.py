@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from idl.errors import InvalidRequestError
-from idl.exact_sums import FixedPoint
+from idl.exact_sums import FixedPoint, weight_unit
 
 
 class ExactSums:
@@ -18,15 +18,22 @@ class ExactSums:
     Args:
         parameters: The parameters whose `grad` is summed, by name.
         statistics: The running statistics whose values are summed, by name.
+        weight_limit: The job's `JobSpec.weight_limit`.
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], statistics: Mapping[str, torch.Tensor]
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        statistics: Mapping[str, torch.Tensor],
+        weight_limit: int | None = None,
     ) -> None:
         elements = sum(tensor.numel() for tensor in (*parameters.values(), *statistics.values()))
         device = next(iter(parameters.values())).device
+        self._weight_unit = None if weight_limit is None else weight_unit(weight_limit)
+        beside = 0 if self._weight_unit is None else 1  # for what gradients are means over
+        self._shared = torch.zeros(elements + beside, dtype=torch.int64, device=device)
         # (elements,) int64: sums of the parameters' gradients, then of the statistics.
-        self.flat = torch.zeros(elements, dtype=torch.int64, device=device)
+        self.flat = self._shared[:elements]
         trained = sum(tensor.numel() for tensor in parameters.values())
         self._gradients = _Part(self.flat[:trained], parameters, statistics=False)
         self._statistics = _Part(self.flat[trained:], statistics, statistics=True)
@@ -90,10 +97,24 @@ class ExactSums:
                 "DistributedDataParallel, where the loop leaves the gradient of the whole batch"
             )
 
+    def shared(self, weight: float | None) -> torch.Tensor:
+        """Return the integers that ranks sum up, in place, before `settle`: `flat`, and any weight.
+
+        Args:
+            weight: That of the slice, by `idl.exact_sums.exact_weight`; None in a job without weights.
+        """
+        if self._weight_unit is not None and weight is not None:
+            self._shared[-1] = round(weight / self._weight_unit)
+        return self._shared
+
     @torch.no_grad()
     def settle(self) -> None:
-        """Set gradients and statistics to the mean over the batch, once `flat` has the sums over it."""
-        for parameter, mean in zip(self._gradients.tensors, self._gradients.means(), strict=True):
+        """Set gradients and statistics to the mean over the batch, once `shared` has the sums over it."""
+        mass = None
+        if self._weight_unit is not None:
+            mass = self._shared[-1].double() * self._weight_unit
+            mass = torch.where(mass > 0, mass, 1.0)
+        for parameter, mean in zip(self._gradients.tensors, self._gradients.means(mass), strict=True):
             parameter.grad = mean
         for statistic, mean in zip(self._statistics.tensors, self._statistics.means(), strict=True):
             statistic.copy_(mean)
@@ -148,9 +169,9 @@ class _Part:
             name = next(name for name, end in zip(self._names, ends, strict=True) if element < end)
             self._form.check(value, name)
 
-    def means(self, mass: float | None = None) -> list[torch.Tensor]:
+    def means(self, mass: float | torch.Tensor | None = None) -> list[torch.Tensor]:
         """Return the mean for each tensor, in its dtype, over a mass; None: the samples of the batch."""
-        flat = self._sums.double().mul_(self._form.unit).div_(mass or self._form.total)
+        flat = self._sums.double().mul_(self._form.unit).div_(self._form.total if mass is None else mass)
         parts = torch.split(flat, [tensor.numel() for tensor in self.tensors])
         return [
             part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, self.tensors, strict=True)

@@ -7,7 +7,8 @@ import torch
 from worker.own_session import own_session
 from worker.session import Session
 
-_MEAN = "evenpace.torch.mean"
+MEAN = "evenpace.torch.mean"
+"""The name of `mean`, as the user writes it."""
 
 
 class _Telling(torch.autograd.Function):
@@ -20,8 +21,36 @@ class _Telling(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        context.session.weights.note(context.weight, _MEAN)
+        context.session.weights.note(context.weight, MEAN)
         return (*gradients, None, None)
+
+
+def weight_of(loss: torch.Tensor) -> torch.Tensor | None:
+    """Return what a loss is a mean over, (), where it is what `mean` has returned; else None."""
+    kind: Any = _Telling
+    return loss.grad_fn.weight if isinstance(loss.grad_fn, kind._backward_cls) else None
+
+
+def without_gradient(loss: torch.Tensor) -> torch.Tensor:
+    """Return 0, whose backward pass goes through all that a loss depends on, and leaves gradients of 0.
+
+    So the pass takes part in collective operations, whatever the loss and its gradients are: a mean over
+    nothing may be NaN, and so may its gradients be where it is multiplied by 0.
+    """
+    found: set[Any] = {None}
+    left: list[Any] = [loss.grad_fn]
+    while left:
+        if (node := left.pop()) not in found:
+            found.add(node)
+            left += (after for after, _ in node.next_functions)
+            if node.next_functions:  # else it is a parameter
+                node.register_hook(_zeros)
+    return torch.where(torch.isfinite(loss), loss, 0.0) * 0.0
+
+
+def _zeros(inputs: Any, _: Any) -> Any:
+    """Return zeros in place of what a backward pass hands on from a node, whose hook this is."""
+    return tuple(None if one is None else torch.zeros_like(one) for one in inputs)
 
 
 def mean(

@@ -63,8 +63,7 @@ class Accumulation:
         reduce: Callable[[torch.Tensor, distributed.ProcessGroup], None] | None = None,
         preconditioner: Preconditioner | None = None,
     ) -> None:
-        # Samples of the micro-batch that is computed at present; None outside of one.
-        self.samples_at_hand: int | None = None
+        self._is_in_pass = False  # whether a micro-batch is computed at present
         self.weight_at_hand = 0.0  # of the micro-batch that was computed last, or is at present
         self.last_factor: float | None = None
         self._session = session
@@ -130,7 +129,8 @@ class Accumulation:
         self._diagonals = self._diagonals_of(part.assignment.iteration)
         if self._session.synchronisation.exact:
             if self._sums is None:
-                self._sums = ExactSums(dict(zip(self._names, self._parameters, strict=True)), self._moving)
+                named = dict(zip(self._names, self._parameters, strict=True))
+                self._sums = ExactSums(named, self._moving, self._session.weights.limit)
             self._sums.begin(part.assignment.total)
 
     @contextlib.contextmanager
@@ -159,8 +159,8 @@ class Accumulation:
             if reduced is not None and not self._reduces:
                 stack.enter_context(reduced.no_sync())
             self._statistics.rewind()
-            stack.callback(setattr, self, "samples_at_hand", None)
-            self.samples_at_hand = len(part.indices)
+            stack.callback(setattr, self, "_is_in_pass", False)
+            self._is_in_pass = True
             stack.callback(self._end_pass)
             weigh = partial(self._weigh, accumulates=lane is None and self._sums is None)
             stack.enter_context(self._session.weights.micro_batch(part.count, weigh))
@@ -180,6 +180,14 @@ class Accumulation:
             self._add(part, self._pass_norms.take(), self.weight_at_hand)
         else:
             self._under_way.append((lane, part, self.weight_at_hand))
+
+    @property
+    def divisor(self) -> float | None:
+        """Return what a micro-batch's pass leaves the gradient divided by: samples, or weight.
+
+        That is those of the last micro-batch that has any; 0 where none has. None outside of micro-batches.
+        """
+        return self._divisor if self._is_in_pass else None
 
     def lower_at_once(self) -> bool:
         """Compute fewer micro-batches at once, since memory has run out in one.
@@ -251,11 +259,11 @@ class Accumulation:
         assignment, reduced = self._part.assignment, self._reduced()
         if self._sums is not None:
             self._sums.check()
+            weight = self._session.weights.of(assignment)
             if self._reduce is None or reduced is None:
-                weight = self._session.weights.of(assignment)
                 self._sums.leave(assignment.count if weight is None else weight)
             else:
-                self._reduce(self._sums.flat, reduced.process_group)
+                self._reduce(self._sums.shared(weight), reduced.process_group)
                 self._sums.settle()
                 if self._diagonals is not None:
                     norm = squared_norm_of((p.grad for p in self._parameters), self._diagonals)

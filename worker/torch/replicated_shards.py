@@ -12,6 +12,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
+from functools import partial
 from socket import socket
 from typing import Any
 
@@ -28,6 +29,7 @@ from worker.torch.lost_shards import GO_ON
 from worker.torch.sharded_group import gather
 from worker.torch.shards import Part, Shards, is_slot, mesh_shape
 from worker.torch.survivable_group import GlooCarrier, SurvivableGroup
+from worker.torch.weight_sums import WeightSum
 
 _NAMES = ("copies", "shards")  # of the mesh's dimensions where the script has given none
 _WHOLE = -1  # in place of a shard's index
@@ -101,6 +103,7 @@ class ReplicatedShards(Wrapper):
         """Return a group in which the model can be sharded."""
         self._carrier.connections = connections
         every = SurvivableGroup(inner, self._carrier)
+        self._session.weights.add_up = partial(WeightSum, device=self._device, group=every)
         return ReplicatedGroup(self._session, self._shards, self._carrier, every, self._within, members)
 
     @contextlib.contextmanager

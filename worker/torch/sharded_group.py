@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import wait
+from functools import partial
 from socket import socket
 from typing import Any
 
@@ -21,6 +22,7 @@ from worker.torch.formed_group import Wrapper
 from worker.torch.lost_shards import GO_ON, end_once_stuck
 from worker.torch.reaching import unreached
 from worker.torch.shards import Shards
+from worker.torch.weight_sums import WeightSum
 
 _LOOK_SECONDS = 0.5  # between two looks for members that are gone
 _MOST_SECONDS = 30.0  # to gather one tensor
@@ -43,6 +45,7 @@ class FullyShard(Wrapper):
 
     def group(self, inner: Any, connections: list[socket], members: Mapping[str, str]) -> "ShardedGroup":
         """Return a group in which the model can be sharded."""
+        self._session.weights.add_up = partial(WeightSum, device=self._device)
         return ShardedGroup(self._session, self._shards, connections, members)
 
     def begin(self) -> None:

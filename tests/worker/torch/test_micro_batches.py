@@ -266,7 +266,7 @@ def test_a_step_before_the_last_micro_batch_is_refused(session):
         with pytest.raises(InvalidRequestError, match="3 micro-batches of iteration 0 are left"):
             optimizer.step()
         break
-    assert loader.accumulation.samples_at_hand is None
+    assert loader.accumulation.divisor is None
 
 
 def test_a_loop_before_distribute_is_refused(session):

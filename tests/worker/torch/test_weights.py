@@ -53,6 +53,7 @@ class Trained:
         self.parameters = torch.empty(0)  # (elements,)
         self.early = 0  # pushes that have begun before the step
         self.without = 0  # slices with samples of which no token counts
+        self.first = ()  # begin and end of its part of the first batch
 
 
 def train(
@@ -114,6 +115,7 @@ def train(
                 session.close()
                 return trained
             part = session.assignment
+            trained.first = trained.first or (part.start, part.end)
             optimizer.step()
             trained.without += weight is not None and part.count > 0 and not session.weights.of(part)
     trained.parameters = flat(model)
@@ -253,15 +255,13 @@ def test_gradients_of_nothing_are_no_steps_of_their_own(mode):
 @pytest.mark.parametrize("micro_batch", [None, 3])
 def test_norms_are_weighted_by_tokens(micro_batch):
     """The noise of gradients goes with tokens: a part's samples are its share of the batch's tokens."""
-    _, records = train_with(micro_batch=micro_batch)
+    trained, records = train_with(micro_batch=micro_batch)
     norms = next(one.norms.norms for one in records if one.norms is not None and not one.norms.iteration)
-    sizes = records[0].batch_sizes.tolist()
-    if micro_batch:
-        sizes = [stop - first for first, stop in Cuts(BATCH, micro_batch).within(0, BATCH)]
+    places = Cuts(BATCH, micro_batch).within(0, BATCH) if micro_batch else [one.first for one in trained]
     data, model, first = Sequences(), make_model(), permutation(SPEC, 0)[:BATCH]
     weights, squares = [], []
-    for part in np.split(first, np.cumsum(sizes)[:-1]):
-        inputs, targets = collate([data[int(i)] for i in part])
+    for begin, end in places:
+        inputs, targets = collate([data[int(i)] for i in first[begin:end]])
         model.zero_grad()
         ordinary_loss(model, inputs, targets).backward()
         weights.append(int(tokens_in((inputs, targets))))
