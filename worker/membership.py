@@ -339,7 +339,13 @@ class Membership:
     # -- recovery, called by `worker.job_recovery`
 
     def recover(self, attempt: int) -> int:
-        """Have an attempt after `attempt` begun, and return its number; wait for an unreachable manager."""
+        """Have an attempt after `attempt` begun, and return its number; wait for an unreachable manager.
+
+        Raises:
+            EvenpaceError: That after which this worker cannot go on; another attempt would delay the others.
+        """
+        if self._failure is not None:
+            raise self._failure
         request = _wire.RecoverRequest(identity=self._identity, attempt=attempt)
         reply = self._call_patiently(self._control, "recover", request)
         self.process = reply.manager

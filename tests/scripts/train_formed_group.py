@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,12 @@ def whole(value):
 def wait_for(path):
     """Wait until there is a file."""
     while not path.exists():
+        time.sleep(0.01)
+
+
+def await_second_attempt(session):
+    """Wait until nothing can wait in the first attempt any more."""
+    while session._membership._fenced < 2:
         time.sleep(0.01)
 
 
@@ -222,6 +229,7 @@ def main():
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--connect", type=int, help="A port to connect to while groups form.")
     parser.add_argument("--hold", type=Path, help="Compute the first batch once there is this file.")
+    parser.add_argument("--late", action="store_true", help="Ask for a batch once the first attempt is over.")
     parser.add_argument(
         "--out",
         type=Path,
@@ -261,6 +269,8 @@ def main():
     beside = connect_while_groups_form(options.connect) if options.connect else []
     evenpace.torch.balance(model, loader, optimizer, also=also, shard_size=options.shard_size)
     session = evenpace.session()
+    if options.late:
+        session.before_batch.insert(0, partial(await_second_attempt, session))  # groups form later
     if options.die_assembling:
         die_assembling(*options.die_assembling)
     joins = model.join() if options.join else contextlib.nullcontext()

@@ -18,7 +18,7 @@ from batchsize_manager.service import ManagerConfig, ManagerService
 from batchsize_manager.storage.state_format import STATE_FILE
 from batchsize_manager.storage.state_reader import open_state
 from idl.bounds import Bounds
-from idl.errors import DeadlineExceededError, InvalidRequestError
+from idl.errors import DeadlineExceededError, InvalidRequestError, NotMemberError
 from idl.plan import Assignment, JobSpec, Resume
 from idl.records import Report
 from rpc import client as client_module
@@ -101,6 +101,17 @@ def test_a_release_is_for_good():
         w._note_reply(answer(released="drained by an operator"))
         w._note_reply(answer(report_on=True))
         assert w.released == "drained by an operator"
+
+
+def test_who_cannot_go_on_has_no_other_attempt_begun():
+    """The others would have to begin it, too; the error says why it cannot."""
+    manager = manager_service(workers=1)
+    with serving(manager) as address, member(address) as w:
+        joining(w)
+        w.fail(NotMemberError("w is taken out"))
+        with pytest.raises(NotMemberError, match="w is taken out"):
+            w.recover(0)
+        assert manager.jobs[0].job.attempts.number == 0
 
 
 def is_late(worker: Membership, other: Membership) -> None:

@@ -4,6 +4,7 @@ This module knows no framework: adapters reduce the gradients, and note here tha
 """
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -291,6 +292,11 @@ class AllReduce(Exchange):
             return assignment
 
     def abandon(self, error: EvenpaceError) -> None:
-        """Tell whoever has asked for it: a collective operation ends by its framework's own time-out."""
+        """End all waits in groups that the manager has formed, and tell whoever has asked for it.
+
+        In a fixed group, a collective operation ends by its framework's own time-out.
+        """
+        if self._former is not None:
+            self._former.cut(sys.maxsize)  # no attempt follows for this worker
         if self.on_abandoned is not None:
             self.on_abandoned(error)

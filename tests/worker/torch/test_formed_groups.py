@@ -9,22 +9,25 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from torch.distributed import TCPStore
 
 from batchsize_manager.client import ManagerClient
 from evenpace.local.cluster import service
-from idl.errors import UnavailableError
+from idl.errors import ReleasedError, UnavailableError
 from idl.exchange import Seat
 from lab.chaos.errors import NotPossibleHereError
 from lab.chaos.rank_links import Apart, Ear
 from lab.network import WorkerNetwork
+from lab.proxy import Proxy
 from tests.scripts import stand_in_nccl
 from tests.scripts import train_formed_group as script
 from tests.services import manager_process
 from tests.worker.processes import processes
 from worker.daemon_thread import in_daemon
+from worker.exchanges.all_reduce import AllReduce
 from worker.torch.formed_group import FormedGroup
 from worker.torch.reaching import _CONNECT_SECONDS, reach, unreached
 
@@ -314,6 +317,31 @@ def test_a_newcomer_goes_on_from_the_state_that_it_was_given_last(tmp_path, wait
 
 
 @pytest.mark.ci
+def test_who_is_cut_off_while_a_group_forms_ends_soon_after_the_others(tmp_path, wait_until):
+    """It waits at its own store for a member that goes on without it to the end of the job."""
+
+    def has_come():
+        """Return whether the worker has a connection to its store beside that by which it serves it."""
+        ends = psutil.Process(run._workers["a"].pid).net_connections("tcp")
+        listens = [end.laddr.port for end in ends if end.status == psutil.CONN_LISTEN]
+        return any(sum(bool(end.raddr) and end.raddr.port == port for end in ends) > 1 for port in listens)
+
+    with running(tmp_path, wait_until, 2, manager=IMPATIENT) as run, Proxy() as proxy:
+        run.start("a", options=("--manager", str(proxy.add("manager", run._manager))))
+        wait_until(lambda: [job.members for job in run.client.jobs().jobs] == [1], "the first worker")
+        run.start("b", "--late")
+        wait_until(has_come, "the first worker at its store")
+        link = proxy.links["manager"]
+        link.refusing = True
+        proxy.do(link.cut)
+        run.reaches("b", 3)
+        run.end_all("b", after=3)
+        link.refusing = False
+        assert run.end("a")["released"] == "all workers have finished"
+        assert not run.seen("a")
+
+
+@pytest.mark.ci
 def test_connections_of_the_scripts_other_threads_are_left_alone(tmp_path, wait_until):
     """Those that are made while a group forms neither end with it nor break sooner."""
     with (
@@ -397,6 +425,25 @@ def test_a_store_that_dies_while_it_is_connected_to_is_given_up_with_the_attempt
         with pytest.raises(UnavailableError, match="attempt 3 is over"):
             gathering.result(20)
         store.close()
+
+
+def test_the_wait_for_members_ends_once_this_worker_cannot_go_on(wait_until):
+    """As where it was cut off and the others have finished: no attempt begins that would end the wait."""
+    group = bare_group(_address="", _group=None, _attempt=3)
+    exchange = AllReduce()
+    exchange.form_groups_by(group)
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    seat = Seat(0, 2, f"127.0.0.1:{store.port}", None, False)
+    gathering = in_daemon(group._gather, 3, seat)
+    wait_until(lambda: store.check(["attempt-3/member-0"]), "the first member")
+    exchange.abandon(ReleasedError("all workers have finished"))
+    try:
+        with pytest.raises(UnavailableError, match="attempt 3 is over"):
+            gathering.result(20)
+    finally:
+        store.set("attempt-3/member-1", "nobody w1")  # lest a thread wait for half an hour
+    with pytest.raises(UnavailableError, match="attempt 4 is over"):  # nor can it form another one
+        group._gather(4, seat)
 
 
 def test_the_error_names_who_cannot_be_reached():
