@@ -101,27 +101,35 @@ def cut_by_padded_cost(
         shares: As for `cut_by_cost`.
         bounds: Likewise.
     """
-    total = len(costs)
     wanted = [(share, one) for share, one in zip(shares, bounds, strict=True) if share]
+    least_before = np.cumsum([0, *(one.minimum for _, one in wanted)]).tolist()
 
-    def counts_at(level: float) -> list[int]:
-        counts: list[int] = []
-        start = 0
-        for place, (share, one) in enumerate(wanted):
-            ahead = costs[start:]
-            fits = int(np.searchsorted(ahead * np.arange(1, len(ahead) + 1), level * share, "right"))
-            least_of_others = sum(other.minimum for _, other in wanted[place + 1 :])
-            count = min(max(fits, one.minimum), one.maximum, max(0, total - start - least_of_others))
-            counts.append(count)
-            start += count
-        return counts
+    def counts_at(level: float) -> list[int] | None:
+        """Return the samples of slices within a level, (wanted,); None where they are fewer than the batch.
 
-    low, high = 0.0, float(costs[-1]) * total / min(share for share, _ in wanted)
+        They are counted from the last: it has the dearest samples, and the more it takes, the less others'
+        cost.
+        """
+        counts = [0] * len(wanted)
+        end = len(costs)
+        for place in range(len(wanted) - 1, -1, -1):
+            share, one = wanted[place]
+            if not end:
+                break
+            fits = int(min(level * share / costs[end - 1], one.maximum, end))
+            counts[place] = max(min(fits, end - least_before[place]), one.minimum)
+            if counts[place] > fits:
+                return None
+            end -= counts[place]
+        return None if end else counts
+
+    low, high = 0.0, 2.0 * float(costs[-1]) * len(costs) / min(share for share, _ in wanted)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if sum(counts_at(middle)) == total else (middle, high)
+        low, high = (middle, high) if counts_at(middle) is None else (low, middle)
     counts = counts_at(high)
-    counts[-1] += total - sum(counts)  # where bounds do not allow the batch
+    if counts is None:  # no slices within their bounds are the batch
+        return cut_by_cost(costs, shares, bounds)
     found = iter(counts)
     return [next(found) if share else 0 for share in shares]
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from idl.errors import InvalidRequestError, UnavailableError
 from idl.layout import Group, Layout
+from ps.asynchronous_shard import AsynchronousShard
 from ps.parameters import Contribution
 from ps.shard import GradientSink, Shard
 from tests.ps.tensors import plain_sgd, push, slice_of, tensor, values
@@ -213,6 +214,22 @@ def test_a_gradient_without_a_weight_among_others_is_refused():
     shard.begin(slice_of(0, 0, 4, 8), "one", weight=9.0)
     with pytest.raises(InvalidRequestError, match=r"'one' says what .* and 'two' does not"):
         shard.begin(slice_of(0, 4, 4, 8), "two")
+
+
+def test_a_gradient_of_nothing_is_no_step_of_its_own():
+    """Where each gradient is a step, one without weight changes neither parameters nor momentum."""
+    layout = Layout("float64", "sgd", (Group(2, {"lr": 1.0, "momentum": 0.5}),))
+    shard = AsynchronousShard(layout)
+    shard.initialise(torch.zeros(2, dtype=torch.float64), 0)
+    for iteration, weight in enumerate((7.0, 0.0, 3.0)):
+        value = 1.0 if weight else math.nan
+        contribution = shard.begin(slice_of(iteration, 8 * iteration, 8), "w", weight=weight)
+        shard.add(contribution, torch.full((2,), value, dtype=torch.float64))
+        assert shard.is_complete
+        shard.step()
+        assert shard.version == iteration + 1
+        assert shard.has_used(slice_of(iteration, 8 * iteration, 8), "w")
+    assert values(shard).tolist() == [-2.5, -2.5]  # steps of 1 and 1.5
 
 
 def test_a_push_that_brought_nothing_leaves_nothing():
