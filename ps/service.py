@@ -232,8 +232,8 @@ class ParameterServerService:
             _check_reader(job, call)
         if request.ahead:  # by one that has yet to push its gradient
             job.is_pulled_early = job.is_pulled_early or version == job.shard.version + 1
-        elif job.note_pull(request.identity.worker, version, settled=bool(request.settled)):
-            self._step(job)
+        elif version < 0 or job.note_pull(request.identity.worker, version, settled=bool(request.settled)):
+            self._step(job)  # also that of a push which was answered just before
         job.waiting.append((call, version, until))
         self._release(job)
         self._step_in_part_soon(job)

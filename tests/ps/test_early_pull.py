@@ -8,9 +8,10 @@ import pytest
 
 import idl
 from idl.errors import NotYetError, RewoundError
+from rpc.client import Client
 from tests.ps.attempts import AttemptWorker
 from tests.services import Raw, open_request, serving, shard_service
-from tests.wire import LARGE, framed
+from tests.wire import LARGE, answer, framed
 
 _ps = idl.parameter_server
 HALF = LARGE * 4 // 2  # bytes of a gradient
@@ -156,3 +157,25 @@ def test_a_shard_of_whole_steps_says_so_and_answers_who_asks_anyway():
         assert job.nbytes == 2 * 4 * LARGE
         assert job.shard.partial_step is None
         worker.close()
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp"])
+def test_a_pull_has_the_step_of_the_gradient_that_was_pushed_before_it(mode):
+    """However soon it comes after the push, as by who does not wait for the push's answer."""
+    with serving(shard_service()) as address:
+        client = Client(_ps.ParameterServer, address, "shard", call_timeout=30)
+        identity = idl.common.Identity("j/r", "w", "i")
+        staleness = 2 if mode == "ssp" else None
+        synchronisation = idl.common.Synchronisation(mode, staleness)
+        client.call("open", open_request(identity, 3, synchronisation=synchronisation))
+        numbers = np.ones(3, dtype=np.float32)
+        initial = _ps.InitialiseRequest(identity, 0)
+        client.call("initialise", initial, bulk=numbers.data.cast("B"))
+        push = _ps.PushRequest(identity, idl.common.Assignment(0, 0, 0, 1, 1))
+        pull = _ps.PullRequest(identity, -1)
+        with Raw(address) as raw:
+            raw.send(framed("push", push, numbers.data.cast("B")) + framed("pull", pull, sequence_id=2))
+            assert answer(raw)[1].iteration == 0
+            reply = answer(raw)[1]
+        client.close()
+    assert (reply.version, np.frombuffer(reply.parameters, np.float32).tolist()) == (1, [0, 0, 0])
