@@ -7,9 +7,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_MOST = (
-    2**32 - 1
-)  # the cost of the dearest sample; costs are integers, so that their sum is the same anywhere
+# The cost of the dearest sample. Costs are integers, so that their sum is the same anywhere.
+_MOST = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)

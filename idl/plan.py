@@ -49,6 +49,11 @@ class Assignment:
         """Return the position after the last."""
         return self.start + self.count
 
+    @property
+    def batch_begin(self) -> int:
+        """Return `batch_start`; the first position of its own where that was left out."""
+        return self.start if self.batch_start is None else self.batch_start
+
     def continues(self, earlier: "Assignment") -> bool:
         """Return whether this is another part of an earlier assignment's iteration."""
         return (self.iteration, self.attempt) == (earlier.iteration, earlier.attempt)

@@ -31,12 +31,9 @@ class NormMeter:
         self._elements = layout.elements
         self._preconditioner = Preconditioner(layout) if layout.optimizer in PRECONDITIONED else None
         self._kept: list[tuple[int, int]] = []  # elements, from the first up to the last of each range
-        begin = 0
-        for group in layout.groups:
-            end = begin + group.elements
+        for begin, end, group in layout.ranges:
             if not group.statistics:
                 self._kept.append((begin, end))
-            begin = end
 
     def prepare(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
         """Prepare for a contribution to an optimiser's next step, by which gradients are preconditioned.

@@ -341,12 +341,9 @@ class Parameters(ABC):
             self.partial_step.advance(self._parameters, self._gradient, self.layout.elements)
             self._parameters = self.partial_step.commit(self._parameters)
         else:
-            begin = 0
-            for group in self.layout.groups:
-                end = begin + group.elements
+            for begin, end, group in self.layout.ranges:
                 if group.statistics:
                     self._parameters[begin:end] = self._gradient[begin:end]
-                begin = end
             self._optimizer.step()
         self._slots.clear()
         self.steps += 1

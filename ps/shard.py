@@ -111,7 +111,7 @@ class Shard(Parameters):
                 f"push for iteration {part.iteration}, but the parameter server is at {self.version}"
             )
         self._check_batch(part)
-        for other in self._contributions:
+        for other in self._contributions[:1]:  # as which all others are
             if (other.weight is None) != (weight is None):
                 given, left_out = (other.worker, worker) if weight is None else (worker, other.worker)
                 raise InvalidRequestError(
@@ -286,12 +286,10 @@ class Shard(Parameters):
 
     def _runs(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
         """Yield the elements from begin to end, group by group, and whether these are statistics."""
-        first = 0
-        for group in self.layout.groups:
-            low, high = max(first, begin), min(first + group.elements, end)
+        for first, last, group in self.layout.ranges:
+            low, high = max(first, begin), min(last, end)
             if low < high:
-                yield low, high, bool(group.statistics)
-            first += group.elements
+                yield low, high, group.statistics
 
     def _masses(self, used: Sequence[Contribution], end: int) -> Iterator[tuple[int, int, float]]:
         """Yield the elements that are still to be divided, up to `end`, with the sum of their weights.

@@ -124,7 +124,7 @@ class Weights:
                 f"{by} says what the gradient is a mean over, but this job's are means over samples: make "
                 f'the loader with weight=, such as weight="loss", on all workers'
             )
-        value = self.checked(weight, by)
+        value = _checked(weight, by)
         if self.is_exact:
             value = rounded_weight(value)
             most = self.limit * max(1, self._samples)
@@ -158,17 +158,6 @@ class Weights:
             assert self.add_up is not None
             self._sum_of_ranks = self.add_up(self.of(part) or 0.0)
         return self._sum_of_ranks
-
-    @staticmethod
-    def checked(weight: SupportsFloat, by: str) -> float:
-        """Return a weight as a number (InvalidRequestError: it is none that is allowed)."""
-        try:
-            value = float(weight)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError(f"{by}: a weight of {weight!r}: must be a number") from error
-        if not 0 <= value < math.inf:
-            raise InvalidRequestError(f"{by}: a weight of {value:g}: must be a finite number from 0")
-        return value
 
     def is_known(self, part: Assignment) -> bool:
         """Return whether a slice can be pushed as far as its weight goes."""
@@ -209,3 +198,14 @@ class Weights:
             f"{what}: it is not known what the gradient is a mean over; the loader has "
             f'weight="loss", so the loss that goes backward is to be {self._loss}'
         )
+
+
+def _checked(weight: SupportsFloat, by: str) -> float:
+    """Return a weight as a number (InvalidRequestError: it is none that is allowed)."""
+    try:
+        value = float(weight)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{by}: a weight of {weight!r}: must be a number") from error
+    if not 0 <= value < math.inf:
+        raise InvalidRequestError(f"{by}: a weight of {value:g}: must be a finite number from 0")
+    return value

@@ -14,7 +14,7 @@ from idl.costs import Costs
 from idl.cuts import Cuts
 
 _HALVINGS = 50
-_KEPT = 2**20  # samples of an epoch whose costs are kept, so that a job that goes back knows them
+_KEPT = 2**18  # samples of an epoch whose costs are kept, so that a job that goes back knows them
 _EPOCHS = 6  # that are kept: small data sets' costs are told for several
 
 
@@ -27,9 +27,8 @@ class KnownCosts:
 
     def __init__(self, mean: float | None) -> None:
         self._mean = mean
-        self._runs: dict[
-            int, tuple[int, NDArray[np.uint32]]
-        ] = {}  # by epoch: position of the first, and costs
+        # By epoch: the position of the first, and costs.
+        self._runs: dict[int, tuple[int, NDArray[np.uint32]]] = {}
 
     def take(self, told: Iterable[Costs]) -> None:
         """Take costs, each of which follows the last ones of its epoch, or is put in their place."""

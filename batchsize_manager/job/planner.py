@@ -140,14 +140,9 @@ class Planner:
             number = cuts.number(count)
             whole = number * self._unit / count if count else 1.0
             of_last = self._unit / (count - cuts.position(number - 1)) if count else 1.0
-            in_units[name] = record._replace(
-                batch_size=number,
-                batch_processing_time=record.batch_processing_time * whole,
-                communication_time=record.communication_time * whole,
-                backward_time=record.backward_time * of_last,
-                first_bucket_time=record.first_bucket_time * of_last,
-                memory_usage=min(record.memory_usage, MEMORY_GUARD),
-            )
+            memory = min(record.memory_usage, MEMORY_GUARD)
+            scaled = scaled_times(record, whole, of_last)
+            in_units[name] = scaled._replace(batch_size=number, memory_usage=memory)
         return in_units
 
     def take_fit(self, policy: Policy, weights: Weights | None) -> bool:
@@ -196,18 +191,19 @@ class Planner:
                 self._outbox.log(warning)
         self._last_warning = warnings
         staying = self._members.staying
-        shares = dict(zip(staying, split.counts, strict=True))
         cuts, costs = self._cuts(total), self._costs(epoch, start, total)
+        shares: dict[str, int] = {}
         if costs is None:
             counts = dict(zip(staying, cuts.counts(split.counts), strict=True))
         else:
+            shares = dict(zip(staying, split.counts, strict=True))
             bounds = [member.bounds.in_units(self._unit) for member in staying.values()]
             counts = dict(zip(staying, costs.cut(split.counts, bounds, cuts), strict=True))
         predicted = dict(zip(staying, split.predicted_speeds, strict=False))
         at_once = dict(zip(staying, split.at_once, strict=False))
         scaling = self.batches.scaling(iteration)
         plan = make_plan(iteration, epoch, start, counts, attempt, self._unit, at_once, scaling)
-        return IterationProgress(plan, now, predicted, shares, costs)
+        return IterationProgress(plan, now, predicted, costs, shares)
 
     def _costs(self, epoch: int, start: int, total: int) -> BatchCosts | None:
         """Return what the samples of a batch cost; None where that is not known."""

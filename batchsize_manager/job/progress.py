@@ -23,14 +23,18 @@ _AS_REPORTED = [
 ]
 
 
-def scaled_times(record: WorkerRecord, factor: float) -> WorkerRecord:
-    """Return a record of computing that takes `factor` times as long."""
+def scaled_times(record: WorkerRecord, factor: float, of_pass: float | None = None) -> WorkerRecord:
+    """Return a record of computing that takes `factor` times as long.
+
+    Args:
+        of_pass: The factor of the backward pass, where that is of a part alone; None: the same.
+    """
+    of_pass = factor if of_pass is None else of_pass
     return record._replace(
         batch_processing_time=record.batch_processing_time * factor,
         communication_time=record.communication_time * factor,
-        backward_time=record.backward_time * factor,
-        first_bucket_time=record.first_bucket_time * factor,
-        other_buckets_time=record.other_buckets_time * factor,
+        backward_time=record.backward_time * of_pass,
+        first_bucket_time=record.first_bucket_time * of_pass,
     )
 
 
@@ -50,9 +54,9 @@ class IterationProgress:
     plan: Plan  # the plan, with each member's own part
     planned_at: float  # the time at which it was planned, in seconds
     predicted_speeds: Mapping[str, float]  # samples per second, by member's name
-    # What the policy chose, by member's name: units, or where costs are known, shares of the batch's cost.
-    shares: Mapping[str, int] = field(default_factory=dict)
     costs: BatchCosts | None = None  # of the batch's samples; None where they are not known
+    # By member's name, the units that the policy chose, where costs are known: shares of the batch's cost.
+    shares: Mapping[str, int] = field(default_factory=dict)
     delivered: bool = False  # whether any member has been given its part
     # The parts that each member has still to do, in that order, by name.
     open: dict[str, list[Assignment]] = field(default_factory=dict)
@@ -225,12 +229,6 @@ class IterationProgress:
         chosen = float(share * self.plan.unit)
         return scaled_times(record, chosen / record.cost)._replace(cost=chosen)
 
-    def _cost(self, part: Assignment) -> float:
-        """Return the cost of a part's samples, in samples of mean cost; NaN if it is not known."""
-        if self.costs is None:
-            return math.nan
-        return self.costs.slice(part.start - self.plan.start, part.count)
-
     def _close(self, worker: str, part: Assignment) -> None:
         self.open[worker].remove(part)
         if not self.open[worker]:
@@ -239,10 +237,13 @@ class IterationProgress:
     def _worker_record(self, worker: str, done: list[Done], released_at: float) -> WorkerRecord:
         count, seconds, communicated = 0, 0.0, 0.0
         waiting = max(0.0, released_at - done[-1].arrival)
+        cost = math.nan if self.costs is None else 0.0
         earlier: Done | None = None
         for later in done:
             report = later.report
             count += later.part.count
+            if self.costs is not None:
+                cost += self.costs.slice(later.part.start - self.plan.start, later.part.count)
             seconds += report.batch_processing_time
             communicated += math.nan if report.communication_time is None else report.communication_time
             waiting += report.waiting_time
@@ -257,6 +258,6 @@ class IterationProgress:
             predicted_speed=self.predicted_speeds.get(worker, math.nan),
             at_once=min(report.at_once or MOST_AT_ONCE, done[-1].part.at_once),
             communication_time=min(communicated, seconds),
-            cost=sum(self._cost(one.part) for one in done),
+            cost=cost,
             **{name: value for name in _AS_REPORTED if (value := getattr(report, name)) is not None},
         )

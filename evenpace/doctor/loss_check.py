@@ -132,32 +132,22 @@ def check(script: Path, arguments: Sequence[str], all_reduce: bool) -> Iterator[
         all_reduce: Whether the script reduces gradients itself, as with `DistributedDataParallel`.
     """
     with tempfile.TemporaryDirectory(prefix="evenpace-doctor-") as name:
-        folder = Path(name)
-        found, log = folder / "found.npz", folder / "script.log"
+        found = Path(name) / "found.npz"
         with LocalCluster(
-            folder, shards=0 if all_reduce else 1, policy="even", batch_size=_SAMPLES
+            Path(name), shards=0 if all_reduce else 1, policy="even", batch_size=_SAMPLES
         ) as cluster:
             services = [str(cluster.manager), *map(str, cluster.shard_addresses)]
-            command = [sys.executable, "-m", __name__.replace("loss_check", "loss_probe"), str(found)]
-            with log.open("wb") as output:
-                try:
-                    status = subprocess.run(
-                        [*command, *services, "--", str(script), *arguments],
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        timeout=_SECONDS,
-                        check=False,
-                    ).returncode
-                except subprocess.TimeoutExpired:
-                    status = None
+            command = [sys.executable, "-m", "evenpace.doctor.loss_probe", str(found), *services, "--"]
+            process = cluster.start_other(script.name, [*command, str(script), *arguments])
+            assert process.popen is not None
+            try:
+                process.popen.wait(_SECONDS)
+                why = f"{process.end_in_words()} before its tenth batch"
+            except subprocess.TimeoutExpired:
+                why = f"{process.name} did not come to its tenth batch within {_SECONDS:g} s"
+            last = process.tail().splitlines()[-1:]
         if found.exists():
             with np.load(found) as results:
                 yield judge(results["gradients"], results["counts"].tolist(), results["weights"].tolist())
-            return
-        last = log.read_text(errors="replace").strip().splitlines()[-1:]
-        why = (
-            f"did not come to its tenth batch within {_SECONDS:g} s"
-            if status is None
-            else (f"has ended with status {status} before its tenth batch")
-        )
-        yield note(_SUBJECT, f"{script.name} {why}{f': {last[0]}' if last else ''}")
+        else:
+            yield note(_SUBJECT, ": ".join([why, *last]))

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,8 @@ class ProbeSession(Session):
     def __init__(self, config: SessionConfig, found: Path) -> None:
         super().__init__(config)
         self._found = found
-        self._passes: list[
-            tuple[int, int]
-        ] = []  # first position in epoch 0, and samples, of what is computed
+        # Of each pass, the first position in epoch 0, and the samples.
+        self._passes: list[tuple[int, int]] = []
         self._gradients: list[NDArray[Any]] = []
         self._weights: list[float] = []
         self._first: Assignment | None = None  # whose parameters all passes have
@@ -96,10 +96,9 @@ class ProbeSession(Session):
 
 def trained(gradient: Gradient) -> NDArray[Any]:
     """Return the elements of a flat gradient that are no statistics, (n,)."""
-    ends = np.cumsum([group.elements for group in gradient.layout.groups])
-    parts = np.split(gradient.values, ends[:-1])
+    ranges = gradient.layout.ranges
     return np.concatenate(
-        [part for part, group in zip(parts, gradient.layout.groups, strict=True) if not group.statistics]
+        [gradient.values[begin:end] for begin, end, group in ranges if not group.statistics]
     )
 
 
@@ -145,13 +144,9 @@ def main(arguments: Sequence[str]) -> None:
     set_own_session(session)
     if not shards:
         be_a_group_of_one()
-    if "torch" in _imports(Path(script)):
+    if find_spec("torch") is not None:  # which the script may use, if only through another module
         _still_layers(session, all_reduce=not shards)
     run_script(Path(script), own)
-
-
-def _imports(script: Path) -> set[str]:
-    return {name for name in ("torch", "keras", "jax") if name in script.read_text(errors="replace")}
 
 
 if __name__ == "__main__":

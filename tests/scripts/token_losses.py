@@ -7,12 +7,9 @@ from torch import nn
 
 import evenpace.torch
 from tests.worker.tokens import (
-    BATCH,
     IGNORED,
-    SEED,
-    Sequences,
-    collate,
     losses_of,
+    make_loader,
     make_model,
     make_optimizer,
     ordinary_loss,
@@ -61,14 +58,7 @@ def main():
     if arguments.dropout == "function":
         model[2].register_forward_hook(lambda module, inputs, output: nn.functional.dropout(output, 0.5))
     optimizer = make_optimizer(model)
-    loader = evenpace.torch.DataLoader(
-        Sequences(),
-        BATCH,
-        shuffle=True,
-        seed=SEED,
-        collate_fn=collate,
-        weight=WEIGHTS[arguments.weight],
-    )
+    loader = make_loader(weight=WEIGHTS[arguments.weight])
     if arguments.ddp:
         torch.distributed.init_process_group("gloo")
         model = evenpace.torch.balance(nn.parallel.DistributedDataParallel(model), loader, optimizer)

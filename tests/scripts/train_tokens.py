@@ -19,21 +19,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from batchsize_manager.client import ManagerClient
-from evenpace.torch import DataLoader, balance, mean, micro_batches, weighted
+from evenpace.torch import balance, micro_batches, weighted
 from idl.errors import InvalidRequestError
 from rpc.address import Address
 from tests.worker.tokens import (
-    BATCH,
     EPOCHS,
     IGNORED,
-    SEED,
     STEPS,
-    Sequences,
-    collate,
+    loss_for,
     losses_of,
+    made_up_times,
+    make_loader,
     make_model,
     make_optimizer,
-    ordinary_loss,
     tokens_in,
 )
 from worker.session import Session, SessionConfig
@@ -76,7 +74,7 @@ class Scenario:
         self.session = Session(
             SessionConfig(Address.parse(options.manager), (), job=name, worker=f"rank-{options.rank}")
         )
-        self.session.meter.measure_by(self._made_up_time)
+        self.session.meter.measure_by(made_up_times(self.session, options.rank))
         self.model = make_model()
         if shards:
             mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("c", "s")) if shard_size else None
@@ -85,32 +83,14 @@ class Scenario:
         else:
             self.model = DistributedDataParallel(self.model, bucket_cap_mb=BUCKET_MB)
         self.optimizer = make_optimizer(self.model)
-        self.loader = DataLoader(
-            Sequences(),
-            BATCH,
-            shuffle=True,
-            seed=SEED,
-            session=self.session,
-            collate_fn=collate,
-            micro_batch=micro_batch,
-            weight=weight,
-            weight_limit=64,
-        )
+        self.loader = make_loader(self.session, micro_batch=micro_batch, weight=weight, weight_limit=64)
         if formed:
             balance(self.model, self.loader, self.optimizer, shard_size=shard_size)
         self.saved = {}
 
-    def _made_up_time(self):
-        part = self.session.assignment
-        speed = np.random.default_rng([self.options.rank, part.iteration]).lognormal(sigma=1.2)
-        return lambda: max(1, part.count) / speed
-
     def own_loss(self, inputs, targets):
         """Return the loss that the loader's weight says, NaN where nothing counts and that is not "loss"."""
-        if self.weight == "loss":
-            losses = losses_of(self.model, inputs, targets)
-            return mean(losses, targets != IGNORED, session=self.session)
-        return ordinary_loss(self.model, inputs, targets)
+        return loss_for(self.weight, self.session)(self.model, inputs, targets)
 
     def own_backward(self, inputs, targets):
         """Go backward, by `weighted` where no hook weights gradients."""

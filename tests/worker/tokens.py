@@ -4,12 +4,20 @@ Padding depends on how a batch is split. Tokens do not count in every seventh sa
 of iteration 2, and in the whole batch of iteration 5.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from batchsize_manager.client import ManagerClient
 from idl.cuts import Cuts
+from idl.errors import InvalidRequestError
 from idl.plan import JobSpec, permutation
+from tests.services import OpenServices
+from worker.torch.loader import DataLoader
+from worker.torch.losses import mean
 
 SAMPLES, BATCH, SEED, EPOCHS = 96, 16, 3, 2
 STEPS = EPOCHS * SAMPLES // BATCH
@@ -74,6 +82,50 @@ def losses_of(model, inputs, targets):
 def ordinary_loss(model, inputs, targets):
     """Return the mean over the tokens that count, as scripts have it: NaN where none does."""
     return nn.functional.cross_entropy(model(inputs).transpose(1, 2), targets, ignore_index=IGNORED)
+
+
+def loss_for(weight, session):
+    """Return the loss that a loader's weight says, of model, inputs and targets."""
+    if weight != "loss":
+        return ordinary_loss
+
+    def telling_loss(model, inputs, targets):
+        return mean(losses_of(model, inputs, targets), targets != IGNORED, session=session)
+
+    return telling_loss
+
+
+def make_loader(session=None, **options):
+    """Return PyTorch's loader of the sequences, with these further options."""
+    own = {"shuffle": True, "seed": SEED, "collate_fn": collate, "session": session}
+    return DataLoader(Sequences(), BATCH, **own | options)
+
+
+def made_up_times(session, rank):
+    """Return a clock of a session by which a worker's speed jumps, in other iterations for other ranks."""
+
+    def made_up():
+        part = session.assignment
+        speed = np.random.default_rng([rank, part.iteration]).lognormal(sigma=1.2)
+        return lambda: max(1, part.count) / speed
+
+    return made_up
+
+
+def check_refused_beside(first, second, said, wait_until):
+    """Check that who trains by `second` cannot join who does by `first`; each is called with a session."""
+    with (
+        OpenServices(2) as services,
+        ThreadPoolExecutor() as threads,
+        ManagerClient(services.manager) as client,
+    ):
+        sessions = services.session("w0"), services.session("w1")
+        running = threads.submit(first, sessions[0])
+        wait_until(lambda: [job.members for job in client.jobs().jobs] == [1], "a member")
+        with pytest.raises(InvalidRequestError, match=said):
+            second(sessions[1])
+        sessions[0].close()
+        assert running.exception() is not None
 
 
 def flat(model):

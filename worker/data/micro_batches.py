@@ -47,8 +47,7 @@ def batch_seed(spec: JobSpec, assignment: Assignment, draws: Draws) -> int:
         assignment: Any worker's assignment of a part of the batch.
         draws: Before its micro-batches, or after them.
     """
-    start = assignment.start if assignment.batch_start is None else assignment.batch_start
-    return _seed(spec, assignment.epoch, start, draws)
+    return _seed(spec, assignment.epoch, assignment.batch_begin, draws)
 
 
 def micro_batches_of(
@@ -68,7 +67,7 @@ def micro_batches_of(
         size = spec.micro_batch or 1
         start = min(assignment.start, max(0, len(order) - size))
         return [MicroBatch(start, order[start : start + size], 0, spec, assignment.epoch)]
-    begin = assignment.start if assignment.batch_start is None else assignment.batch_start
+    begin = assignment.batch_begin
     cuts = spec.cuts(assignment.total)
     samples = order[begin : begin + assignment.total] if batch is None else batch
     return [

@@ -280,7 +280,7 @@ class Slices:
             return Slice(assignment, np.concatenate([part.indices for part in parts]), parts)
         start, count = assignment.start, assignment.count
         if batch is not None:
-            first = start - _begin(assignment)
+            first = start - assignment.batch_begin
             return Slice(assignment, batch[first : first + count])
         if not count:
             count = min(self.session.config.bounds.minimum, len(self.order))
@@ -290,14 +290,9 @@ class Slices:
     def _sorted(self, assignment: Assignment) -> NDArray[np.int64]:
         """Return the samples of an assignment's batch by ascending cost, (total,)."""
         assert self._costs is not None
-        begin = _begin(assignment)
+        begin = assignment.batch_begin
         batch = self.order[begin : begin + assignment.total]
         return batch[np.argsort(self._costs[batch], kind="stable")]
-
-
-def _begin(part: Assignment) -> int:
-    """Return the first position of an assignment's batch; its own where the batch's is not known."""
-    return part.start if part.batch_start is None else part.batch_start
 
 
 class _CostsToTell:

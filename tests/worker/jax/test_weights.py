@@ -2,7 +2,6 @@
 
 import functools
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -281,15 +280,5 @@ def test_wrong_uses_are_refused(options, said):
 
 def test_weights_of_one_worker_alone_are_refused(wait_until):
     """All workers' gradients are means over tokens, or none's: the manager compares at join."""
-    with (
-        OpenServices(2) as services,
-        ThreadPoolExecutor() as threads,
-        ManagerClient(services.manager) as client,
-    ):
-        first, second = services.session("w0"), services.session("w1")
-        running = threads.submit(train, first, 0)
-        wait_until(lambda: [job.members for job in client.jobs().jobs] == [1], "a member")
-        with pytest.raises(InvalidRequestError, match="weight_limit None"):
-            train(second, 1, weight=None)
-        first.close()
-        assert running.exception() is not None
+    without = functools.partial(train, rank=1, weight=None)
+    tokens.check_refused_beside(functools.partial(train, rank=0), without, "weight_limit None", wait_until)

@@ -2,7 +2,6 @@
 
 import functools
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,11 +16,12 @@ from tests.services import OpenServices, in_threads
 from tests.worker.tokens import (
     BATCH,
     SAMPLES,
-    SEED,
     SPEC,
     Sequences,
+    check_refused_beside,
     collate,
     flat,
+    make_loader,
     make_model,
     make_optimizer,
     ordinary_loss,
@@ -56,18 +56,8 @@ def train(session, rank, cost, seen, leaves_at=None, pads=False, **options):
     session.meter.measure_by(made_up)
     model = make_model()
     optimizer = make_optimizer(model)
-    loader = DataLoader(
-        Sequences(),
-        BATCH,
-        shuffle=True,
-        seed=SEED,
-        session=session,
-        collate_fn=note_lengths,
-        weight=tokens_in,
-        weight_limit=64,
-        cost=cost,
-        **options,
-    )
+    own = {"collate_fn": note_lengths, "weight": tokens_in, "weight_limit": 64, "cost": cost}
+    loader = make_loader(session, **own | options)
     distribute(optimizer, loader, model)
     for _ in range(EPOCHS):
         for batch in loader:
@@ -162,18 +152,13 @@ def test_other_costs_are_refused_where_batches_are_sorted_by_them(wait_until):
     """Two workers that sort by other costs would lose and repeat samples."""
     other = LENGTHS.copy()
     other[[0, 1]] = other[[1, 0]]  # of the same sum
-    with (
-        OpenServices(2) as services,
-        ThreadPoolExecutor() as threads,
-        ManagerClient(services.manager) as client,
-    ):
-        first, second = services.session("w0"), services.session("w1")
-        running = threads.submit(train, first, 0, LENGTHS, Counter(), sort=True)
-        wait_until(lambda: [job.members for job in client.jobs().jobs] == [1], "a member")
-        with pytest.raises(InvalidRequestError, match="sorted_by"):
-            train(second, 1, other, Counter(), sort=True)
-        first.close()
-        assert running.exception() is not None
+    sorting = functools.partial(train, seen=Counter(), sort=True)
+    check_refused_beside(
+        lambda session: sorting(session, 0, LENGTHS),
+        lambda session: sorting(session, 1, other),
+        "sorted_by",
+        wait_until,
+    )
 
 
 def test_costs_are_checked():

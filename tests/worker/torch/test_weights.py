@@ -2,7 +2,6 @@
 
 import functools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import numpy as np
@@ -23,13 +22,16 @@ from tests.worker.tokens import (
     BATCH,
     EPOCHS,
     IGNORED,
-    SEED,
     SPEC,
     STEPS,
     Sequences,
+    check_refused_beside,
     collate,
     flat,
+    loss_for,
     losses_of,
+    made_up_times,
+    make_loader,
     make_model,
     make_optimizer,
     ordinary_loss,
@@ -38,7 +40,6 @@ from tests.worker.tokens import (
 )
 from worker import shard_clients
 from worker.session import Session, SessionConfig
-from worker.torch.loader import DataLoader
 from worker.torch.optimizer import distribute
 from worker.weights import WEIGHT_LIMIT
 
@@ -78,36 +79,17 @@ def train(
     """
     trained = Trained()
 
-    def own_loss(model, inputs, targets):
-        if weight == "loss":
-            return mean(losses_of(model, inputs, targets), targets != IGNORED, session=session)
-        return ordinary_loss(model, inputs, targets)
-
-    def made_up():
-        part = session.assignment
-        speed = np.random.default_rng([rank, part.iteration]).lognormal(sigma=1.2)
-        return lambda: max(1, part.count) / speed
-
-    session.meter.measure_by(made_up)
+    loss = loss or loss_for(weight, session)
+    session.meter.measure_by(made_up_times(session, rank))
     model = make_model()
     optimizer = make_optimizer(model)
-    loader = DataLoader(
-        Sequences(),
-        BATCH,
-        shuffle=True,
-        seed=SEED,
-        session=session,
-        collate_fn=collate,
-        micro_batch=micro_batch,
-        weight=weight,
-        weight_limit=weight_limit,
-    )
+    loader = make_loader(session, micro_batch=micro_batch, weight=weight, weight_limit=weight_limit)
     distribute(optimizer, loader, model, **({"bucket_cap_mb": BUCKET_MB} | options))
     for _ in range(EPOCHS):
         for batch in loader:
             optimizer.zero_grad()
             for inputs, targets in micro_batches(batch) if micro_batch else [batch]:
-                (loss or own_loss)(model, inputs, targets).backward()
+                loss(model, inputs, targets).backward()
             trained.early += session.exchange._begun is not None
             try:
                 in_step(session)
@@ -283,18 +265,8 @@ def test_what_is_no_weight_is_refused(weight, said):
 
 def test_weights_of_one_worker_alone_are_refused(wait_until):
     """All workers' gradients are means over tokens, or none's: the manager compares at join."""
-    with (
-        OpenServices(2) as services,
-        ThreadPoolExecutor() as threads,
-        ManagerClient(services.manager) as client,
-    ):
-        first, second = services.session("w0"), services.session("w1")
-        running = threads.submit(train, first, 0)
-        wait_until(lambda: [job.members for job in client.jobs().jobs] == [1], "a member")
-        with pytest.raises(InvalidRequestError, match="weight_limit None"):
-            train(second, 1, weight=None)
-        first.close()
-        assert running.exception() is not None
+    without = functools.partial(train, rank=1, weight=None)
+    check_refused_beside(functools.partial(train, rank=0), without, "weight_limit None", wait_until)
 
 
 @pytest.mark.parametrize(
