@@ -35,6 +35,7 @@ from tests.worker.tokens import (
     tokens_in,
 )
 from worker.session import Session, SessionConfig
+from worker.torch.weight_sums import WeightSum
 
 BUCKET_MB = 100 / 2**18  # a hundred elements
 CLASSES = torch.tensor([0.0] * 6 + [0.25, 1.5] + [1.0] * 5, dtype=torch.float64)
@@ -255,6 +256,14 @@ def mixed(scenario):
         break
 
 
+def half_precision(scenario):
+    """Sums in half precision that are divided by the ranks' weights, 102 in all, and where there are none."""
+    gradient, nothing = torch.full((4,), 3.0, dtype=torch.bfloat16), torch.zeros(4)
+    WeightSum(102.0 / scenario.options.ranks, gradient.device).divide(gradient, 16)
+    WeightSum(0.0, nothing.device).divide(nothing, 16)
+    scenario.saved |= {"gradient": gradient.float(), "nothing": nothing}
+
+
 def die(scenario, part):
     """Let rank 2 die with its part of a batch."""
     if scenario.options.rank == 2 and part.iteration == DIES:
@@ -296,6 +305,7 @@ SCENARIOS = {
     "sums": (by_sums, {}),
     "refused": (refused, {"weight": "loss"}),
     "mixed": (mixed, {"shards": True}),
+    "half": (half_precision, {}),
     "exact": (by_hook, {"micro_batch": 3}),
     "formed": (changing, {"formed": True}),
     "formed-parts": (changing, {"formed": True, "micro_batch": 3}),

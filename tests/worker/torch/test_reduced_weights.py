@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch import distributed
 
 from idl.plan import permutation
 from rpc.processes import end_process
@@ -26,9 +25,7 @@ from tests.worker.tokens import (
     tokens_in,
     train_alone,
 )
-from tests.worker.torch.process_groups import end_process_group
 from tests.worker.torch.test_weights import EXACT, train_with
-from worker.torch.weight_sums import WeightSum
 
 RANKS = 3
 FOLLOW = ("--tolerance", "0", "--predictor", "memoryless")  # batch sizes follow every speed
@@ -231,15 +228,8 @@ def test_a_worker_dies_whose_shards_have_copies(tmp_path):
     assert set(saved[0]["sizes"][:, 2].tolist()) == {3, 4}
 
 
-def test_gradients_of_half_precision_are_divided_as_whole_ones_are(tmp_path):
+def test_gradients_of_half_precision_are_divided_as_whole_ones_are(results):
     """The factor is not rounded to their precision, and where no rank has a weight, zeros are left."""
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
-        gradient = torch.full((4,), 3.0, dtype=torch.bfloat16)
-        WeightSum(102.0, gradient.device).divide(gradient, 16)
-        assert gradient.tolist() == [float(torch.tensor(3 * 16 / 102, dtype=torch.bfloat16))] * 4
-        nothing = torch.zeros(4)
-        WeightSum(0.0, nothing.device).divide(nothing, 16)
-        assert nothing.tolist() == [0.0] * 4
-    finally:
-        end_process_group()
+    for rank in results["half"]:
+        assert rank["gradient"].tolist() == [float(torch.tensor(3 * 16 / 102, dtype=torch.bfloat16))] * 4
+        assert rank["nothing"].tolist() == [0.0] * 4
